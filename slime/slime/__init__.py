@@ -1,0 +1,1 @@
+"""Training core: arguments, Ray, engines, rollouts, algorithms, back ends, weight sync, checkpoints, tracking."""

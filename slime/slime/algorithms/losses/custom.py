@@ -1,0 +1,75 @@
+"""A loss function given by path, called as its contract says.
+
+``fn(args, batch, logits, sum_of_sample_mean) -> (scalar, dict of detached scalars)``. ``batch`` has every key of
+:data:`BATCH_KEYS`; one that the rollout does not have is present with the value None. ``logits`` is ``[1, T, V]`` float32 of
+the packed micro-batch, not divided by the temperature.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.algorithms.losses.reduce import Reducer
+
+BATCH_KEYS = (
+    "tokens",
+    "unconcat_tokens",
+    "packed_seq_params",
+    "full_loss_masks",
+    "total_lengths",
+    "response_lengths",
+    "loss_masks",
+    "log_probs",
+    "ref_log_probs",
+    "values",
+    "advantages",
+    "returns",
+    "rollout_log_probs",
+    "max_seq_lens",
+    "teacher_log_probs",
+    "teacher_topk_log_probs",
+    "teacher_topk_indices",
+    "multimodal_train_inputs",
+)
+
+CustomLoss = Callable[[Namespace, dict[str, Any], Tensor, Reducer], tuple[Tensor, dict[str, Tensor]]]
+
+
+def full_loss_mask(batch: dict[str, Any]) -> Tensor:
+    """Return ``[1, T]``: the response masks at the positions that predict the response tokens, zero elsewhere."""
+    parts = []
+    for total, response, mask in zip(
+        batch["total_lengths"], batch["response_lengths"], batch["loss_masks"], strict=True
+    ):
+        whole = torch.zeros(total, dtype=mask.dtype, device=mask.device)
+        whole[total - response - 1 : total - 1] = mask
+        parts.append(whole)
+    return torch.cat(parts).unsqueeze(0)
+
+
+def contract_batch(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return ``batch`` with every key of the contract; ``batch`` has ``unconcat_tokens`` and the per-sample lists."""
+    result = dict.fromkeys(BATCH_KEYS) | batch
+    result["tokens"] = torch.cat(batch["unconcat_tokens"]).unsqueeze(0)
+    result["full_loss_masks"] = full_loss_mask(batch)
+    return result
+
+
+def custom_loss(
+    function: CustomLoss, args: Namespace, batch: dict[str, Any], logits: Tensor, reduce: Reducer
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Call ``function`` and return its loss and metrics, with ``loss`` among the metrics; a wrong result is named."""
+    result = function(args, contract_batch(batch), logits, reduce)
+    name = getattr(function, "__name__", repr(function))
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)):
+        raise TypeError(f"custom loss {name} must return (scalar tensor, dict of metrics), not {type(result).__name__}")
+    loss, metrics = result
+    if loss.numel() != 1:
+        raise ValueError(f"custom loss {name} returned a loss of shape {tuple(loss.shape)}; reduce it to a scalar")
+    detached = {key: torch.as_tensor(value).detach().float() for key, value in metrics.items()}
+    return loss.reshape(()), {"loss": loss.detach().reshape(())} | detached

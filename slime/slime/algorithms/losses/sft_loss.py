@@ -1,0 +1,19 @@
+"""Supervised fine-tuning: the negative log likelihood of the response, ``L = reduce(-log pi(a_t))``."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.algorithms.losses.reduce import Reducer
+
+
+def sft_loss(
+    args: Namespace, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the reduced loss and its metrics; needs neither old log probabilities nor advantages."""
+    loss = reduce(-torch.cat(log_probs))
+    return loss, {"loss": loss.detach(), "entropy_loss": reduce(torch.cat(entropy)).detach()}

@@ -1,0 +1,46 @@
+"""Advantages, losses and their terms."""
+
+from __future__ import annotations
+
+from slime.arguments.option import Group, Option
+
+ALGORITHM = Group(
+    "algorithm",
+    (
+        Option("--advantage-estimator", "advantage of a token", str, "grpo", ("grpo", "on_policy_distillation")),
+        Option("--disable-rewards-normalization", "the raw reward is the advantage", None, off="rewards_normalization"),
+        Option(
+            "--disable-grpo-std-normalization", "centre rewards, do not scale them", None, off="grpo_std_normalization"
+        ),
+        Option(
+            "--disable-compute-advantages-and-returns",
+            "no logprob passes, no advantages",
+            None,
+            off="compute_advantages_and_returns",
+        ),
+        Option("--reward-key", "key of a reward dict"),
+        Option("--use-opd", "add coef * (teacher - old) logprobs to the advantages of samples with a teacher", bool),
+        Option("--opd-kl-coef", "its coefficient", float, 1.0),
+        Option(
+            "--opd-teacher",
+            "who scores hinted replies: the policy itself or the judge's model",
+            str,
+            "policy",
+            ("policy", "prm"),
+        ),
+        Option("--loss-type", "loss", str, "policy_loss", ("policy_loss", "sft_loss", "custom_loss")),
+        Option("--custom-loss-function-path", "loss for --loss-type custom_loss"),
+        Option("--eps-clip", "lower clip of the ratio", float, 0.2),
+        Option("--eps-clip-high", "upper clip; default: --eps-clip", float),
+        Option("--eps-clip-c", "dual clip: bound of the loss under negative advantages", float),
+        Option("--use-kl-loss", "KL to the reference as a loss term; loads the reference", bool),
+        Option("--kl-loss-coef", "its coefficient; 0 only watches it", float, 0.0),
+        Option("--kl-loss-type", "its estimator", str, "k1", ("k1", "k2", "k3", "low_var_kl")),
+        Option("--use-unbiased-kl", "weight the KL estimator by the importance ratio", bool),
+        Option("--entropy-coef", "entropy bonus", float, 0.0),
+        Option("--use-rollout-logprobs", "the engine's logprobs are the old policy; no extra pass", bool),
+        Option("--use-tis", "truncated importance weights between trainer and engine", bool),
+        Option("--tis-clip", "their upper bound", float, 2.0),
+        Option("--tis-clip-low", "their lower bound", float, 0.0),
+    ),
+)

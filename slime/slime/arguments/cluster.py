@@ -1,0 +1,29 @@
+"""Where things run: devices, GPUs of each role, Ray."""
+
+from __future__ import annotations
+
+from slime.arguments.option import Group, Option
+
+CLUSTER = Group(
+    "cluster and placement",
+    (
+        Option(
+            "--device",
+            "device of trainer and engines; auto takes CUDA if there is a GPU",
+            str,
+            "auto",
+            ("auto", "cpu", "cuda"),
+        ),
+        Option(
+            "--num-gpus", "logical GPUs of the Ray head; default: what the roles need on a CPU, all GPUs otherwise", int
+        ),
+        Option("--num-gpus-per-node", "physical GPUs per node", int, 8),
+        Option("--actor-num-nodes", "training nodes", int, 1),
+        Option("--actor-num-gpus-per-node", "training GPUs (ranks) on each node", int, 8),
+        Option("--rollout-num-gpus", "GPUs of the policy engines", int),
+        Option("--rollout-num-gpus-per-engine", "GPUs per policy engine", int, 1),
+        Option("--ray-address", "join this Ray cluster instead of starting one"),
+        Option("--run-dir", "logs, metrics and engine logs; default: runs/<date>-<time>"),
+        Option("--colocate", "share GPUs between trainer and engines", bool),
+    ),
+)

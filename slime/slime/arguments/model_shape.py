@@ -1,0 +1,84 @@
+"""Model shape as the files in ``slime/scripts/models`` give it.
+
+The trainer builds the model from the checkpoint's config; these flags say what the user believes it is, and
+`check_model_shape` finds where that is wrong.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from slime.arguments.option import Group, Option
+
+MODEL_SHAPE = Group(
+    "model shape (must agree with the checkpoint's config.json)",
+    (
+        Option("--swiglu", "gated SiLU MLP", bool),
+        Option("--num-layers", "decoder layers", int),
+        Option("--hidden-size", "model width", int),
+        Option("--ffn-hidden-size", "MLP inner width, one half of the gated pair", int),
+        Option("--num-attention-heads", "query heads", int),
+        Option("--group-query-attention", "fewer key/value heads than query heads", bool),
+        Option("--num-query-groups", "key/value heads", int),
+        Option("--kv-channels", "head dimension", int),
+        Option("--use-rotary-position-embeddings", "RoPE", bool),
+        Option("--rotary-base", "RoPE theta", float),
+        Option("--disable-bias-linear", "no bias in linear layers", bool),
+        Option("--add-qkv-bias", "bias on query, key and value (Qwen2.5)", bool),
+        Option("--normalization", "norm type", str, None, ("LayerNorm", "RMSNorm")),
+        Option("--norm-epsilon", "epsilon of the norms", float),
+        Option("--qk-layernorm", "norm on query and key heads (Qwen3)", bool),
+        Option("--vocab-size", "size of the embedding", int),
+        Option("--untie-embeddings-and-output-weights", "LM head of its own", bool),
+    ),
+)
+
+
+def check_model_shape(args: Namespace, config: dict) -> list[str]:
+    """Return a line per flag that contradicts ``config.json``; a key that the config lacks is not checked."""
+    config = config.get("text_config", config)
+    heads = config.get("num_attention_heads")
+    numbers = {
+        "num_layers": config.get("num_hidden_layers"),
+        "hidden_size": config.get("hidden_size"),
+        "ffn_hidden_size": config.get("intermediate_size"),
+        "num_attention_heads": heads,
+        "num_query_groups": config.get("num_key_value_heads", heads),
+        "kv_channels": config.get("head_dim"),
+        "rotary_base": config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta"),
+        "norm_epsilon": config.get("rms_norm_eps"),
+        "vocab_size": config.get("vocab_size"),
+    }
+    where = f"{args.hf_checkpoint}, whose config says"
+    problems = [
+        f"--{name.replace('_', '-')} {getattr(args, name):g} does not fit {where} {value:g}"
+        for name, value in numbers.items()
+        if getattr(args, name) is not None and value is not None and getattr(args, name) != value
+    ]
+    if args.normalization == "LayerNorm" and "rms_norm_eps" in config:
+        problems.append(f"--normalization LayerNorm does not fit {where} RMSNorm")
+    if args.num_layers is None:
+        return problems
+    return problems + _check_switches(args, config)
+
+
+def _check_switches(args: Namespace, config: dict) -> list[str]:
+    """Switches mean something only in a full description: their absence says "no"."""
+    kind = config.get("model_type", "")
+    groups, heads = config.get("num_key_value_heads"), config.get("num_attention_heads")
+    tied = config.get("tie_word_embeddings", False)
+    wanted = {
+        "untie_embeddings_and_output_weights": (not tied, f"tie_word_embeddings is {tied}"),
+        "swiglu": (config.get("hidden_act", "silu") == "silu", f"hidden_act is {config.get('hidden_act', 'silu')}"),
+        "group_query_attention": (None if groups is None else groups != heads, f"{groups} of {heads} heads hold keys"),
+        "use_rotary_position_embeddings": (True, "positions are rotary"),
+        "qk_layernorm": (kind.startswith("qwen3") if kind else None, f"model_type is {kind}"),
+        "add_qkv_bias": (kind.startswith("qwen2") if kind else None, f"model_type is {kind}"),
+    }
+    if args.disable_bias_linear and config.get("mlp_bias"):
+        wanted["disable_bias_linear"] = (False, "mlp_bias is True")
+    return [
+        f"{'add' if value else 'remove'} --{name.replace('_', '-')}: {why} in {args.hf_checkpoint}/config.json"
+        for name, (value, why) in wanted.items()
+        if value is not None and getattr(args, name) != value
+    ]

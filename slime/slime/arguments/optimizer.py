@@ -1,0 +1,24 @@
+"""Optimizer, learning-rate schedule, gradient handling."""
+
+from __future__ import annotations
+
+from slime.arguments.option import Group, Option
+
+OPTIMIZER = Group(
+    "optimizer",
+    (
+        Option("--optimizer", "optimizer (AdamW)", str, "adam", ("adam",)),
+        Option("--lr", "learning rate", float, 1e-6),
+        Option("--min-lr", "floor of the schedule", float, 0.0),
+        Option("--lr-decay-style", "schedule after the warm-up", str, "constant", ("constant", "linear", "cosine")),
+        Option("--lr-decay-iters", "steps until --min-lr; default: all steps of the run", int),
+        Option("--lr-warmup-iters", "warm-up steps", int, 0),
+        Option("--lr-warmup-fraction", "warm-up share of the decay steps", float),
+        Option("--lr-warmup-init", "learning rate the warm-up starts from", float, 0.0),
+        Option("--weight-decay", "decoupled weight decay", float, 0.01),
+        Option("--adam-beta1", "Adam's first decay", float, 0.9),
+        Option("--adam-beta2", "Adam's second decay", float, 0.98),
+        Option("--adam-eps", "Adam's epsilon", float, 1e-8),
+        Option("--clip-grad", "largest gradient norm; 0 turns clipping off", float, 1.0),
+    ),
+)

@@ -1,0 +1,126 @@
+"""The command line of the training core: one parser, built from the groups.
+
+Guarantees: an unknown flag is an error that names the nearest known one; ``--help`` needs neither torch nor Ray; what
+`parse_args` returns has passed `slime.arguments.validate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+
+from slime.arguments.algorithm import ALGORITHM
+from slime.arguments.checkpoint import CHECKPOINT
+from slime.arguments.cluster import CLUSTER
+from slime.arguments.judge import JUDGE
+from slime.arguments.model_shape import MODEL_SHAPE
+from slime.arguments.optimizer import OPTIMIZER
+from slime.arguments.refused import add_refused_arguments, refusals
+from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
+from slime.arguments.sglang_flags import add_sglang_arguments
+from slime.arguments.tracking import DEBUG, TRACKING
+from slime.arguments.trainer import LORA, TRAINER
+from slime.arguments.validate import validate
+from slime.exceptions import ConfigurationError
+
+GROUPS = (
+    CLUSTER,
+    CHECKPOINT,
+    ROLLOUT,
+    DATA,
+    EVALUATION,
+    ALGORITHM,
+    JUDGE,
+    TRAINER,
+    LORA,
+    OPTIMIZER,
+    MODEL_SHAPE,
+    TRACKING,
+    DEBUG,
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that suggests the flag that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def unknown(self, words: Sequence[str]) -> NoReturn:
+        known = [name for action in self._actions for name in action.option_strings]
+        lines = []
+        for word in [word for word in words if word.startswith("-")] or words:
+            flag = word.split("=", 1)[0]
+            near = difflib.get_close_matches(flag, known, n=1) if flag.startswith("--") else []
+            lines.append(f"unknown argument {word}" + (f"; did you mean {near[0]}?" if near else ""))
+        self.error("\n".join(lines))
+
+
+def build_parser(
+    add_custom_arguments: Callable[[argparse.ArgumentParser], argparse.ArgumentParser | None] | None = None,
+) -> Parser:
+    """Return the parser with every group, the engine flags, and a plugin's own flags if it has any."""
+    parser = Parser(
+        prog=Path(sys.argv[0]).name or "train_async.py",
+        description="Train a policy on what its rollout function collects.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=40, width=120),
+    )
+    parser.add_argument("--custom-config-path", help="YAML file; every key is set on the arguments, new ones too")
+    for group in GROUPS:
+        group.add_to(parser)
+    add_sglang_arguments(parser)
+    add_refused_arguments(parser)
+    if add_custom_arguments is not None:
+        add_custom_arguments(parser)
+    return parser
+
+
+def _apply_custom_config(args: argparse.Namespace) -> None:
+    if not args.custom_config_path:
+        return
+    path = Path(args.custom_config_path)
+    if not path.is_file():
+        raise ConfigurationError(f"--custom-config-path {path} does not exist")
+    values = yaml.safe_load(path.read_text()) or {}
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"--custom-config-path {path} needs `key: value` lines")
+    for key, value in values.items():
+        setattr(args, key, value)
+
+
+def parse_args(
+    argv: Sequence[str] | None = None,
+    add_custom_arguments: Callable[[argparse.ArgumentParser], argparse.ArgumentParser | None] | None = None,
+) -> argparse.Namespace:
+    """Parse, derive and validate the command line.
+
+    Args:
+        argv: words after the program; default: ``sys.argv[1:]``.
+        add_custom_arguments: declares flags of a plugin.
+
+    Returns:
+        Flat arguments under the contract's names.
+
+    Raises:
+        SystemExit: code 2 with every problem found and the line to change.
+    """
+    parser = build_parser(add_custom_arguments)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.unknown(unknown)
+    try:
+        problems = refusals(args)
+        _apply_custom_config(args)
+        problems += validate(args)
+    except ConfigurationError as error:
+        problems = [str(error)]
+    if problems:
+        parser.error("the arguments cannot work together:\n" + "\n".join(f"  - {line}" for line in problems))
+    return args

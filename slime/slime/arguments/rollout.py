@@ -1,0 +1,75 @@
+"""Rollouts: which functions collect data, how much, with which sampling."""
+
+from __future__ import annotations
+
+from slime.arguments.option import Group, Option, json_object
+
+ROLLOUT = Group(
+    "rollout",
+    (
+        Option("--rollout-function-path", "rollout function", str, "slime.rollout.sglang_rollout.generate_rollout"),
+        Option("--eval-function-path", "evaluation function; default: the rollout function"),
+        Option("--custom-generate-function-path", "generation of one sample"),
+        Option("--custom-rm-path", "reward function"),
+        Option("--group-rm", "the reward function scores whole groups", bool),
+        Option("--data-source-path", "data source class", str, "slime.rollout.data_source.RolloutDataSourceWithBuffer"),
+        Option("--buffer-filter-path", "picks groups out of the data source's buffer"),
+        Option("--rollout-sample-filter-path", "marks samples of a finished rollout for removal"),
+        Option("--dynamic-sampling-filter-path", "keeps or drops a finished group"),
+        Option("--custom-reward-post-process-path", "replaces reward normalisation"),
+        Option("--custom-convert-samples-to-train-data-path", "replaces the conversion of samples"),
+        Option("--custom-rollout-log-function-path", "logs a rollout"),
+        Option("--custom-eval-rollout-log-function-path", "logs an evaluation"),
+        Option("--num-rollout", "rollouts to collect and train on", int),
+        Option("--serve-when-done", "after the last rollout keep serving until SIGINT or SIGTERM", bool),
+        Option("--rollout-batch-size", "groups per rollout", int),
+        Option("--n-samples-per-prompt", "samples per group", int, 1),
+        Option("--over-sampling-batch-size", "groups asked for at a time; default: --rollout-batch-size", int),
+        Option("--rollout-temperature", "sampling temperature, and divisor of the training logits", float, 1.0),
+        Option("--rollout-top-p", "nucleus bound", float, 1.0),
+        Option("--rollout-top-k", "top-k bound; -1: off", int, -1),
+        Option("--rollout-max-response-len", "longest response in tokens", int),
+        Option("--rollout-max-context-len", "longest prompt and response together", int),
+        Option("--rollout-max-prompt-len", "longest prompt; default: context minus one", int),
+        Option("--rollout-stop", "stop strings", str, None, nargs="+"),
+        Option("--rollout-stop-token-ids", "stop token ids", int, None, nargs="+"),
+        Option("--rollout-skip-special-tokens", "leave special tokens out of responses' text", bool),
+        Option("--rollout-seed", "seed of the data source", int, 42),
+        Option("--rollout-health-check-interval", "seconds between looks at the engines", float, 5.0),
+        Option("--max-weight-staleness", "drop samples whose weights are older than this many steps", int),
+        Option("--update-weights-interval", "steps between weight pushes", int, 1),
+    ),
+)
+
+DATA = Group(
+    "prompt data",
+    (
+        Option("--disable-rollout-global-dataset", "no prompt file", None, off="rollout_global_dataset"),
+        Option("--prompt-data", "jsonl or parquet file, optional @[a:b] slice"),
+        Option("--input-key", "prompt column", str, "input"),
+        Option("--label-key", "label column"),
+        Option("--metadata-key", "metadata column", str, "metadata"),
+        Option("--tool-key", "tools column", str, "tools"),
+        Option("--apply-chat-template", "render prompts with the chat template when loading", bool),
+        Option("--apply-chat-template-kwargs", "JSON object for the template", json_object, {}),
+        Option("--rollout-shuffle", "shuffle prompts each epoch", bool),
+        Option("--num-epoch", "epochs instead of --num-rollout", int),
+    ),
+)
+
+EVALUATION = Group(
+    "evaluation",
+    (
+        Option("--eval-interval", "rollouts between evaluations", int),
+        Option("--eval-prompt-data", "pairs: name path", str, None, nargs="+"),
+        Option("--eval-config", "YAML with eval datasets"),
+        Option("--eval-input-key", "prompt column; default: --input-key"),
+        Option("--eval-label-key", "label column; default: --label-key"),
+        Option("--eval-reward-key", "key of a reward dict; default: --reward-key"),
+        Option("--n-samples-per-eval-prompt", "samples per prompt", int, 1),
+        Option("--eval-temperature", "sampling temperature; default: --rollout-temperature", float),
+        Option("--eval-top-p", "nucleus bound; default: --rollout-top-p", float),
+        Option("--eval-top-k", "top-k bound; default: --rollout-top-k", int),
+        Option("--eval-max-response-len", "longest response; default: --rollout-max-response-len", int),
+    ),
+)

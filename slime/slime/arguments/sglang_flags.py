@@ -1,0 +1,101 @@
+"""Which flags the inference server has, and the script that records them.
+
+The record ``sglang_flags.json`` lets the parser check ``--sglang-*`` without importing the server, which takes seconds. It was
+made from the pinned version by ``python -m slime.arguments.sglang_flags``; a test compares it with the installed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+RECORD = Path(__file__).with_name("sglang_flags.json")
+# Decided by the run itself: see slime.backends.sglang_utils.server_args.
+OWNED = frozenset(
+    {
+        "config",
+        "model-path",
+        "model",
+        "trust-remote-code",
+        "random-seed",
+        "enable-memory-saver",
+        "tp-size",
+        "tensor-parallel-size",
+        "host",
+        "port",
+        "nnodes",
+        "node-rank",
+        "dist-init-addr",
+        "gpu-id-step",
+        "base-gpu-id",
+        "nccl-port",
+        "skip-server-warmup",
+        "incremental-streaming-output",
+    }
+)
+
+
+@cache
+def recorded_flags() -> dict[str, str]:
+    """Return ``{flag without dashes: kind}``; kind is int, float, str, flag, or one of them followed by ``+`` for a list."""
+    return json.loads(RECORD.read_text())["flags"]
+
+
+def installed_flags() -> tuple[str, dict[str, str]]:
+    """Return version and flags of the installed server, in the form of the record; imports it."""
+    from importlib.metadata import version
+
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    flags: dict[str, str] = {}
+    for action in parser._actions:
+        kind = "flag" if action.nargs == 0 else getattr(action.type, "__name__", "str")
+        if kind == "human_readable_int":
+            kind = "int"
+        kind = kind if kind in ("int", "float", "flag") else "str"
+        if action.nargs in ("+", "*"):
+            kind += "+"
+        for name in action.option_strings:
+            if name.startswith("--") and name != "--help":
+                flags[name[2:]] = kind
+    return version("sglang"), dict(sorted(flags.items()))
+
+
+def add_sglang_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--sglang-X`` for every recorded flag that the run does not own; unset ones are None or False."""
+    group = parser.add_argument_group("inference engines (any server flag as --sglang-*; few are shown)")
+    group.add_argument("--sglang-router-ip", help="address of engines that run already; no policy engine is started")
+    group.add_argument("--sglang-router-port", type=int, help="their port")
+    group.add_argument("--sglang-router-request-timeout-secs", type=int, default=14400, help="longest request")
+    group.add_argument("--sglang-server-concurrency", type=int, default=512, help="requests at a time per engine")
+    group.add_argument(
+        "--router", choices=("auto", "direct", "sglang"), default="auto", help="one engine directly, or a router"
+    )
+    shown = {"mem-fraction-static", "context-length", "reasoning-parser", "tool-call-parser"}
+    types = {"int": int, "float": float, "str": str}
+    for flag, kind in recorded_flags().items():
+        if flag in OWNED:
+            continue
+        text = f"server flag --{flag}" if flag in shown else argparse.SUPPRESS
+        dest = "sglang_" + flag.replace("-", "_")
+        if kind == "flag":
+            group.add_argument(f"--sglang-{flag}", dest=dest, action="store_true", default=None, help=text)
+        else:
+            nargs = "+" if kind.endswith("+") else None
+            group.add_argument(f"--sglang-{flag}", dest=dest, type=types[kind.rstrip("+")], nargs=nargs, help=text)
+
+
+def main() -> None:
+    """Write the record from the installed version."""
+    version, flags = installed_flags()
+    RECORD.write_text(json.dumps({"version": version, "flags": flags}, indent=0) + "\n")
+    print(f"{RECORD.name}: {len(flags)} flags of sglang {version}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

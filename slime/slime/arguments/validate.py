@@ -1,0 +1,240 @@
+"""What must hold before anything starts, and what follows from what was given.
+
+Guarantees: pure file-system checks, no GPU and no import of torch; all problems are found in one go, each with the line to
+change. Derivations (defaults that depend on other flags) happen here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from argparse import Namespace
+from datetime import datetime
+from pathlib import Path
+
+from slime.arguments.model_shape import check_model_shape
+
+LATEST = "latest_checkpointed_iteration.txt"
+
+
+def visible_gpus() -> int:
+    """Return how many NVIDIA GPUs the driver lists, without importing torch; 0 without a driver."""
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines()) if listing.returncode == 0 else 0
+
+
+def validate(args: Namespace) -> list[str]:
+    """Derive what was left open and return the problems, empty when the run can start."""
+    _derive_paths(args)
+    _derive_roles(args)
+    _derive_batches(args)
+    _derive_rollout(args)
+    problems = [
+        *_check_paths(args),
+        *_check_roles(args),
+        *_check_batches(args),
+        *_check_algorithm(args),
+        *_check_features(args),
+    ]
+    if args.hf_checkpoint and Path(args.hf_checkpoint, "config.json").is_file():
+        problems += check_model_shape(args, json.loads(Path(args.hf_checkpoint, "config.json").read_text()))
+    return problems
+
+
+def _derive_paths(args: Namespace) -> None:
+    if not args.run_dir:
+        args.run_dir = str(Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
+    args.run_dir = str(Path(args.run_dir).resolve())
+    args.ref_load = args.ref_load or args.hf_checkpoint
+    if args.resume and args.save:
+        args.load = args.save
+
+
+def _derive_roles(args: Namespace) -> None:
+    if args.device == "auto":
+        args.device = "cuda" if visible_gpus() else "cpu"
+    if args.load_debug_rollout_data:
+        args.debug_train_only = True
+    if not args.prm_enable:
+        args.prm_num_gpus = 0
+    args.prm_model_path = args.prm_model_path or args.hf_checkpoint
+    if args.rollout_num_gpus is None:
+        args.rollout_num_gpus = 0 if args.debug_train_only else args.rollout_num_gpus_per_engine
+    if args.train_dtype is None:
+        args.train_dtype = "bfloat16" if args.device == "cuda" else "float32"
+
+
+def _derive_batches(args: Namespace) -> None:
+    args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
+    if args.rollout_batch_size is None:
+        return
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    if args.num_steps_per_rollout and args.global_batch_size is None:
+        args.global_batch_size = samples // args.num_steps_per_rollout
+    args.global_batch_size = args.global_batch_size or samples
+    args.num_steps_per_rollout = args.num_steps_per_rollout or max(1, samples // args.global_batch_size)
+
+
+def _derive_rollout(args: Namespace) -> None:
+    args.eval_function_path = args.eval_function_path or args.rollout_function_path
+    args.eps_clip_high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
+    for name in ("reward_key", "input_key", "label_key"):
+        if getattr(args, f"eval_{name}") is None:
+            setattr(args, f"eval_{name}", getattr(args, name))
+    for name in ("temperature", "top_p", "top_k", "max_response_len"):
+        if getattr(args, f"eval_{name}") is None:
+            setattr(args, f"eval_{name}", getattr(args, f"rollout_{name}"))
+    if args.rollout_max_context_len and args.rollout_max_prompt_len is None:
+        args.rollout_max_prompt_len = args.rollout_max_context_len - 1
+    pairs = args.eval_prompt_data or []
+    if len(pairs) == 1:
+        pairs = ["eval", pairs[0]]
+    args.eval_datasets = [{"name": name, "path": path} for name, path in zip(pairs[::2], pairs[1::2], strict=False)]
+
+
+def _check_paths(args: Namespace) -> list[str]:
+    problems = []
+    if not args.hf_checkpoint:
+        problems.append("no model: add --hf-checkpoint FOLDER")
+    for flag in ("hf_checkpoint", "ref_load", "load", "prm_model_path"):
+        path = getattr(args, flag)
+        if path and not Path(path).is_dir() and not (flag == "load" and args.resume):
+            problems.append(f"--{flag.replace('_', '-')} {path}: no such folder")
+    if args.save_interval is not None and not args.save:
+        problems.append("--save-interval needs --save FOLDER")
+    if args.resume and not args.save:
+        problems.append("--resume needs --save FOLDER, where the run to go on with wrote its checkpoints")
+    if args.resume and args.start_rollout_id is not None:
+        problems.append(
+            "--start-rollout-id contradicts --resume, which goes on after its checkpoint; remove one of them"
+        )
+    if args.resume and args.save and not Path(args.save, LATEST).is_file():
+        problems.append(f"--resume: {args.save} holds no checkpoint ({LATEST} is missing); start without --resume")
+    if not args.resume and args.save and args.load != args.save and Path(args.save, LATEST).is_file():
+        problems.append(
+            f"--save {args.save} holds checkpoints of an earlier run; add --resume to go on, or name another folder"
+        )
+    if (
+        args.debug_train_only
+        and not args.load_debug_rollout_data
+        and args.rollout_function_path.startswith("slime.rollout.sglang")
+    ):
+        problems.append(
+            "--debug-train-only needs --load-debug-rollout-data PATH, or a rollout function that needs no engine"
+        )
+    return problems
+
+
+def _check_roles(args: Namespace) -> list[str]:
+    problems = []
+    if args.actor_num_nodes > 1 or args.ray_address:
+        problems.append(
+            "several nodes (--actor-num-nodes, --ray-address) are not supported yet: engines listen on loopback only"
+        )
+    actor = args.actor_num_nodes * args.actor_num_gpus_per_node
+    if actor < 1:
+        problems.append("--actor-num-nodes and --actor-num-gpus-per-node must be 1 or more")
+    if args.actor_num_gpus_per_node > args.num_gpus_per_node:
+        problems.append(
+            f"--actor-num-gpus-per-node {args.actor_num_gpus_per_node} is more than a node has "
+            f"(--num-gpus-per-node {args.num_gpus_per_node}); lower the first or raise the second"
+        )
+    engines = (
+        ("rollout", args.rollout_num_gpus, args.rollout_num_gpus_per_engine),
+        ("prm", args.prm_num_gpus, args.prm_num_gpus_per_engine),
+    )
+    for role, total, size in engines:
+        if size < 1 or total % size:
+            problems.append(f"--{role}-num-gpus {total} is not a multiple of --{role}-num-gpus-per-engine {size}")
+    if args.prm_enable and args.prm_num_gpus < 1 and not args.prm_router_ip:
+        problems.append("--prm-enable needs --prm-num-gpus 1 or more, or --prm-router-ip of a judge that runs already")
+    needed = (
+        (0 if args.debug_rollout_only else actor)
+        + (0 if args.debug_train_only else args.rollout_num_gpus)
+        + args.prm_num_gpus
+    )
+    if args.num_gpus is not None and needed > args.num_gpus:
+        problems.append(
+            f"{actor} actor + {args.rollout_num_gpus} rollout + {args.prm_num_gpus} judge GPUs are {needed}, "
+            f"but --num-gpus is {args.num_gpus}; lower one of them"
+        )
+    if bool(args.prm_router_ip) != bool(args.prm_router_port):
+        problems.append("--prm-router-ip and --prm-router-port go together")
+    if bool(args.sglang_router_ip) != bool(args.sglang_router_port):
+        problems.append("--sglang-router-ip and --sglang-router-port go together")
+    context = args.sglang_context_length or args.rollout_max_context_len
+    if args.prm_enable and context and args.prm_max_new_tokens >= context:
+        problems.append(
+            f"--prm-max-new-tokens {args.prm_max_new_tokens} leaves no room for a prompt in the judge's context of {context}; "
+            "lower it, or raise --sglang-context-length"
+        )
+    return problems
+
+
+def _check_batches(args: Namespace) -> list[str]:
+    problems = []
+    if args.rollout_batch_size is None:
+        problems.append("no batch size: add --rollout-batch-size N")
+        return problems
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    if args.num_steps_per_rollout * args.global_batch_size != samples:
+        problems.append(
+            f"--rollout-batch-size {args.rollout_batch_size} x --n-samples-per-prompt {args.n_samples_per_prompt} = {samples} "
+            f"samples are not {args.num_steps_per_rollout} steps of --global-batch-size {args.global_batch_size}"
+        )
+    if args.num_rollout is None and args.num_epoch is None:
+        problems.append("no end: add --num-rollout N (or --num-epoch with --prompt-data)")
+    if args.num_epoch is not None and not args.prompt_data:
+        problems.append("--num-epoch needs --prompt-data")
+    if args.use_dynamic_batch_size and not args.max_tokens_per_gpu:
+        problems.append("--use-dynamic-batch-size needs --max-tokens-per-gpu N")
+    if args.over_sampling_batch_size < args.rollout_batch_size:
+        problems.append("--over-sampling-batch-size is smaller than --rollout-batch-size")
+    if args.update_weights_interval != 1:
+        problems.append("--update-weights-interval: weights go to the engines after every step; remove it")
+    longest, context = args.rollout_max_response_len, args.rollout_max_context_len
+    if longest and context and longest >= context:
+        problems.append(
+            f"--rollout-max-response-len {longest} leaves no room for a prompt in --rollout-max-context-len {context}"
+        )
+    return problems
+
+
+def _check_algorithm(args: Namespace) -> list[str]:
+    problems = []
+    if args.loss_type == "custom_loss" and not args.custom_loss_function_path:
+        problems.append("--loss-type custom_loss needs --custom-loss-function-path module.attr")
+    if args.custom_loss_function_path and args.loss_type != "custom_loss":
+        problems.append("--custom-loss-function-path has no effect without --loss-type custom_loss")
+    if args.kl_loss_coef and not args.use_kl_loss:
+        problems.append("--kl-loss-coef has no effect without --use-kl-loss")
+    if args.use_rollout_logprobs and args.use_tis:
+        problems.append(
+            "--use-tis weighs the trainer's old policy against the engine's; with --use-rollout-logprobs the engine's is the "
+            "old policy: remove one of them"
+        )
+    if args.use_opd and args.advantage_estimator == "on_policy_distillation":
+        problems.append("--use-opd would add the teacher's term twice; remove it or use --advantage-estimator grpo")
+    if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
+        problems.append("--eval-interval needs --eval-prompt-data NAME PATH or --eval-function-path")
+    if not args.rollout_temperature > 0:
+        problems.append("--rollout-temperature must be above 0: greedy replies have no exploration to learn from")
+    return problems
+
+
+def _check_features(args: Namespace) -> list[str]:
+    problems = []
+    if args.train_backend == "megatron":
+        problems.append("--train-backend megatron is not there yet; use --train-backend fsdp")
+    if args.colocate:
+        problems.append("--colocate is not implemented yet; give trainer and engines GPUs of their own")
+    if args.eval_config:
+        problems.append("--eval-config is not implemented yet; use --eval-prompt-data NAME PATH")
+    if args.optimizer != "adam":
+        problems.append("--optimizer: only adam (AdamW) is implemented")
+    if args.device == "cpu" and args.attn_implementation == "flash_attention_2":
+        problems.append("--attn-implementation flash_attention_2 needs a GPU; use sdpa")
+    return problems

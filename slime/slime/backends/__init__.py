@@ -1,0 +1,1 @@
+"""Back ends: inference engines and trainers."""

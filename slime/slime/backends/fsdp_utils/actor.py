@@ -1,0 +1,289 @@
+"""One training rank: owns the sharded policy, its optimizer, its schedule, its reference model and its weight version.
+
+A plain class; the actor group makes it a Ray actor. All methods are collective over the ranks unless they say otherwise.
+
+The old log probabilities are computed by one forward pass over the whole rollout before the first optimizer step, always,
+unless ``--use-rollout-logprobs`` takes the engine's: exact for any number of steps, at the price of one forward pass.
+The weight version counts the pushes of changed weights: a push after no successful step repeats the version.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slime.algorithms.advantages import compute_advantages
+from slime.backends.fsdp_utils import checkpoint
+from slime.backends.fsdp_utils.export import export_adapter, export_hf
+from slime.backends.fsdp_utils.lora import adapters_off
+from slime.backends.fsdp_utils.model import DTYPES, PolicyModel, build_policy
+from slime.backends.fsdp_utils.optimizer import Schedule, build_optimizer
+from slime.backends.fsdp_utils.rollout_data import RolloutShard
+from slime.backends.fsdp_utils.train_step import Metrics, log_prob_pass, optimizer_step
+from slime.exceptions import CheckpointError
+from slime.weight_sync.broadcast import BroadcastWeightSync
+
+logger = logging.getLogger(__name__)
+
+
+class FSDPTrainActor:
+    """See the module. Call ``init`` first."""
+
+    args: Namespace
+    policy: PolicyModel
+    optimizer: torch.optim.AdamW
+    schedule: Schedule
+    device: torch.device
+
+    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
+        self.world_size = world_size
+        self.rank = rank
+        self._master = (master_addr, master_port)
+        self._reference: PolicyModel | None = None
+        self._sync: BroadcastWeightSync | None = None
+        self._seconds: Metrics = {}
+        self.weight_version = 0
+        self._changed_since_push = False
+
+    # Start and end
+
+    def init(self, args: Namespace) -> int:
+        """Build everything, load a checkpoint if there is one to load, and return the first rollout to train on."""
+        default_dtype = "bfloat16" if args.device == "cuda" else "float32"
+        self.args = Namespace(**(vars(args) | {"train_dtype": args.train_dtype or default_dtype}))
+        args = self.args
+        logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
+        self.device = self._join()
+        self.policy = build_policy(args, self._start_weights(), device=self.device)
+        self.optimizer = build_optimizer(args, self.policy)
+        steps = (args.num_steps_per_rollout or 1) * args.num_rollout if args.num_rollout else None
+        self.schedule = Schedule(args, steps)
+        if self._needs_reference() and not args.use_lora:
+            self._reference = build_policy(
+                args, args.ref_load or args.hf_checkpoint, device=self.device, trainable=False
+            )
+        self._seed()
+        start = self._load_checkpoint()
+        self._sync = BroadcastWeightSync(args, device=self.device, address=self._master[0])
+        return start
+
+    def _start_weights(self) -> str:
+        """The Hugging Face folder that training starts from: --load when it is one, --ref-load, --hf-checkpoint."""
+        args = self.args
+        if args.load and (Path(args.load) / "config.json").exists():
+            return args.load
+        return args.ref_load or args.hf_checkpoint
+
+    def _join(self) -> torch.device:
+        """Join the ranks' default group and return this rank's device."""
+        if self.args.device == "cuda":
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(device)
+        else:
+            device = torch.device("cpu")
+            torch.set_num_threads(1)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{self._master[0]}:{self._master[1]}",
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(minutes=self.args.distributed_timeout_minutes),
+        )
+        return device
+
+    def _seed(self) -> None:
+        seed = self.args.seed + self.rank
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+
+    def _needs_reference(self) -> bool:
+        return self.args.loss_type != "sft_loss" and self.args.use_kl_loss
+
+    def shutdown(self) -> None:
+        """Leave the process groups."""
+        if self._sync is not None:
+            self._sync.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # One rollout
+
+    def train(self, rollout_id: int, shard: Any) -> dict[str, Any] | None:
+        """Take the optimizer steps of one rollout; ``shard`` is this rank's data or a Ray reference to it.
+
+        Returns:
+            The metrics on rank 0 (means over the steps), None elsewhere.
+        """
+        with self._timed("train"):
+            data = RolloutShard(_fetch(shard))
+            if self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss":
+                self._prepare(data)
+            with self._timed("actor_train"):
+                steps = []
+                for step in range(len(data.micro_batches)):
+                    metrics = optimizer_step(
+                        self.args, self.policy, self.optimizer, self.schedule, data, step, self.device
+                    )
+                    self._changed_since_push |= not metrics["skipped_steps"]
+                    steps.append(metrics)
+        rollout = self._describe(data)
+        if self.rank != 0:
+            return None
+        return {f"train/{name}": value for name, value in mean_of_steps(steps).items()} | rollout | self._take_seconds()
+
+    def _prepare(self, data: RolloutShard) -> None:
+        """Old and reference log probabilities, then advantages."""
+        if self.args.use_rollout_logprobs:
+            if "rollout_log_probs" not in data.fields:
+                raise ValueError("--use-rollout-logprobs needs rollout_log_probs on every sample")
+            data.set_computed("log_probs", data.fields["rollout_log_probs"])
+        else:
+            with self._timed("log_probs"):
+                data.set_computed("log_probs", log_prob_pass(self.args, self.policy, data, self.device))
+        if self._needs_reference():
+            with self._timed("ref_log_probs"):
+                data.set_computed("ref_log_probs", self._reference_log_probs(data))
+        advantages = compute_advantages(self.args, data.fields)
+        data.set_computed("advantages", advantages)
+        data.set_computed("returns", advantages)
+
+    def _reference_log_probs(self, data: RolloutShard) -> list[torch.Tensor]:
+        if self._reference is not None:
+            return log_prob_pass(self.args, self._reference, data, self.device)
+        with adapters_off(self.policy):
+            return log_prob_pass(self.args, self.policy, data, self.device)
+
+    def _describe(self, data: RolloutShard) -> Metrics:
+        """Token-weighted means of the per-token streams and the token count, over all ranks."""
+        sums: dict[str, list[float]] = {"tokens": [float(sum(data.fields["total_lengths"])), 1.0]}
+        for name in ("advantages", "log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs"):
+            total, count = 0.0, 0.0
+            for values, mask in zip(data.fields.get(name, []), data.fields["loss_masks"], strict=False):
+                if values is not None:
+                    total += float((values * mask).sum())
+                    count += float(mask.sum())
+            sums[name] = [total, count]
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, sums)
+        result = {}
+        for name in sums:
+            total, count = (sum(rank[name][part] for rank in gathered) for part in (0, 1))
+            if name == "tokens":
+                result["train/tokens"] = total
+            elif count:
+                result[f"rollout/{name}"] = total / count
+        return result
+
+    # Weights
+
+    def connect_rollout_engines(self, engine_handles: list[Any]) -> None:
+        """Build the weight update group of rank 0 and the engines; again after an engine was started again."""
+        assert self._sync is not None
+        self._sync.connect(engine_handles)
+
+    def update_weights(self) -> str:
+        """Make the current weights live on the engines and return their version."""
+        assert self._sync is not None
+        version = self._next_version()
+        with self._timed("update_weights"):
+            self._sync.push(self.policy, str(version))
+        self.weight_version, self._changed_since_push = version, False
+        logger.info("weights %d are live, %.3f s", version, self._seconds["update_weights"])
+        return str(version)
+
+    def _next_version(self) -> int:
+        return self.weight_version + int(self._changed_since_push)
+
+    # Checkpoints
+
+    def save(self, rollout_id: int) -> str:
+        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
+        if not self.args.save:
+            raise CheckpointError("there is nowhere to save to: add --save DIR")
+        root, iteration = Path(self.args.save), rollout_id + 1
+        with self._timed("save_model"):
+            folder = checkpoint.save(root, iteration, self.policy, self.optimizer, self._meta(rollout_id))
+            if self.args.use_lora:
+                export_adapter(self.args, self.policy, folder / "adapter", device=self.device)
+            if self.args.save_hf:
+                self.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
+            if self.rank == 0:
+                checkpoint.publish(root, iteration, self.args.save_keep)
+            dist.barrier()
+        return str(folder)
+
+    def save_hf(self, path: str) -> None:
+        """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""
+        dtype = DTYPES[self.args.train_dtype]
+        export_hf(self.args, self.policy, Path(path), dtype=dtype, device=self.device)
+
+    def _meta(self, rollout_id: int) -> dict[str, Any]:
+        return {
+            "rollout_id": rollout_id,
+            "weight_version": self._next_version(),
+            "schedule": self.schedule.state_dict(),
+            "world_size": self.world_size,
+            "lora": bool(self.args.use_lora),
+            "hf_checkpoint": str(self.args.hf_checkpoint),
+        }
+
+    def _load_checkpoint(self) -> int:
+        """Load what --resume or --load names and return the rollout to start with."""
+        args = self.args
+        root = args.save if args.resume else args.load
+        folder = checkpoint.find(Path(root)) if root else None
+        if folder is None:
+            if args.resume:
+                raise CheckpointError(f"--resume found no checkpoint in {root}: start without --resume")
+            return args.start_rollout_id or 0
+        meta = checkpoint.load(folder, self.policy, self.optimizer, wants_lora=bool(args.use_lora))
+        self.schedule.load_state_dict(meta["schedule"])
+        self.weight_version = int(meta["weight_version"])
+        logger.info("continuing from %s with weights %d", folder, self.weight_version)
+        return int(meta["rollout_id"]) + 1 if args.start_rollout_id is None else args.start_rollout_id
+
+    # Timing
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = time.perf_counter() - start
+
+    def _take_seconds(self) -> Metrics:
+        seconds, self._seconds = self._seconds, {}
+        return {f"perf/{name}_time": value for name, value in seconds.items()}
+
+
+def mean_of_steps(steps: list[Metrics]) -> Metrics:
+    """Means over the optimizer steps of a rollout; the last learning rate, and the sum of skipped steps."""
+    names = sorted({name for step in steps for name in step})
+    result = {}
+    for name in names:
+        values = [step[name] for step in steps if name in step]
+        result[name] = sum(values) / len(values)
+    if steps:
+        result["lr-pg_0"] = steps[-1]["lr-pg_0"]
+        result["skipped_steps"] = sum(step["skipped_steps"] for step in steps)
+    return result
+
+
+def _fetch(shard: Any) -> dict[str, Any]:
+    if isinstance(shard, dict):
+        return shard
+    import ray
+
+    return ray.get(shard)

@@ -1,0 +1,73 @@
+"""LoRA adapters inside the policy: adding, switching off, and what their merged weights would be.
+
+The adapters live in the modules (injected with PEFT); the base weights are frozen and never changed, merging included.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
+ADAPTER = "default"
+DEFAULT_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+
+
+def lora_config(args: Namespace):
+    """Return the ``peft.LoraConfig`` of ``args.lora_rank``, ``lora_alpha``, ``lora_dropout`` and ``lora_target_modules``."""
+    from peft import LoraConfig
+
+    targets = args.lora_target_modules or DEFAULT_TARGETS
+    names = targets if isinstance(targets, list) else [name.strip() for name in targets.split(",")]
+    return LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        target_modules=names,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def add_adapters(args: Namespace, model: nn.Module) -> None:
+    """Freeze ``model`` and inject trainable float32 adapters; an unknown target module is an error."""
+    from peft import inject_adapter_in_model
+
+    model.requires_grad_(False)
+    inject_adapter_in_model(lora_config(args), model, adapter_name=ADAPTER)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_(True)
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """Return the layers with an adapter, by module name."""
+    from peft.tuners.lora import LoraLayer
+
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Within the context the model is its frozen base: the reference policy of a LoRA run."""
+    layers = list(lora_layers(model).values())
+    for layer in layers:
+        layer._disable_adapters = True  # the public switch also changes requires_grad, which FSDP must not see
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
+    """Return ``W + scaling * B A`` in float32 (Hu et al. 2021) as a new tensor."""
+    return torch.addmm(base.float(), lora_b.float(), lora_a.float(), alpha=scaling)

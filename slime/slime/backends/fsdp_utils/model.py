@@ -1,0 +1,145 @@
+"""The policy: a Hugging Face causal language model, sharded with FSDP2, that returns log probabilities.
+
+Guarantees: only rank 0 reads the checkpoint into memory, the others get their shards from it; every value, non-persistent
+buffers included, is the checkpoint's on every rank; master weights are float32 (frozen base weights of a LoRA run have the
+compute dtype). Owner of the parameters: the training actor.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from slime.backends.fsdp_utils import lora, packed_attention
+from slime.backends.fsdp_utils.logprobs import chunk_rows, chunked_log_probs
+from slime.backends.fsdp_utils.packing import MicroBatch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Configuration fields that change logits after the LM head; models that use them need code here first.
+_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class PolicyModel(nn.Module):
+    """Backbone, LM head and log probabilities in one forward, so that FSDP sees one root."""
+
+    def __init__(self, hf: Any, implementation: str) -> None:
+        super().__init__()
+        self.hf = hf
+        self.implementation = implementation
+
+    def forward(
+        self,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        chunk_size: int,
+        entropy_grad: bool = False,
+        want_logits: bool = False,
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        """Return log probabilities and entropies ``[N]`` of the response rows, or the logits ``[1, T, V]`` float32.
+
+        The logits are of all real tokens, sample after sample, and are not divided by the temperature.
+        """
+        arguments: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+        if batch.position_ids is not None:
+            arguments["position_ids"] = batch.position_ids
+            arguments |= packed_attention.attention_arguments(
+                self.implementation, batch.sequence_lengths, batch.input_ids.device
+            )
+        hidden = self.hf.base_model(**arguments).last_hidden_state
+        hidden = hidden.reshape(-1, hidden.size(-1))
+        lm_head = self.hf.get_output_embeddings()
+        if want_logits:
+            return lm_head(hidden[batch.token_rows]).float().unsqueeze(0)
+        return chunked_log_probs(
+            hidden[batch.rows],
+            batch.targets,
+            lm_head,
+            temperature=temperature,
+            chunk=chunk_rows(chunk_size, self.hf.config.get_text_config().vocab_size),
+            entropy_grad=entropy_grad,
+        )
+
+
+def build_policy(args: Namespace, path: str, *, device: torch.device, trainable: bool = True) -> PolicyModel:
+    """Return the sharded model of the checkpoint folder ``path``; collective over all ranks.
+
+    With ``args.use_lora`` and ``trainable`` it has adapters. ``trainable=False`` gives a frozen reference.
+    """
+    with_lora = trainable and args.use_lora
+    compute_dtype = DTYPES[args.train_dtype]
+    weight_dtype = compute_dtype if with_lora or not trainable else torch.float32
+    torch.manual_seed(args.seed)
+    if dist.get_world_size() == 1:
+        policy = _construct(args, path, weight_dtype, with_lora=with_lora, empty=False).to(device)
+        return _shard(args, policy, device, compute_dtype, trainable)
+    source = None
+    if dist.get_rank() == 0:
+        source = _construct(args, path, weight_dtype, with_lora=with_lora, empty=False)
+    policy = _construct(args, path, weight_dtype, with_lora=with_lora, empty=True)
+    policy = _shard(args, policy, device, compute_dtype, trainable)
+    policy.to_empty(device=torch.device("cpu") if args.fsdp_cpu_offload else device)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(policy, source.state_dict() if source is not None else {}, options=options)
+    _broadcast_buffers(policy, source, device)
+    return policy
+
+
+def _construct(args: Namespace, path: str, dtype: torch.dtype, *, with_lora: bool, empty: bool) -> PolicyModel:
+    """The unsharded model: with its weights, or ``empty`` on the meta device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path)
+    text_config = config.get_text_config()
+    changed = [name for name in _LOGIT_CHANGES if getattr(text_config, name, None)]
+    if changed:
+        raise ValueError(f"{path}: the model changes its logits by {', '.join(changed)}, which is not supported")
+    implementation = packed_attention.resolve(
+        args.attn_implementation, args.pack_sequences, getattr(text_config, "layer_types", None)
+    )
+    if empty:
+        with torch.device("meta"):
+            hf = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
+    else:
+        hf = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=implementation)
+    if with_lora:
+        lora.add_adapters(args, hf)
+    hf.tie_weights()
+    if args.gradient_checkpointing:
+        hf.gradient_checkpointing_enable({"use_reentrant": False})
+    return PolicyModel(hf, implementation)
+
+
+def _shard(
+    args: Namespace, policy: PolicyModel, device: torch.device, compute_dtype: torch.dtype, trainable: bool
+) -> PolicyModel:
+    """Freeze a reference, then shard each decoder layer and the rest."""
+    if not trainable:
+        policy.requires_grad_(False)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    precision = MixedPrecisionPolicy()
+    if compute_dtype != torch.float32:
+        precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy() if args.fsdp_cpu_offload else OffloadPolicy()
+    for layer in policy.hf.base_model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    fully_shard(policy, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    return policy.train(trainable)
+
+
+def _broadcast_buffers(policy: PolicyModel, source: PolicyModel | None, device: torch.device) -> None:
+    """Give every rank the buffers of rank 0's ``source``; ``to_empty`` left garbage in rotary frequencies."""
+    originals = dict(source.named_buffers()) if source is not None else {}
+    for name, buffer in policy.named_buffers():
+        value = buffer.data.to(device)
+        if source is not None:
+            value.copy_(originals[name])
+        dist.broadcast(value, src=0)
+        buffer.data = value

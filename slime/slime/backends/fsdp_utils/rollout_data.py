@@ -1,0 +1,71 @@
+"""One rank's shard of a rollout, as tensors on the CPU, and the batch dictionary of a micro-batch on the device.
+
+Guarantees: every per-token list has the length of its response, checked once on arrival; values reach the device one
+micro-batch at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Per-sample lists of one number per response token (None where a sample has none).
+_FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs")
+_STREAMS = (*_FLOAT_STREAMS, "teacher_topk_indices", "loss_masks")
+# What a training step adds, under the names of the contract.
+_COMPUTED = ("log_probs", "ref_log_probs", "advantages", "returns")
+
+
+class RolloutShard:
+    """Owned by the training actor for one call of ``train``."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.tokens: list[list[int]] = data["tokens"]
+        self.micro_batches: list[list[list[int]]] = data["micro_batch_indices"]
+        self.global_batch_sizes: list[int] = data["global_batch_sizes"]
+        self.global_token_counts: list[int] = data["global_token_counts"]
+        self.fields: dict[str, Any] = {
+            "total_lengths": [len(tokens) for tokens in self.tokens],
+            "response_lengths": list(data["response_lengths"]),
+            "rewards": list(data["rewards"]),
+        }
+        for name in _STREAMS:
+            if name in data:
+                self.fields[name] = [self._stream(name, i, values) for i, values in enumerate(data[name])]
+        for optional in ("metadata", "sample_indices", "group_indices", "raw_reward", "round_number", "truncated"):
+            if optional in data:
+                self.fields[optional] = list(data[optional])
+
+    def _stream(self, name: str, index: int, values: Any) -> Tensor | None:
+        if values is None:
+            return None
+        dtype = torch.float32 if name in _FLOAT_STREAMS else torch.int64
+        tensor = torch.as_tensor(values, dtype=dtype)
+        expected = self.fields["response_lengths"][index]
+        if len(tensor) != expected:
+            raise ValueError(
+                f"sample {index} of the shard: {name} has {len(tensor)} entries for {expected} response tokens"
+            )
+        return tensor
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.tokens)
+
+    def set_computed(self, name: str, values: list[Tensor]) -> None:
+        """Store per-sample ``[R_i]`` results; ``name`` is one of the contract's computed fields."""
+        if name not in _COMPUTED:
+            raise KeyError(f"{name} is not one of {_COMPUTED}")
+        self.fields[name] = values
+
+    def batch(self, indices: list[int], device: torch.device) -> dict[str, Any]:
+        """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``."""
+
+        def moved(value: Any) -> Any:
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        batch = {name: [moved(values[i]) for i in indices] for name, values in self.fields.items()}
+        batch["unconcat_tokens"] = [torch.tensor(self.tokens[i], device=device) for i in indices]
+        return batch

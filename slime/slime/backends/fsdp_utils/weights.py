@@ -1,0 +1,46 @@
+"""Whole weights under the names of the Hugging Face checkpoint, one tensor at a time.
+
+Guarantees: the live parameters are not touched (LoRA is merged into a copy of one tensor); a tied LM head appears once, as
+the embedding; every rank sees the same names in the same order, so gathering is safe as a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from slime.backends.fsdp_utils import lora
+from slime.backends.fsdp_utils.model import PolicyModel
+
+
+def gather(parameter: Tensor, device: torch.device) -> Tensor:
+    """Return the whole tensor of a shard on ``device``; collective."""
+    value = parameter.detach().to(device)
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def full_weights(policy: PolicyModel, *, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``(name, tensor)`` of every weight, LoRA merged, cast to ``dtype``; collective, must be run to its end."""
+    adapters = lora.lora_layers(policy.hf)
+    parameters = dict(policy.hf.named_parameters())
+    for name, parameter in parameters.items():
+        if ".lora_" in name:
+            continue
+        value = gather(parameter, device)
+        owner = name.removesuffix(".base_layer.weight")
+        if owner in adapters and owner != name:
+            lora_a, lora_b = (gather(parameters[f"{owner}.lora_{side}.{lora.ADAPTER}.weight"], device) for side in "AB")
+            value = lora.merged_weight(value, lora_a, lora_b, adapters[owner].scaling[lora.ADAPTER])
+        yield name.replace(".base_layer.", "."), value.to(dtype)
+
+
+def adapter_weights(policy: PolicyModel, *, device: torch.device) -> dict[str, Tensor]:
+    """Return the adapter tensors under PEFT's file names, on the CPU; collective."""
+    return {
+        "base_model.model." + name.replace(f".{lora.ADAPTER}.", "."): gather(parameter, device).cpu()
+        for name, parameter in policy.hf.named_parameters()
+        if ".lora_" in name
+    }

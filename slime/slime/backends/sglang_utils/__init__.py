@@ -1,0 +1,1 @@
+"""SGLang engines: server process, command line, Ray actor, router and CPU stand-ins."""

@@ -1,0 +1,16 @@
+"""Import-only sgl_kernel: every operator can be imported, none can be called.
+
+Importing it also makes pinned memory ordinary memory, because SGLang's LoRA code pins without asking for a device.
+"""
+
+from __future__ import annotations
+
+from ._missing import missing_operator
+from ._pinned_memory import ignore_pinning
+
+
+def __getattr__(name: str) -> object:
+    return missing_operator(name)
+
+
+ignore_pinning()

@@ -1,0 +1,9 @@
+"""Operators of state-space models; see the package."""
+
+from __future__ import annotations
+
+from ._missing import missing_operator
+
+
+def __getattr__(name: str) -> object:
+    return missing_operator(name)

@@ -1,0 +1,241 @@
+"""One SGLang engine: its process, and the calls the trainer and the manager make on it.
+
+Guarantees: the server listens on one port for the engine's whole life, also after a crash and a restart; it logs to
+``<run_dir>/logs/<engine>.log``; ``start`` returns when it serves, or raises with the last lines of that log; nothing of it
+is left after ``stop`` or after the death of the actor. A call that SGLang refuses raises :class:`~slime.exceptions.EngineError` with its
+words. :class:`SGLangEngine` is a plain class; ``slime.ray.engines`` makes a Ray actor of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import threading
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from slime.backends.sglang_utils.server import engine_environment
+from slime.backends.sglang_utils.server_args import EngineSpec, server_command
+from slime.exceptions import EngineError
+from slime.utils.http_utils import find_available_port
+from slime.utils.process import ChildProcess, spawn
+
+logger = logging.getLogger(__name__)
+
+PauseMode = Literal["retract", "in_place", "abort"]
+START_TIMEOUT_SECONDS = 1800.0
+CPU_START_TIMEOUT_SECONDS = 300.0
+CALL_TIMEOUT_SECONDS = 600.0
+_POLL_SECONDS = 0.1
+
+
+class SGLangEngine:
+    """Owns one server process. Methods block until the server has answered; they may be called from several threads."""
+
+    def __init__(self, args: Namespace, spec: EngineSpec, port: int = 0) -> None:
+        self._args = args
+        self._spec = spec
+        self._cpu = args.device == "cpu"
+        self._log_path = Path(args.run_dir) / "logs" / f"{spec.name}.log"
+        self._port = port
+        self._child: ChildProcess | None = None
+        self._starts = 0
+        self._lock = threading.RLock()
+        self._client = httpx.Client(timeout=CALL_TIMEOUT_SECONDS, trust_env=False)
+
+    # Life of the process
+
+    def start(self) -> str:
+        """Start the server unless it runs, wait until it serves, and return its URL."""
+        with self._lock:
+            if self._child is not None and self._child.alive():
+                return self.url()
+            if self._child is not None:
+                self._child.kill()
+            self._port = self._port or find_available_port()
+            command = server_command(self._args, self._spec, port=self._port, cpu=self._cpu)
+            environment = engine_environment(os.environ, cpu=self._cpu)
+            if self._spec.gpu_ids and not self._cpu:
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._spec.gpu_ids))
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            with self._log_path.open("a") as log:
+                log.write(f"$ {shlex.join(command)}\n")
+            self._child = spawn(command, env=environment, log_path=self._log_path, name=self._spec.name)
+            self._starts += 1
+            self._wait_until_it_serves(self._child)
+            return self.url()
+
+    def _wait_until_it_serves(self, child: ChildProcess) -> None:
+        timeout = CPU_START_TIMEOUT_SECONDS if self._cpu else START_TIMEOUT_SECONDS
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if not child.alive():
+                raise EngineError(self._explain(f"ended with status {child.returncode} while it started"))
+            if self.health():
+                return
+            time.sleep(_POLL_SECONDS)
+        child.stop()
+        raise EngineError(self._explain(f"did not serve within {timeout:.0f} s"))
+
+    def _explain(self, problem: str) -> str:
+        tail = self._child.log_tail() if self._child else "(it was never started)"
+        return f"{self._spec.name} {problem}. Log: {self._log_path}. Its last lines:\n{tail}"
+
+    def restart_if_dead(self) -> bool:
+        """Start the server again on its port if its process is gone; True when that happened."""
+        with self._lock:
+            if self.alive():
+                return False
+            status = self._child.returncode if self._child else None
+            logger.warning("%s is dead (status %s), starting it again on port %d", self._spec.name, status, self._port)
+            self.start()
+            return True
+
+    def stop(self) -> None:
+        """End the server and everything it started; harmless when it is not running."""
+        with self._lock:
+            if self._child is not None:
+                self._child.stop()
+                self._child = None
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, as a crash would; it can be started again. For tests and fault drills."""
+        with self._lock:
+            if self._child is not None:
+                self._child.kill()
+
+    def alive(self) -> bool:
+        """Whether the server's process runs."""
+        return self._child is not None and self._child.alive()
+
+    def health(self) -> bool:
+        """Whether the server answers on its port right now."""
+        try:
+            return httpx.get(f"{self.url()}/health", timeout=5.0, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def url(self) -> str:
+        """Address of the server, the same for the engine's whole life; empty before the first start."""
+        return f"http://127.0.0.1:{self._port}" if self._port else ""
+
+    def status(self) -> dict[str, Any]:
+        """Facts for logs and tests: name, url, pid, number of starts, log file."""
+        return {
+            "name": self._spec.name,
+            "url": self.url(),
+            "pid": self._child.pid if self._child else None,
+            "starts": self._starts,
+            "log_path": str(self._log_path),
+        }
+
+    # Weight update
+
+    def num_weight_ranks(self) -> int:
+        """How many ranks this engine has in the weight update group."""
+        return 1 if self._cpu else self._spec.num_gpus
+
+    def init_weights_update_group(
+        self, master_addr: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Join the trainer's group; returns when all ranks have joined."""
+        self._post(
+            "/init_weights_update_group",
+            master_address=master_addr,
+            master_port=master_port,
+            rank_offset=rank_offset,
+            world_size=world_size,
+            group_name=group_name,
+            backend=backend,
+        )
+
+    def destroy_weights_update_group(self, group_name: str) -> None:
+        """Leave the trainer's group; an engine that was started again is in none, which is as good."""
+        try:
+            self._post("/destroy_weights_update_group", group_name=group_name)
+        except EngineError as error:
+            if "does not exist" not in str(error):
+                raise
+
+    def pause_generation(self, mode: PauseMode = "retract") -> None:
+        """Hold all requests; new ones wait. ``retract`` recomputes the running ones with the new weights."""
+        self._post("/pause_generation", mode=mode)
+
+    def continue_generation(self) -> None:
+        """Continue what ``pause_generation`` held."""
+        self._post("/continue_generation", torch_empty_cache=False)
+
+    def begin_weight_update(self) -> None:
+        """Open an update session; weights can be loaded until ``end_weight_update``."""
+        self._post("/begin_weight_update")
+
+    def update_weights_from_distributed(
+        self,
+        names: list[str],
+        dtypes: list[str],
+        shapes: list[list[int]],
+        group_name: str,
+        flush_cache: bool = False,
+        weight_version: str | None = None,
+        load_format: str | None = None,
+    ) -> None:
+        """Receive one bucket from rank 0 of the group, which must broadcast while this call is in flight.
+
+        ``flush_cache`` on the last bucket empties the prefix cache for free; it is refused while requests run.
+        """
+        self._post(
+            "/update_weights_from_distributed",
+            names=names,
+            dtypes=dtypes,
+            shapes=shapes,
+            group_name=group_name,
+            flush_cache=flush_cache,
+            weight_version=weight_version,
+            load_format=load_format,
+        )
+
+    def end_weight_update(self, weight_version: str | None = None) -> None:
+        """Close the session; requests in flight and later ones report ``weight_version`` from here on."""
+        if weight_version is not None:
+            self._post("/update_weight_version", new_version=weight_version, abort_all_requests=False)
+        self._post("/end_weight_update")
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache; refused while requests run, allowed while they are paused by ``retract``. 0.4 s."""
+        self._post("/flush_cache")
+
+    def hold_after_failed_update(self) -> None:
+        """Close what an update that failed left open, and keep requests waiting: the weights may be half new.
+
+        The next update continues them.
+        """
+        self.pause_generation("retract")
+        self._client.post(f"{self.url()}/end_weight_update", json={})
+
+    def get_weight_version(self) -> str:
+        """The version that the server reports for new tokens."""
+        return str(self._get("/model_info")["weight_version"])
+
+    def abort_all(self) -> None:
+        """Abort every request; clients get what was generated."""
+        self._post("/abort_request", abort_all=True)
+
+    def _get(self, route: str) -> dict[str, Any]:
+        return self._checked(route, "GET", None).json()
+
+    def _post(self, route: str, **body: Any) -> None:
+        self._checked(route, "POST", body)
+
+    def _checked(self, route: str, method: str, body: dict[str, Any] | None) -> httpx.Response:
+        try:
+            response = self._client.request(method, self.url() + route, json=body)
+        except httpx.TransportError as error:
+            raise EngineError(self._explain(f"did not answer {route} ({error!r})")) from error
+        if response.status_code != 200:
+            raise EngineError(f"{self._spec.name} refused {route} with {response.status_code}: {response.text.strip()}")
+        return response

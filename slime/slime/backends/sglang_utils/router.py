@@ -1,0 +1,109 @@
+"""The address that serves a role: the engine itself when there is one, a router in front of several.
+
+Guarantee: what is not possible fails at start with the flag to change. The router is ``sglang-router`` in a process of its
+own group with a lifeline (``python -m slime.backends.sglang_utils.router`` is that process); it logs to
+``<run_dir>/logs/router-<role>.log``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from slime.backends.sglang_utils.server import engine_environment
+from slime.backends.sglang_utils.server_args import Role, command_line
+from slime.exceptions import ConfigurationError, EngineError
+from slime.utils.http_utils import find_available_port
+from slime.utils.process import ChildProcess, spawn, watch_lifeline
+
+ROUTER_PACKAGE = "sglang_router"
+_START_TIMEOUT_SECONDS = 120.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a role is served, and the router process when there is one."""
+
+    host: str
+    port: int
+    router: ChildProcess | None = None
+
+
+def check_router(choice: str, num_engines: int) -> bool:
+    """Whether a router is needed; raises :class:`ConfigurationError` when ``--router`` cannot work."""
+    if choice == "direct" and num_engines > 1:
+        raise ConfigurationError(
+            f"--router direct addresses one engine and there are {num_engines}; use --router sglang, or one engine: "
+            "--rollout-num-gpus-per-engine equal to --rollout-num-gpus"
+        )
+    needed = choice == "sglang" or (choice == "auto" and num_engines > 1)
+    if needed and importlib.util.find_spec(ROUTER_PACKAGE) is None:
+        raise ConfigurationError(
+            f"{num_engines} engines need a router and the package sglang-router is not installed: "
+            "pip install sglang-router, or use one engine"
+        )
+    return needed
+
+
+def serve_behind_one_address(args: Namespace, role: Role, urls: list[str]) -> Address:
+    """Return the address of a role's engines, having started a router if they need one."""
+    if not check_router(getattr(args, "router", "auto"), len(urls)):
+        parts = urlsplit(urls[0])
+        return Address(parts.hostname or "127.0.0.1", parts.port or 80)
+    port = find_available_port()
+    options: dict[str, object] = {
+        "host": "127.0.0.1",
+        "port": port,
+        "worker_urls": urls,
+        "policy": "cache_aware",
+        "balance_abs_threshold": 10,
+        "balance_rel_threshold": 1.2,
+        "prometheus_port": find_available_port(),
+        "request_timeout_secs": getattr(args, "sglang_router_request_timeout_secs", None) or 14400,
+        "log_level": "warn",
+    }
+    command = [sys.executable, "-m", "slime.backends.sglang_utils.router", *command_line(options)]
+    log_path = Path(args.run_dir) / "logs" / f"router-{role}.log"
+    child = spawn(command, env=engine_environment(os.environ, cpu=False), log_path=log_path, name=f"router-{role}")
+    _wait_until_workers_are_known(child, port)
+    return Address("127.0.0.1", port, child)
+
+
+def _wait_until_workers_are_known(child: ChildProcess, port: int) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and child.alive():
+        if _answers(f"http://127.0.0.1:{port}/health_generate"):
+            return
+        time.sleep(_POLL_SECONDS)
+    problem = "did not find its engines" if child.alive() else f"ended with status {child.returncode}"
+    tail = child.log_tail()
+    child.stop()
+    raise EngineError(f"{child.name} {problem}. Log: {child.log_path}. Its last lines:\n{tail}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def main() -> None:
+    """Run the router with the arguments of the command line until it is told to stop."""
+    watch_lifeline()
+    from sglang_router.launch_router import main as launch
+
+    launch()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The engine process: ``python -m slime.backends.sglang_utils.server <SGLang arguments>``.
+
+Guarantees: the process and everything it starts ends with the engine actor that started it, and a CPU engine finds the
+import stand-ins, in the scheduler and detokenizer processes too. Otherwise this is ``sglang.launch_server``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from slime.utils.process import watch_lifeline
+
+CPU_STANDINS = Path(__file__).parent / "cpu_standins"
+
+
+def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
+    """The environment of an engine process and of its children.
+
+    ``PYTHONPATH`` starts with the stand-ins on a CPU, because SGLang starts its workers as fresh interpreters, and has the
+    folder of the ``slime`` package, so that the module is found from any working directory.
+    """
+    environment = {name: value for name, value in base.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    package_root = str(Path(__file__).resolve().parents[3])
+    paths = [str(CPU_STANDINS)] if cpu else []
+    paths += [package_root, *filter(None, base.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    # Health is a look at the process; a generation would wait while an update holds the engine.
+    environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+    environment["PYTHONUNBUFFERED"] = "1"
+    if cpu:
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def main() -> None:
+    """Run the SGLang server with the arguments of the command line until it is told to stop."""
+    watch_lifeline()
+    warnings.filterwarnings("ignore", category=UserWarning)
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    try:
+        run_server(prepare_server_args(sys.argv[1:]))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main()

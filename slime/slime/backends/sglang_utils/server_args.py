@@ -1,0 +1,118 @@
+"""The command line of an engine, from the run's arguments.
+
+Guarantee: pure and complete; what an engine is started with is :func:`server_command` and nothing else. A policy engine
+and a judge engine differ in model, tensor parallelism and seed. Every ``--sglang-x-y`` of the run becomes ``--x-y``, except
+what the run itself decides (``OWNED``).
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["policy", "prm"]
+
+SERVER_MODULE = "slime.backends.sglang_utils.server"
+# Attributes of the run that start with sglang_ but are not server options, or that the run decides itself.
+OWNED = frozenset(
+    {
+        "router_ip",
+        "router_port",
+        "router_request_timeout_secs",
+        "server_concurrency",
+        "config",
+        "model_path",
+        "trust_remote_code",
+        "random_seed",
+        "tp_size",
+        "tensor_parallel_size",
+        "host",
+        "port",
+        "base_gpu_id",
+        "skip_server_warmup",
+        "incremental_streaming_output",
+    }
+)
+CPU_OPTIONS: dict[str, object] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "xgrammar",
+    "disable_cuda_graph": True,
+    "mem_fraction_static": 0.2,
+    "max_total_tokens": 65536,
+    "sleep_on_idle": True,
+}
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One engine: which role it serves, its place among the engines of the role, and its GPUs."""
+
+    role: Role
+    index: int
+    num_gpus: int
+    gpu_ids: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name in logs: ``engine-policy-0``."""
+        return f"engine-{self.role}-{self.index}"
+
+
+def model_path(args: Namespace, role: Role) -> str:
+    """The checkpoint that a role serves; a judge without one serves the policy's start weights."""
+    if role == "prm" and args.prm_model_path:
+        return args.prm_model_path
+    return args.hf_checkpoint
+
+
+def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -> list[str]:
+    """Program and arguments of the engine's process."""
+    options: dict[str, object] = dict(CPU_OPTIONS) if cpu else {}
+    options.update(pass_through(args, cpu=cpu))
+    if getattr(args, "weight_update_mode", "retract") == "in_place" and spec.role == "policy":
+        # The prefix cache cannot be emptied while requests run; old prefixes must not serve new requests.
+        options["disable_radix_cache"] = True
+    options.update(
+        model_path=model_path(args, spec.role),
+        trust_remote_code=True,
+        random_seed=args.seed + 1000 * (spec.role == "prm") + spec.index,
+        # One process serves on a CPU whatever the number of logical GPUs.
+        tp_size=1 if cpu else spec.num_gpus,
+        host="127.0.0.1",
+        port=port,
+        skip_server_warmup=True,
+        incremental_streaming_output=True,
+    )
+    return [sys.executable, "-m", SERVER_MODULE, *command_line(options)]
+
+
+def pass_through(args: Namespace, *, cpu: bool) -> dict[str, object]:
+    """Server options given as ``--sglang-*``; on a CPU the kernels cannot be chosen."""
+    fixed_on_cpu = {"device", "dtype", "attention_backend", "sampling_backend", "disable_cuda_graph"} if cpu else set()
+    if cpu:
+        fixed_on_cpu |= {"mem_fraction_static"}
+    options: dict[str, object] = {}
+    for attribute, value in vars(args).items():
+        name = attribute.removeprefix("sglang_")
+        if name == attribute or name in OWNED or name in fixed_on_cpu or value is None or value is False:
+            continue
+        options[name] = value
+    return options
+
+
+def command_line(options: dict[str, object]) -> list[str]:
+    """``{"tp_size": 2, "flag": True}`` as ``["--tp-size", "2", "--flag"]``; lists become several values."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is True:
+            continue
+        words += [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+    return words

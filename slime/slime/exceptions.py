@@ -1,0 +1,50 @@
+"""Errors of the training core. Each message says what is wrong and what to type instead."""
+
+from __future__ import annotations
+
+
+class SlimeError(Exception):
+    """Base of every error the core raises on purpose."""
+
+
+class ConfigurationError(SlimeError, ValueError):
+    """Flags or variables that cannot work together; raised before anything starts."""
+
+
+class PluginError(SlimeError, ImportError):
+    """A plugin path that names nothing, or a plugin that returned something else than its contract says."""
+
+
+class SampleError(SlimeError, ValueError):
+    """A sample whose per-token lists do not fit its tokens."""
+
+
+class EngineError(SlimeError, RuntimeError):
+    """An inference engine did not start, died, or refused a command."""
+
+
+class TrainerError(SlimeError, RuntimeError):
+    """A training rank died or could not take the step."""
+
+
+class CheckpointError(SlimeError, RuntimeError):
+    """A checkpoint is missing, incomplete or of another run."""
+
+
+class HttpStatusError(SlimeError, RuntimeError):
+    """A server answered with an error status.
+
+    Attributes:
+        status: the HTTP status.
+        body: the first characters of the answer.
+    """
+
+    def __init__(self, url: str, status: int, body: str) -> None:
+        super().__init__(f"{url} answered {status}: {body[:500]}")
+        self.url = url
+        self.status = status
+        self.body = body
+
+    def __reduce__(self):
+        """Make the error picklable, so that it crosses a Ray call."""
+        return type(self), (self.url, self.status, self.body)

@@ -1,0 +1,1 @@
+"""Ray actors of a run and where they are placed."""

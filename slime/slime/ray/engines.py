@@ -1,0 +1,92 @@
+"""The engines of one role: one Ray actor each, and the address in front of them.
+
+Guarantees: an engine that dies is started again on its port by :meth:`EngineGroup.revive`, also when its actor died with
+it; ``stop`` returns when every engine process has ended. The group is owned by the rollout manager and lives with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.router import Address, check_router, serve_behind_one_address
+from slime.backends.sglang_utils.server_args import EngineSpec, Role
+from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
+
+logger = logging.getLogger(__name__)
+
+# Calls on one engine overlap: an update is in flight while health is asked.
+_ACTOR_THREADS = 8
+_STOP_TIMEOUT_SECONDS = 30.0
+
+
+class EngineGroup:
+    """Owns the actors of a role; not thread safe, except that ``handles`` may be read at any time."""
+
+    def __init__(self, args: Namespace, reserved: ReservedPlacement, role: Role) -> None:
+        self._args = args
+        self._reserved = reserved
+        self.role: Role = role
+        self.specs = reserved.placement.engines(role)
+        check_router(getattr(args, "router", "auto"), len(self.specs))
+        self._ports = [0] * len(self.specs)
+        self.handles: list[Any] = []
+        self.address: Address | None = None
+
+    def start(self) -> list[Any]:
+        """Create the actors and return the references of their starts; see :meth:`finish_start`."""
+        self.handles = [self._create(index) for index in range(len(self.specs))]
+        return [handle.start.remote() for handle in self.handles]
+
+    def finish_start(self, urls: list[str]) -> Address:
+        """Remember where the engines listen and start a router if they need one."""
+        self._ports = [int(url.rpartition(":")[2]) for url in urls]
+        self.address = serve_behind_one_address(self._args, self.role, urls)
+        return self.address
+
+    def _create(self, index: int) -> Any:
+        spec: EngineSpec = self.specs[index]
+        options = self._reserved.options(spec.gpu_ids[0], ENGINE_GPU_SHARE)
+        bundles = [self._reserved.bundles[gpu] for gpu in spec.gpu_ids]
+        physical = EngineSpec(spec.role, spec.index, spec.num_gpus, tuple(bundle.gpu_id for bundle in bundles))
+        remote = ray.remote(SGLangEngine).options(max_concurrency=_ACTOR_THREADS, **options)
+        return remote.remote(self._args, physical, self._ports[index])
+
+    def revive(self) -> list[int]:
+        """Start dead engines again, wait for them, and return their indices.
+
+        A policy engine comes back with the run's start weights, so it holds its requests until the trainer's push, which
+        ends with ``continue_generation``.
+        """
+        pending = {index: handle.restart_if_dead.remote() for index, handle in enumerate(self.handles)}
+        revived = []
+        for index, reference in pending.items():
+            try:
+                if ray.get(reference):
+                    revived.append(index)
+            except RayActorError:
+                logger.warning("the actor of %s died, creating it again", self.specs[index].name)
+                self.handles[index] = self._create(index)
+                ray.get(self.handles[index].start.remote())
+                revived.append(index)
+        if self.role == "policy" and not self._args.debug_rollout_only:
+            ray.get([self.handles[index].pause_generation.remote("retract") for index in revived])
+        return revived
+
+    def stop(self) -> None:
+        """Stop router and engines; an actor that does not answer is killed, and its process with it."""
+        if self.address is not None and self.address.router is not None:
+            self.address.router.stop()
+        stops = [handle.stop.remote() for handle in self.handles]
+        try:
+            ray.get(stops, timeout=_STOP_TIMEOUT_SECONDS)
+        except (GetTimeoutError, RayActorError) as error:
+            logger.warning("%s engines did not stop in order: %s", self.role, error)
+        for handle in self.handles:
+            ray.kill(handle)
+        self.handles = []

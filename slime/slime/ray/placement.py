@@ -1,0 +1,189 @@
+"""Which GPUs each role gets, and the Ray placement group that holds them.
+
+Guarantees: :func:`describe_placement` is pure and says what a run will do on any machine; :func:`create_placement` gives
+exactly that on a cluster. The order is actor, rollout, judge; a machine without GPUs has logical ones. Ray is imported only
+by the functions that talk to it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slime.backends.sglang_utils.server_args import EngineSpec, Role
+from slime.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+ACTOR_GPU_SHARE = 0.4
+ENGINE_GPU_SHARE = 0.2
+_CREATE_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """GPU numbers of each role, counted over the whole cluster."""
+
+    actor: tuple[int, ...]
+    rollout: tuple[int, ...]
+    judge: tuple[int, ...]
+    rollout_gpus_per_engine: int = 1
+    judge_gpus_per_engine: int = 1
+
+    @property
+    def total(self) -> int:
+        """Number of GPUs that any role uses."""
+        return len({*self.actor, *self.rollout, *self.judge})
+
+    def gpus(self, role: Role) -> tuple[int, ...]:
+        """GPUs of the policy engines or of the judge engines."""
+        return self.rollout if role == "policy" else self.judge
+
+    def engines(self, role: Role) -> list[EngineSpec]:
+        """The engines of a role, each with its consecutive GPUs."""
+        gpus = self.gpus(role)
+        size = min(self.rollout_gpus_per_engine if role == "policy" else self.judge_gpus_per_engine, len(gpus) or 1)
+        starts = range(0, len(gpus), size)
+        return [EngineSpec(role, index, size, gpus[start : start + size]) for index, start in enumerate(starts)]
+
+    def lines(self) -> list[str]:
+        """One line per role for people: ``actor    GPU 0-3  4 ranks``."""
+        engines = {role: f"{len(self.engines(role))} engine(s)" for role in ("policy", "prm")}
+        rows = [
+            ("actor", self.actor, f"{len(self.actor)} rank(s)"),
+            ("rollout", self.rollout, f"{engines['policy']} of {self.rollout_gpus_per_engine}"),
+            ("judge", self.judge, f"{engines['prm']} of {self.judge_gpus_per_engine}"),
+        ]
+        return [f"{name:<8} GPU {_interval(gpus):<6} {what}" for name, gpus, what in rows if gpus]
+
+
+def describe_placement(args: Namespace) -> Placement:
+    """Return the placement of a run; raises :class:`ConfigurationError` with the flag to change."""
+    actor_count = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
+    external_policy = bool(getattr(args, "sglang_router_ip", None))
+    external_judge = bool(getattr(args, "prm_router_ip", None))
+    if external_policy and actor_count:
+        raise ConfigurationError(
+            "engines at --sglang-router-ip cannot take new weights; remove it, or collect only with --debug-rollout-only"
+        )
+    rollout_count = 0 if args.debug_train_only or external_policy else args.rollout_num_gpus
+    special = args.debug_rollout_only or args.debug_train_only or args.colocate
+    judge_count = args.prm_num_gpus if args.prm_enable and not special and not external_judge else 0
+    per_engine, judge_per_engine = args.rollout_num_gpus_per_engine, args.prm_num_gpus_per_engine
+    if rollout_count and rollout_count % per_engine:
+        raise ConfigurationError(
+            f"--rollout-num-gpus {rollout_count} is not a multiple of --rollout-num-gpus-per-engine {per_engine}"
+        )
+    if judge_count and judge_count % judge_per_engine:
+        raise ConfigurationError(
+            f"--prm-num-gpus {judge_count} is not a multiple of --prm-num-gpus-per-engine {judge_per_engine}"
+        )
+    rollout_start = 0 if args.colocate else actor_count
+    judge_start = rollout_start + rollout_count
+    placement = Placement(
+        actor=tuple(range(actor_count)),
+        rollout=tuple(range(rollout_start, rollout_start + rollout_count)),
+        judge=tuple(range(judge_start, judge_start + judge_count)),
+        rollout_gpus_per_engine=per_engine,
+        judge_gpus_per_engine=judge_per_engine,
+    )
+    available = getattr(args, "num_gpus", None)
+    if available is not None and placement.total > available:
+        raise ConfigurationError(
+            f"actor {actor_count} + rollout {rollout_count} + judge {judge_count} GPUs need {placement.total}, "
+            f"--num-gpus is {available}"
+        )
+    return placement
+
+
+def _interval(gpus: Sequence[int]) -> str:
+    return str(gpus[0]) if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1]}"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One reserved GPU: where it is and which bundle of the placement group holds it."""
+
+    bundle_index: int
+    node_ip: str
+    gpu_id: int
+    free_port: int
+
+
+@dataclass(frozen=True)
+class ReservedPlacement:
+    """A placement with the cluster's bundles; ``bundles[gpu]`` holds GPU number ``gpu`` of the placement."""
+
+    placement: Placement
+    group: PlacementGroup | None
+    bundles: tuple[Bundle, ...]
+
+    def options(self, gpu: int, share: float) -> dict[str, Any]:
+        """Actor options that put an actor on a GPU with a share of it."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        assert self.group is not None, "a run without GPUs has no actors to place"
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self.group,
+            placement_group_bundle_index=self.bundles[gpu].bundle_index,
+            placement_group_capture_child_tasks=True,
+        )
+        return {"num_cpus": share, "num_gpus": share, "scheduling_strategy": strategy}
+
+
+def create_placement(args: Namespace) -> ReservedPlacement:
+    """Reserve one {GPU: 1, CPU: 1} bundle per GPU and find out where each is; Ray must be initialised."""
+    import ray
+    from ray.util.placement_group import placement_group
+
+    placement = describe_placement(args)
+    if not placement.total:
+        return ReservedPlacement(placement, None, ())
+    group = placement_group([{"GPU": 1, "CPU": 1}] * placement.total, strategy="PACK")
+    if not group.wait(_CREATE_TIMEOUT_SECONDS):
+        have = ray.cluster_resources().get("GPU", 0)
+        raise ConfigurationError(
+            f"the cluster did not give {placement.total} GPUs (it has {have:.0f}); start more nodes"
+        )
+    return ReservedPlacement(placement, group, tuple(_probe_bundles(group, placement.total)))
+
+
+def _probe_bundles(group: PlacementGroup, count: int) -> list[Bundle]:
+    """Ask a short-lived actor on every bundle where it is; sorted by node address, then GPU."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    @ray.remote(num_cpus=ACTOR_GPU_SHARE, num_gpus=ACTOR_GPU_SHARE)
+    class Probe:
+        def where(self) -> tuple[str, int, int]:
+            from slime.utils.http_utils import find_available_port
+
+            return ray.get_runtime_context().get_node_id(), int(ray.get_gpu_ids()[0]), find_available_port("")
+
+    probes: list[Any] = [
+        Probe.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=index
+            )
+        ).remote()
+        for index in range(count)
+    ]
+    try:
+        places = ray.get([probe.where.remote() for probe in probes])
+    finally:
+        for probe in probes:
+            ray.kill(probe)
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    bundles = [Bundle(index, addresses[node], gpu, port) for index, (node, gpu, port) in enumerate(places)]
+    return sorted(bundles, key=lambda bundle: (_address_key(bundle.node_ip), bundle.gpu_id))
+
+
+def _address_key(address: str) -> tuple[int, int, str]:
+    try:
+        return (0, int(ipaddress.ip_address(address)), "")
+    except ValueError:
+        return (1, 0, address)

@@ -1,0 +1,223 @@
+"""The rollout manager: the actor that owns the engines, the data source and the rollout function.
+
+Guarantees: ``generate`` blocks only its own caller, so ``save``, ``on_weights_live`` and ``recover_engines`` run meanwhile; a
+dead engine is started again within ``--rollout-health-check-interval`` seconds, and counted by ``recover_engines`` until the
+driver has taken note; everything that the manager started ends with it. It writes the addresses of the engines into its
+copy of ``args``, where plugins read them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import ray
+
+from slime.backends.sglang_utils.server_args import Role
+from slime.exceptions import PluginError
+from slime.ray.engines import EngineGroup
+from slime.ray.placement import ReservedPlacement
+from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
+from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics
+from slime.rollout.train_data import convert, split_by_dp
+from slime.utils.http_utils import init_http_client
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+_MANAGER_THREADS = 16
+ROLES: tuple[Role, ...] = ("policy", "prm")
+
+
+class RolloutBatch(TypedDict):
+    """What ``generate`` returns: one object reference per training rank, and metrics."""
+
+    shards: list[Any]
+    metrics: dict[str, Any]
+
+
+def compute_rollout_step(args: Namespace, rollout_id: int) -> int:
+    """Position on the step axis of trackers: the rollout, or the optimizer steps taken before it."""
+    if not getattr(args, "wandb_always_use_train_step", False):
+        return rollout_id
+    return rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
+
+
+class RolloutManager:
+    """See the module. Created as an actor by :func:`create_rollout_manager`."""
+
+    def __init__(self, args: Namespace, reserved: ReservedPlacement) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        self.args = args
+        self._groups = [
+            EngineGroup(args, reserved, role)
+            for role in ROLES
+            if reserved.placement.engines(role) and not args.load_debug_rollout_data
+        ]
+        self._dp_size = max(1, len(reserved.placement.actor))
+        self._engines_lock = threading.Lock()
+        self._revived = 0
+        self._closing = threading.Event()
+        self._start_engines()
+        init_http_client(args)
+        self._data_source = load_function(args.data_source_path)(args)
+        self._generate = load_function(args.rollout_function_path)
+        self._evaluate = load_function(args.eval_function_path or args.rollout_function_path)
+        self._monitor = threading.Thread(target=self._watch_engines, name="engine-monitor", daemon=True)
+        self._monitor.start()
+
+    # Engines
+
+    def _start_engines(self) -> None:
+        starts = [(group, group.start()) for group in self._groups]
+        for group, references in starts:
+            address = group.finish_start(ray.get(references))
+            prefix = "sglang" if group.role == "policy" else "prm"
+            setattr(self.args, f"{prefix}_router_ip", address.host)
+            setattr(self.args, f"{prefix}_router_port", address.port)
+            logger.info("%s engines serve at http://%s:%d", group.role, address.host, address.port)
+
+    def _watch_engines(self) -> None:
+        interval = getattr(self.args, "rollout_health_check_interval", None) or 5.0
+        while not self._closing.wait(interval):
+            try:
+                self._revive_engines()
+            except Exception:  # the monitor outlives a failed restart and tries again
+                logger.exception("an engine could not be started again; trying again in %.0f s", interval)
+
+    def _revive_engines(self) -> None:
+        with self._engines_lock:
+            if self._closing.is_set():
+                return
+            for group in self._groups:
+                revived = len(group.revive())
+                if group.role == "policy":
+                    self._revived += revived
+
+    def recover_engines(self) -> int:
+        """Start dead engines, and return how many policy engines were started again since the last call.
+
+        Those serve the start weights: the trainer must connect to all engines again and push its weights.
+        """
+        self._revive_engines()
+        with self._engines_lock:
+            count, self._revived = self._revived, 0
+        return count
+
+    def engine_handles(self) -> list[Any]:
+        """Actors of the policy engines, in order of their index."""
+        return next((list(group.handles) for group in self._groups if group.role == "policy"), [])
+
+    def addresses(self) -> dict[str, str]:
+        """URL of each role."""
+        known = [(group.role, group.address) for group in self._groups]
+        return {role: f"http://{where.host}:{where.port}" for role, where in known if where is not None}
+
+    # Rollouts
+
+    def rollouts_per_epoch(self) -> int:
+        """How many rollouts use every prompt once; for ``--num-epoch``."""
+        return len(self._data_source) // self.args.rollout_batch_size
+
+    def generate(self, rollout_id: int) -> RolloutBatch:
+        """Run the rollout function and return its samples as one shard per training rank."""
+        start = time.monotonic()
+        if self.args.load_debug_rollout_data:
+            samples, extra = self._load_debug_samples(rollout_id), {}
+        else:
+            output = call_rollout_fn(self._generate, self.args, rollout_id, self._data_source, evaluation=False)
+            if isinstance(output, RolloutFnEvalOutput):
+                raise PluginError(f"{self.args.rollout_function_path} returned an evaluation; it was asked for samples")
+            samples, extra = flatten(output.samples), output.metrics or {}
+            mark = getattr(self._data_source, "mark", None)
+            if mark is not None:
+                mark(rollout_id)
+        if not samples:
+            raise ValueError(f"{self.args.rollout_function_path} returned no samples for rollout {rollout_id}")
+        self._save_debug_samples(rollout_id, samples)
+        seconds = time.monotonic() - start
+        metrics = {**rollout_metrics(self.args, samples, seconds), **oldest_versions(samples), **extra}
+        custom_log = getattr(self.args, "custom_rollout_log_function_path", None)
+        if custom_log and load_function(custom_log)(rollout_id, self.args, samples, extra, seconds):
+            metrics = {"perf/rollout_time": seconds}
+        return {"shards": self._shards(samples), "metrics": metrics}
+
+    def _shards(self, samples: list[Sample]) -> list[Any]:
+        custom_convert = getattr(self.args, "custom_convert_samples_to_train_data_path", None)
+        if custom_convert:
+            train_data = load_function(custom_convert)(self.args, samples)
+        else:
+            train_data = convert(self.args, samples)
+        return [ray.put(shard) for shard in split_by_dp(train_data, self._dp_size, self.args)]
+
+    def eval(self, rollout_id: int) -> dict[str, Any]:
+        """Run the evaluation function and return metrics ``eval/<dataset>``."""
+        output = call_rollout_fn(self._evaluate, self.args, rollout_id, self._data_source, evaluation=True)
+        if not isinstance(output, RolloutFnEvalOutput):
+            raise PluginError(f"{self.args.eval_function_path} returned samples; it was asked for an evaluation")
+        metrics = dict(output.metrics or {})
+        for name, result in output.data.items():
+            rewards = [float(reward) for reward in result["rewards"]]
+            if rewards:
+                metrics[f"eval/{name}"] = sum(rewards) / len(rewards)
+            if result.get("truncated"):
+                metrics[f"eval/{name}-truncated_ratio"] = sum(map(bool, result["truncated"])) / len(result["truncated"])
+        custom_log = getattr(self.args, "custom_eval_rollout_log_function_path", None)
+        if custom_log and load_function(custom_log)(rollout_id, self.args, output.data, output.metrics):
+            return {}
+        return metrics
+
+    # State
+
+    def save(self, rollout_id: int) -> None:
+        """Save the position of the data source, once the trainer's checkpoint of this rollout is on disk."""
+        self._data_source.save(rollout_id)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Restore the data source to its state after ``rollout_id``."""
+        self._data_source.load(rollout_id)
+
+    def on_weights_live(self, rollout_id: int, version: str) -> None:
+        """Note that engines serve the weights that ``rollout_id`` produced; the data source hears of it."""
+        notify = getattr(self._data_source, "weights_live", None)
+        if notify is not None:
+            notify(rollout_id, version)
+
+    def _save_debug_samples(self, rollout_id: int, samples: list[Sample]) -> None:
+        template = self.args.save_debug_rollout_data
+        if not template:
+            return
+        import torch
+
+        path = Path(template.format(rollout_id=rollout_id))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
+
+    def _load_debug_samples(self, rollout_id: int) -> list[Sample]:
+        import torch
+
+        path = self.args.load_debug_rollout_data.format(rollout_id=rollout_id)
+        dump = torch.load(path, weights_only=False)
+        return [Sample.from_dict(record) for record in dump["samples"]]
+
+    def dispose(self) -> None:
+        """Stop the monitor, what the data source has started (its ``dispose``), and the engines."""
+        self._closing.set()
+        dispose = getattr(self._data_source, "dispose", None)
+        if dispose is not None:
+            dispose()
+        with self._engines_lock:
+            for group in self._groups:
+                group.stop()
+
+
+def create_rollout_manager(args: Namespace, reserved: ReservedPlacement) -> Any:
+    """Create the manager's actor; its engines are up when the first call on it returns."""
+    remote = ray.remote(RolloutManager).options(num_cpus=1, num_gpus=0, max_concurrency=_MANAGER_THREADS)
+    return remote.remote(args, reserved)

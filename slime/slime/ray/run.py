@@ -1,0 +1,240 @@
+"""One run, as the control loops see it: cluster, placement, rollout manager and trainer, with what both loops share.
+
+Guarantees: leaving the ``with`` block ends everything the run started, whatever happened inside; engines that came back
+after a crash get the trainer's weights before anything else is done with them; SIGTERM and SIGINT are noticed within two
+seconds, except inside a training step, which is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from slime.exceptions import TrainerError
+from slime.ray.actor_group import TrainGroup
+from slime.ray.cluster import ray_cluster
+from slime.ray.placement import create_placement, describe_placement
+from slime.ray.rollout import compute_rollout_step, create_rollout_manager
+from slime.rollout.metrics import staleness
+from slime.utils import logging_utils
+from slime.utils.misc import should_run_periodic_action
+from slime.utils.process import StopRequested
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 2.0
+_DISPOSE_TIMEOUT_SECONDS = 60.0
+
+
+class Stopped(Exception):
+    """A signal asked the run to end while it waited."""
+
+
+class Run:
+    """Enter it to start everything; the loops call its methods. Owned by the driver's main thread."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.args = args
+        self.stop = StopRequested()
+        self.start_rollout_id = 0
+        self.weight_version = ""
+        self._manager: Any = None
+        self._trainer: TrainGroup | None = None
+        self._resources = contextlib.ExitStack()
+        self._trained: int | None = None
+        self._saved: int | None = None
+
+    # Start and end
+
+    def __enter__(self) -> Run:
+        """Start the cluster, the engines and the trainer, and give the engines the trainer's weights."""
+        self.stop.install()
+        try:
+            self._start()
+        except BaseException:
+            self._resources.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        args = self.args
+        placement = describe_placement(args)
+        for line in placement.lines():
+            say(line)
+        self._resources.enter_context(ray_cluster(args, num_gpus=getattr(args, "num_gpus", None) or placement.total))
+        self.stop.install()  # again: Ray has put its own handlers in place
+        reserved = create_placement(args)
+        logging_utils.init_tracking(args)
+        self._resources.callback(logging_utils.finish_tracking, args)
+        self._manager = create_rollout_manager(args, reserved)
+        self._resources.callback(self._dispose_manager)
+        if args.num_rollout is None:
+            args.num_rollout = args.num_epoch * self.wait(self._manager.rollouts_per_epoch.remote())
+        if placement.actor:
+            self._trainer = TrainGroup(args, reserved)
+            self._resources.callback(self._trainer.shutdown)
+            self.start_rollout_id = self._trainer.init()
+        for role, url in self.wait(self._manager.addresses.remote()).items():
+            say(f"{role} engine: {url}")
+        self.wait(self._manager.load.remote(self.start_rollout_id - 1))
+        if self._trainer and placement.rollout:
+            self._connect()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        """Save what a stopped run has trained, and end everything."""
+        try:
+            if self._unsaved() and (kind is None or kind is Stopped):
+                self.save(self._trained)
+        finally:
+            self._resources.close()
+        return False
+
+    def _dispose_manager(self) -> None:
+        assert self._manager is not None
+        ray.wait([self._manager.dispose.remote()], timeout=_DISPOSE_TIMEOUT_SECONDS)
+        ray.kill(self._manager)
+
+    def wait(self, reference: Any) -> Any:
+        """The value of a reference; engines are looked after meanwhile. Raises :class:`Stopped` on a signal."""
+        while True:
+            if self.stop:  # before the value: a loop whose batches are always ready must end too
+                raise Stopped
+            done, _ = ray.wait([reference], timeout=_POLL_SECONDS)
+            if done:
+                return ray.get(reference)
+            if self.weight_version:
+                self.recover()
+
+    # Rollouts and steps
+
+    def generate(self, rollout_id: int) -> Any:
+        """Start collecting a batch and return its reference."""
+        assert self._manager is not None
+        return self._manager.generate.remote(rollout_id)
+
+    def train(self, rollout_id: int, batch: dict[str, Any]) -> None:
+        """Take the steps of one batch, make the new weights live, and report."""
+        if self._trainer is None:
+            self._report(rollout_id, batch["metrics"], {}, 0.0)
+            return
+        start = time.monotonic()
+        batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
+        metrics = self._trainer.train(rollout_id, batch["shards"])
+        self._trained = rollout_id
+        if self._serves_engines():
+            self._push()
+            ray.get(self._manager.on_weights_live.remote(rollout_id, self.weight_version))
+        self._report(rollout_id, batch["metrics"], metrics, time.monotonic() - start)
+
+    def recover(self) -> None:
+        """Give engines that were started again the trainer's weights."""
+        assert self._manager is not None
+        revived = ray.get(self._manager.recover_engines.remote())
+        if revived and self._serves_engines():
+            say(f"{revived} engine(s) started again, sending the weights")
+            self._connect()
+
+    def _serves_engines(self) -> bool:
+        return self._trainer is not None and not self.args.debug_train_only
+
+    def _connect(self) -> None:
+        assert self._trainer is not None
+        assert self._manager is not None
+        self._trainer.connect_rollout_engines(ray.get(self._manager.engine_handles.remote()))
+        self.weight_version = self._trainer.update_weights()
+
+    def _push(self) -> None:
+        assert self._trainer is not None
+        assert self._manager is not None
+        self.recover()
+        try:
+            self.weight_version = self._trainer.update_weights()
+        except TrainerError:
+            # An engine that died during the update is started again and gets the weights; any other failure stands.
+            if not ray.get(self._manager.recover_engines.remote()):
+                raise
+            logger.exception("an engine died during the weight update; sending the weights again")
+            self._connect()
+
+    # Checkpoints and reports
+
+    def save_if_due(self, rollout_id: int) -> None:
+        """Write a checkpoint at the interval and at the last rollout, then let the data source know."""
+        args = self.args
+        if args.save and should_run_periodic_action(rollout_id, args.save_interval, None, args.num_rollout):
+            self.save(rollout_id)
+
+    def _unsaved(self) -> bool:
+        return bool(self.args.save) and self._trained is not None and self._trained != self._saved
+
+    def save(self, rollout_id: int | None) -> None:
+        """Write a checkpoint of the weights after ``rollout_id``."""
+        if self._trainer is None or self._manager is None or rollout_id is None:
+            return
+        folder = self._trainer.save(rollout_id)
+        ray.get(self._manager.save.remote(rollout_id))
+        self._saved = rollout_id
+        say(f"saved {folder}")
+
+    def evaluate_if_due(self, rollout_id: int) -> None:
+        """Run the evaluation function at its interval."""
+        assert self._manager is not None
+        if should_run_periodic_action(rollout_id, self.args.eval_interval, None, None):
+            metrics = self.wait(self._manager.eval.remote(rollout_id))
+            metrics["eval/step"] = compute_rollout_step(self.args, rollout_id)
+            logging_utils.log(self.args, metrics, step_key="eval/step")
+
+    def serve_until_stopped(self) -> None:
+        """Keep engines and rollout plugin up until a signal comes."""
+        say("training is done; serving until SIGINT or SIGTERM")
+        while not self.stop.wait(_POLL_SECONDS):
+            self.recover()
+
+    def _report(self, rollout_id: int, rollout: dict[str, Any], train: dict[str, Any], seconds: float) -> None:
+        rollout = {**rollout, "perf/step_time": seconds, "rollout/step": compute_rollout_step(self.args, rollout_id)}
+        if self.weight_version.isdigit():
+            rollout["rollout/weight_version"] = int(self.weight_version)
+        logging_utils.log(self.args, rollout, step_key="rollout/step")
+        if train:
+            logging_utils.log(self.args, {"train/step": rollout_id, **train}, step_key="train/step")
+        say(step_line(rollout_id, {**rollout, **train}, self.weight_version))
+
+
+def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
+    """Run a control loop until it returns or a signal stops it, and return the exit code."""
+    run = Run(args)
+    try:
+        with run:
+            loop(run)
+    except Stopped:
+        say("stopped")
+    return run.stop.exit_code
+
+
+_COLUMNS = (
+    ("reward", "rollout/raw_reward", "{:+.3f}"),
+    ("loss", "train/loss", "{:+.4f}"),
+    ("grad", "train/grad_norm", "{:.3f}"),
+    ("samples", "rollout/samples", "{:.0f}"),
+    ("tokens", "rollout/response_len/mean", "{:.0f}"),
+    ("stale", "rollout/staleness_mean", "{:.1f}"),
+    ("collect", "perf/rollout_time", "{:.1f}s"),
+    ("step", "perf/step_time", "{:.1f}s"),
+)
+
+
+def step_line(rollout_id: int, metrics: dict[str, Any], weight_version: str) -> str:
+    """One line about a step; what is not known is left out."""
+    cells = [f"{name} {form.format(metrics[key])}" for name, key, form in _COLUMNS if metrics.get(key) is not None]
+    return "  ".join([f"step {rollout_id}", *cells, f"weights {weight_version or '-'}"])
+
+
+def say(text: str) -> None:
+    """Print a line of the driver at once."""
+    print(text, flush=True)

@@ -1,0 +1,35 @@
+"""What a rollout function returns, and the one way it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from slime.utils.types import Sample
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """Groups of samples (lists may nest) and metrics to log."""
+
+    samples: list[list[Sample]]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    """``{dataset: {"rewards": [...], "truncated": [...], "samples": [...]}}`` and metrics to log."""
+
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] | None = None
+
+
+def call_rollout_fn(
+    fn: Callable, *args: Any, evaluation: bool, **kwargs: Any
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Call ``fn(*args, evaluation=evaluation, **kwargs)`` and wrap a bare list or dict into the output class."""
+    output = fn(*args, evaluation=evaluation, **kwargs)
+    if isinstance(output, RolloutFnTrainOutput | RolloutFnEvalOutput):
+        return output
+    return RolloutFnEvalOutput(data=output) if evaluation else RolloutFnTrainOutput(samples=output)

@@ -1,0 +1,250 @@
+"""Where a rollout function gets its prompts, and where unfinished groups go back to.
+
+Guarantees: `RolloutDataSource` hands out prompts in an order that depends only on seed and position, and `save`/`load` restore
+the position exactly; with a buffer, groups given back are handed out first and are part of the saved state.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import json
+import random
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from slime.exceptions import CheckpointError, ConfigurationError
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
+
+
+class DataSource(abc.ABC):
+    """What a rollout function is given as its third argument."""
+
+    @abc.abstractmethod
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """Return that many groups."""
+
+    @abc.abstractmethod
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Take groups back."""
+
+    @abc.abstractmethod
+    def save(self, rollout_id: int) -> None:
+        """A checkpoint that contains ``rollout_id`` is on disk: keep the position that belongs to it."""
+
+    @abc.abstractmethod
+    def load(self, rollout_id: int | None = None) -> None:
+        """Go back to the position after ``rollout_id``; None or -1 is the start."""
+
+
+def read_rows(path: str) -> list[dict[str, Any]]:
+    """Return the rows of a ``.jsonl``, ``.json`` (a list) or ``.parquet`` file; ``path@[a:b]`` takes a slice.
+
+    Raises:
+        ConfigurationError: when there is no such file or it has another form.
+    """
+    match = _SLICE.match(path)
+    start = end = None
+    if match:
+        path = match["path"]
+        start, end = (int(match[name]) if match[name] else None for name in ("start", "end"))
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigurationError(f"--prompt-data {path}: no such file")
+    if file.suffix == ".parquet":
+        import pyarrow.parquet
+
+        rows = pyarrow.parquet.read_table(file).to_pylist()
+    elif file.suffix in (".jsonl", ".json"):
+        text = file.read_text()
+        try:
+            if file.suffix == ".json":
+                rows = json.loads(text)
+            else:
+                rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"--prompt-data {path}: {error}") from error
+    else:
+        raise ConfigurationError(f"--prompt-data {path}: use a .jsonl, .json or .parquet file")
+    return rows[start:end]
+
+
+def rows_to_samples(args: Namespace, rows: list[dict[str, Any]], input_key: str, label_key: str | None) -> list[Sample]:
+    """Return one sample per row; prompts are rendered with ``--apply-chat-template``.
+
+    Raises:
+        ConfigurationError: naming the missing column and those there are.
+    """
+    tokenizer = None
+    if args.apply_chat_template:
+        from slime.utils.processing_utils import load_tokenizer
+
+        tokenizer = load_tokenizer(args.hf_checkpoint)
+    samples = []
+    for row in rows:
+        for key in (input_key, label_key):
+            if key is not None and key not in row:
+                raise ConfigurationError(f"prompt data has no column {key!r}; it has {', '.join(sorted(row))}")
+        prompt = row[input_key]
+        if tokenizer is not None:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            prompt = tokenizer.apply_chat_template(
+                messages,
+                tools=row.get(args.tool_key),
+                tokenize=False,
+                add_generation_prompt=True,
+                **args.apply_chat_template_kwargs,
+            )
+        label = row[label_key] if label_key else None
+        samples.append(Sample(prompt=prompt, label=label, metadata=dict(row.get(args.metadata_key) or {})))
+    return samples
+
+
+class RolloutDataSource(DataSource):
+    """Prompts of ``--prompt-data``, epoch after epoch; without a prompt file, blank samples."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.args = args
+        self.epoch_id = 0
+        self.sample_offset = 0
+        self.sample_group_index = 0
+        self.sample_index = 0
+        self.metadata: dict[str, Any] = {}
+        self._marks: dict[int, dict[str, Any]] = {}
+        self.dataset: list[Sample] | None = None
+        if args.rollout_global_dataset:
+            if not args.prompt_data:
+                raise ConfigurationError("no prompts: add --prompt-data FILE, or --disable-rollout-global-dataset")
+            rows = read_rows(args.prompt_data)
+            if not rows:
+                raise ConfigurationError(f"--prompt-data {args.prompt_data} has no rows")
+            self.dataset = rows_to_samples(args, rows, args.input_key, args.label_key)
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.dataset is not None else 0
+
+    def _order(self) -> list[int]:
+        order = list(range(len(self)))
+        if self.args.rollout_shuffle:
+            random.Random(self.args.rollout_seed + self.epoch_id).shuffle(order)
+        return order
+
+    def _next_prompt(self) -> Sample:
+        if self.dataset is None:
+            return Sample()
+        if self.sample_offset >= len(self.dataset):
+            self.epoch_id += 1
+            self.sample_offset = 0
+        prompt = self.dataset[self._order()[self.sample_offset]]
+        self.sample_offset += 1
+        return prompt
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """Return that many groups of ``--n-samples-per-prompt`` copies of a prompt."""
+        groups = []
+        for _ in range(num_samples):
+            prompt = self._next_prompt()
+            group = []
+            for _ in range(self.args.n_samples_per_prompt):
+                sample = copy.deepcopy(prompt)
+                sample.group_index, sample.index = self.sample_group_index, self.sample_index
+                self.sample_index += 1
+                group.append(sample)
+            self.sample_group_index += 1
+            groups.append(group)
+        return groups
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Refuse: there is no buffer to put them in."""
+        raise RuntimeError(
+            "this data source keeps nothing; use --data-source-path slime.rollout.data_source.RolloutDataSourceWithBuffer"
+        )
+
+    def _state(self) -> dict[str, Any]:
+        names = ("sample_offset", "epoch_id", "sample_group_index", "sample_index", "metadata")
+        return {name: getattr(self, name) for name in names}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    @staticmethod
+    def _file(root: str, rollout_id: int) -> Path:
+        return Path(root) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
+
+    def mark(self, rollout_id: int) -> None:
+        """Remember the position now: everything that ``rollout_id`` needed has been handed out, and nothing of the next."""
+        self._marks[rollout_id] = copy.deepcopy(self._state())
+
+    def save(self, rollout_id: int) -> None:
+        """Write the position after ``rollout_id`` to ``<save>/rollout/global_dataset_state_dict_<rollout_id>.pt``.
+
+        It is the marked one: the next rollout may be under way already. Without a mark it is the position now.
+        """
+        import torch
+
+        state = self._marks.get(rollout_id, self._state())
+        self._marks = {marked: kept for marked, kept in self._marks.items() if marked > rollout_id}
+        if not self.args.save or not self.args.rollout_global_dataset:
+            return
+        file = self._file(self.args.save, rollout_id)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(file)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Read the position that belongs to ``rollout_id``.
+
+        Raises:
+            CheckpointError: when the checkpoint has none.
+        """
+        import torch
+
+        if rollout_id is None or rollout_id < 0 or not self.args.load or not self.args.rollout_global_dataset:
+            return
+        file = self._file(self.args.load, rollout_id)
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing: the position in the prompts cannot be restored")
+        self._restore(torch.load(file, weights_only=False))
+
+
+class RolloutDataSourceWithBuffer(RolloutDataSource):
+    """`RolloutDataSource` that hands out groups given back first."""
+
+    def __init__(self, args: Namespace) -> None:
+        super().__init__(args)
+        self.buffer: list[list[Sample]] = []
+        self._filter = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """Return groups of the buffer, then fresh ones."""
+        groups = self._filter(self.args, None, self.buffer, num_samples) if self.buffer else []
+        return [*groups, *super().get_samples(num_samples - len(groups))]
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Put groups into the buffer; their size is theirs."""
+        self.buffer.extend(group for group in samples if group)
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "buffer": [[sample.to_dict() for sample in group] for group in self.buffer]}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        groups = state.pop("buffer", [])
+        self.buffer = [[Sample.from_dict(data) for data in group] for group in groups]
+        super()._restore(state)
+
+
+def pop_first(
+    args: Namespace, rollout_id: int | None, buffer: list[list[Sample]], num_samples: int
+) -> list[list[Sample]]:
+    """Take the oldest groups out of the buffer."""
+    taken = buffer[:num_samples]
+    del buffer[:num_samples]
+    return taken

@@ -1,0 +1,211 @@
+"""Samples become training data, and training data becomes one shard per rank.
+
+Guarantees:
+
+* :func:`convert` loses nothing: a per-token list that is missing on some samples, or has a wrong length, is an error that
+  names the sample; nothing is padded or cut.
+* :func:`split_by_dp` decides everything centrally: every sample is in exactly one micro-batch of one rank, all ranks have
+  the same number of micro-batches in every optimizer step (an empty one where samples run out), no micro-batch exceeds the
+  token cap unless it is a single sample, and the loss denominators are those of the whole step.
+
+Both are pure; the values are plain Python lists.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from slime.rollout.rewards import post_process_rewards
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+# Optional keys, and the attribute of Sample each is read from. All samples have it, or none.
+_COMPLETE_KEYS = {"rollout_log_probs": "rollout_log_probs"}
+# Optional keys that a sample may lack: None there means that the term is zero for it.
+_SPARSE_KEYS = {
+    "teacher_log_probs": "teacher_log_probs",
+    "teacher_topk_log_probs": "teacher_topk_log_probs",
+    "teacher_topk_indices": "teacher_topk_indices",
+    "metadata": "train_metadata",
+}
+_UNSUPPORTED = ("multimodal_train_inputs", "rollout_routed_experts")
+
+TrainData = dict[str, Any]
+
+
+def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
+    """Return the training data of ``samples``; see the module for what is checked.
+
+    Keys: tokens, response_lengths, total_lengths, rewards, raw_reward, truncated, sample_indices, group_indices,
+    loss_masks, and rollout_log_probs, teacher_* and metadata where samples have them.
+    """
+    if not samples:
+        raise ValueError("the rollout returned no samples to train on")
+    masks = [_checked_mask(sample) for sample in samples]
+    raw_rewards, rewards = post_process_rewards(args, samples)
+    data: TrainData = {
+        "tokens": [list(sample.tokens) for sample in samples],
+        "response_lengths": [sample.response_length for sample in samples],
+        "total_lengths": [len(sample.tokens) for sample in samples],
+        "rewards": rewards,
+        "raw_reward": [_logged_reward(sample, raw) for sample, raw in zip(samples, raw_rewards, strict=True)],
+        "truncated": [int(sample.status == Sample.Status.TRUNCATED) for sample in samples],
+        "sample_indices": [sample.index for sample in samples],
+        "group_indices": [-1 if sample.group_index is None else sample.group_index for sample in samples],
+        "loss_masks": masks,
+    }
+    for key, attribute in _COMPLETE_KEYS.items():
+        values = [plain_list(getattr(sample, attribute, None)) for sample in samples]
+        missing = [sample.index for sample, value in zip(samples, values, strict=True) if value is None]
+        if len(missing) == len(samples):
+            continue
+        if missing:
+            raise ValueError(f"{attribute} is missing on samples {missing} and present on the others")
+        data[key] = values
+    for key, attribute in _SPARSE_KEYS.items():
+        values = [getattr(sample, attribute, None) for sample in samples]
+        if any(value is not None for value in values):
+            data[key] = [value if isinstance(value, dict) else plain_list(value) for value in values]
+    for key in ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices"):
+        _check_lengths(samples, key, data.get(key))
+    if any("round_number" in sample.metadata for sample in samples):
+        data["round_number"] = [sample.metadata.get("round_number") for sample in samples]
+    return data
+
+
+def _checked_mask(sample: Sample) -> list[int]:
+    where = f"sample {sample.index}"
+    if not 0 <= sample.response_length <= len(sample.tokens):
+        raise ValueError(f"{where}: response_length {sample.response_length} does not fit {len(sample.tokens)} tokens")
+    for attribute in _UNSUPPORTED:
+        if getattr(sample, attribute, None) is not None:
+            raise ValueError(f"{where}: {attribute} is not supported by the training back end")
+    mask = [1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask)
+    if len(mask) != sample.response_length:
+        raise ValueError(f"{where}: loss_mask has {len(mask)} entries, the response {sample.response_length} tokens")
+    return [0] * len(mask) if sample.remove_sample else mask
+
+
+def _logged_reward(sample: Sample, raw: float) -> float:
+    return float(sample.metadata.get("raw_reward", raw))
+
+
+def plain_list(value: Any) -> list[Any] | None:
+    """A list of a list, a NumPy array or a tensor; None stays None."""
+    if value is None:
+        return None
+    return value.tolist() if hasattr(value, "tolist") else list(value)
+
+
+def _check_lengths(samples: Sequence[Sample], key: str, values: list[Any] | None) -> None:
+    for sample, value in zip(samples, values or [], strict=bool(values)):
+        if value is not None and len(value) != sample.response_length:
+            message = f"sample {sample.index}: {key} has {len(value)} entries, the response"
+            raise ValueError(f"{message} {sample.response_length} tokens")
+
+
+def steps_of(num_samples: int, args: Namespace) -> list[range]:
+    """The samples of each optimizer step, in order.
+
+    A step has ``global_batch_size`` samples, or with ``use_dynamic_global_batch_size`` the samples divided by
+    ``num_steps_per_rollout``. What is left over is dropped with a warning, or is a smaller last step with
+    ``disable_rollout_trim_samples``.
+    """
+    size = args.global_batch_size
+    if size is None or getattr(args, "use_dynamic_global_batch_size", False):
+        size = max(1, num_samples // (getattr(args, "num_steps_per_rollout", None) or 1))
+    steps = [range(start, start + size) for start in range(0, num_samples - size + 1, size)]
+    left = num_samples % size
+    if left and getattr(args, "disable_rollout_trim_samples", False):
+        steps.append(range(num_samples - left, num_samples))
+    elif left and steps:
+        logger.warning("%d of %d samples do not fill a batch of %d and are dropped", left, num_samples, size)
+    if not steps:
+        raise ValueError(f"{num_samples} samples do not fill one batch: --global-batch-size is {size}")
+    return steps
+
+
+def split_by_dp(train_data: TrainData, dp_size: int, args: Namespace) -> list[TrainData]:
+    """Return one shard per rank, with ``micro_batch_indices``, ``global_batch_sizes``, ``global_token_counts``.
+
+    ``micro_batch_indices[step][k]`` lists indices local to the shard; ``partition`` maps them to the whole batch.
+    ``global_batch_sizes[step]`` and ``global_token_counts[step]`` are the samples and unmasked tokens over all ranks.
+    """
+    lengths = train_data["total_lengths"]
+    steps = steps_of(len(lengths), args)
+    plan = [_deal(_pack(step, lengths, args), lengths, dp_size) for step in steps]
+    shards = []
+    for rank in range(dp_size):
+        partition = [index for ranks in plan for batch in ranks[rank] for index in batch]
+        local = {index: position for position, index in enumerate(partition)}
+        shard = {
+            key: [values[index] for index in partition] if _per_sample(values, len(lengths)) else values
+            for key, values in train_data.items()
+        }
+        shard["partition"] = partition
+        shard["micro_batch_indices"] = [[[local[index] for index in batch] for batch in ranks[rank]] for ranks in plan]
+        shard["global_batch_sizes"] = [len(step) for step in steps]
+        masks = train_data["loss_masks"]
+        shard["global_token_counts"] = [sum(sum(masks[index]) for index in step) for step in steps]
+        shards.append(shard)
+    return shards
+
+
+def _per_sample(values: Any, num_samples: int) -> bool:
+    return isinstance(values, list) and len(values) == num_samples
+
+
+def _pack(step: range, lengths: Sequence[int], args: Namespace) -> list[list[int]]:
+    """Micro-batches of one step: first fit by decreasing length under the token cap, or runs of micro_batch_size."""
+    if not args.use_dynamic_batch_size:
+        size = args.micro_batch_size
+        return [list(step[start : start + size]) for start in range(0, len(step), size)]
+    cap = args.max_tokens_per_gpu
+    batches: list[list[int]] = []
+    loads: list[int] = []
+    for index in sorted(step, key=lambda index: (-lengths[index], index)):
+        fitting = next((k for k, load in enumerate(loads) if load + lengths[index] <= cap), None)
+        if fitting is None:
+            batches.append([index])
+            loads.append(lengths[index])
+        else:
+            batches[fitting].append(index)
+            loads[fitting] += lengths[index]
+    return batches
+
+
+def _deal(batches: list[list[int]], lengths: Sequence[int], dp_size: int) -> list[list[list[int]]]:
+    """Give every rank the same number of micro-batches, with token sums as equal as a greedy deal makes them."""
+    batches = _split_to_multiple(batches, lengths, dp_size)
+    per_rank = len(batches) // dp_size
+    ranks: list[list[list[int]]] = [[] for _ in range(dp_size)]
+    open_ranks = [(0, rank) for rank in range(dp_size)]
+    for batch in sorted(batches, key=lambda batch: -_tokens(batch, lengths)):
+        load, rank = heapq.heappop(open_ranks)
+        ranks[rank].append(batch)
+        if len(ranks[rank]) < per_rank:
+            heapq.heappush(open_ranks, (load + _tokens(batch, lengths), rank))
+    return ranks
+
+
+def _split_to_multiple(batches: list[list[int]], lengths: Sequence[int], divisor: int) -> list[list[int]]:
+    """Halve the longest micro-batches until their number is a multiple of ``divisor``; empty ones fill the rest."""
+    batches = [list(batch) for batch in batches]
+    while len(batches) % divisor:
+        divisible = [batch for batch in batches if len(batch) > 1]
+        if not divisible:
+            batches += [[] for _ in range(-len(batches) % divisor)]
+            break
+        longest = max(divisible, key=lambda batch: _tokens(batch, lengths))
+        batches.remove(longest)
+        batches += [longest[::2], longest[1::2]]
+    return batches
+
+
+def _tokens(batch: Sequence[int], lengths: Sequence[int]) -> int:
+    return sum(lengths[index] for index in batch)

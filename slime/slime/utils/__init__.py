@@ -1,0 +1,1 @@
+"""Types, processes, HTTP and other small tools of the core."""

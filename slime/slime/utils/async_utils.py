@@ -1,0 +1,38 @@
+"""One background event loop per process, for synchronous code that calls asynchronous plugins."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def get_async_loop() -> asyncio.AbstractEventLoop:
+    """Return the process's background loop, started on first use in a daemon thread."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="slime-async", daemon=True).start()
+        return _loop
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run ``coroutine`` on the background loop and return its result; blocks the calling thread.
+
+    Raises:
+        RuntimeError: when called from the background loop itself, where blocking would never end.
+    """
+    loop = get_async_loop()
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is loop:
+        coroutine.close()
+        raise RuntimeError("run() was called from the background loop; await the coroutine instead")
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()

@@ -1,0 +1,120 @@
+"""HTTP calls of the core and its plugins.
+
+Guarantees: only transport errors and 5xx answers are retried; a 4xx answer is the caller's mistake and raises at once.
+Owns the process-wide client that plugins share (``_http_client``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from typing import Any
+
+import httpx
+
+from slime.exceptions import HttpStatusError
+
+logger = logging.getLogger(__name__)
+
+_http_client: httpx.AsyncClient | None = None
+FIRST_DELAY_SECONDS = 0.2
+LONGEST_DELAY_SECONDS = 5.0
+
+
+def init_http_client(args: Any) -> None:
+    """Make the shared client with as many connections as the engines serve at once; nothing without engines."""
+    global _http_client
+    if not getattr(args, "rollout_num_gpus", None) or _http_client is not None:
+        return
+    engines = max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
+    _http_client = _new_client(args.sglang_server_concurrency * engines)
+
+
+def _new_client(connections: int = 512) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    return httpx.AsyncClient(timeout=None, limits=limits)
+
+
+def _client() -> httpx.AsyncClient:
+    global _http_client
+    if _http_client is None:
+        _http_client = _new_client()
+    return _http_client
+
+
+async def _request(method: str, url: str, payload: Any, headers: dict | None, max_retries: int) -> Any:
+    delay = FIRST_DELAY_SECONDS
+    for attempt in range(1, max(1, max_retries) + 1):
+        try:
+            response = await _client().request(method, url, json=payload, headers=headers)
+        except httpx.TransportError as error:
+            if attempt >= max_retries:
+                raise
+            logger.warning("%s %s failed (%s), attempt %d of %d", method, url, error, attempt, max_retries)
+        else:
+            if response.status_code < 400:
+                try:
+                    return response.json()
+                except ValueError:
+                    return response.text
+            failure = HttpStatusError(url, response.status_code, response.text)
+            if response.status_code < 500 or attempt >= max_retries:
+                raise failure
+            logger.warning("%s; attempt %d of %d", failure, attempt, max_retries)
+        await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+        delay = min(delay * 2, LONGEST_DELAY_SECONDS)
+    raise AssertionError("unreachable")
+
+
+async def post(url: str, payload: Any, max_retries: int = 60, headers: dict | None = None) -> Any:
+    """POST ``payload`` as JSON; return the parsed JSON answer, or its text when it is not JSON.
+
+    Raises:
+        HttpStatusError: on a 4xx answer at once, on a 5xx answer after ``max_retries`` tries.
+        httpx.TransportError: when the server could not be reached in as many tries.
+    """
+    return await _request("POST", url, payload, headers, max_retries)
+
+
+async def get(url: str, max_retries: int = 60) -> Any:
+    """GET JSON; errors as in `post`."""
+    return await _request("GET", url, None, None, max_retries)
+
+
+def find_available_port(host: str = "127.0.0.1") -> int:
+    """Return a port that the operating system says is free now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def is_port_available(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether ``port`` can be bound on ``host``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def get_host_info() -> tuple[str, str]:
+    """Return host name and the address other nodes reach it by (``SLIME_HOST_IP`` overrides)."""
+    name = socket.gethostname()
+    address = os.environ.get("SLIME_HOST_IP")
+    if address:
+        return name, address
+    family = socket.AF_INET6 if os.environ.get("SLIME_PREFER_IPV6") == "1" else socket.AF_INET
+    try:
+        return name, str(socket.getaddrinfo(name, None, family)[0][4][0])
+    except socket.gaierror:
+        return name, "127.0.0.1"
+
+
+def _wrap_ipv6(address: str) -> str:
+    """Return an address ready for a URL: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address

@@ -1,0 +1,35 @@
+"""One call to log metrics, for the core and its plugins. Owns the process's trackers."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from slime.tracking import Tracker, make_trackers
+
+_trackers: list[Tracker] = []
+
+
+def init_tracking(args: Namespace) -> None:
+    """Open the trackers of this process; a second call changes nothing."""
+    if not _trackers:
+        _trackers.extend(make_trackers(args))
+
+
+def log(args: Namespace, metrics: dict[str, Any], step_key: str) -> None:
+    """Log ``metrics`` to every tracker.
+
+    Raises:
+        KeyError: when ``metrics`` does not hold ``step_key``.
+    """
+    if step_key not in metrics:
+        raise KeyError(f"metrics to log need their step axis {step_key!r}; they have {', '.join(sorted(metrics))}")
+    init_tracking(args)
+    for tracker in _trackers:
+        tracker.log(metrics, step_key)
+
+
+def finish_tracking(args: Namespace) -> None:
+    """Close the trackers of this process."""
+    while _trackers:
+        _trackers.pop().finish()

@@ -1,0 +1,108 @@
+"""Elementwise policy-gradient arithmetic that losses and plugins share.
+
+Guarantees: nothing here writes to its arguments; log probabilities are computed in float32 from float32 logits, by one
+kernel, so that the old, the new and the reference policy differ only where their logits do. Holds no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
+
+
+def log_probs_and_entropy(logits: Tensor, tokens: Tensor, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Log probability of each token, and the entropy of each row.
+
+    ``log p(t) = z_t - logsumexp(z)`` and ``H = - sum_v p(v) log p(v)``.
+
+    Args:
+        logits: ``[R, V]``, the whole vocabulary, already divided by the temperature.
+        tokens: ``[R]`` int64.
+        with_entropy: also return the entropy ``[R]``; None otherwise.
+
+    Returns:
+        ``[R]`` float32 log probabilities and the entropy.
+    """
+    logits = logits.float()
+    normaliser = torch.logsumexp(logits, dim=-1)
+    log_probs = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - normaliser
+    if not with_entropy:
+        return log_probs, None
+    table = logits - normaliser.unsqueeze(-1)
+    return log_probs, -(table.exp() * table).sum(-1)
+
+
+def compute_log_probs(logits: Tensor, tokens: Tensor, process_group: Any = None) -> Tensor:
+    """Return ``[R, 1]`` log probabilities of ``tokens`` ``[R]`` under ``logits`` ``[R, V]``; the logits stay as they are.
+
+    ``process_group`` is the tensor-parallel group of a vocabulary split over ranks; only a group of one rank (or None) is
+    possible with whole-vocabulary logits.
+    """
+    if process_group is not None and process_group.size() > 1:
+        raise ValueError(
+            f"compute_log_probs got a tensor-parallel group of {process_group.size()} ranks, "
+            "but the logits hold the whole vocabulary: pass None"
+        )
+    return log_probs_and_entropy(logits, tokens)[0].unsqueeze(-1)
+
+
+def compute_policy_loss(
+    ppo_kl: Tensor,
+    advantages: Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+    eps_clip_c: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """PPO's clipped surrogate (Schulman et al. 2017), with separate bounds and the optional dual clip (Ye et al. 2020).
+
+    ``r = exp(-ppo_kl)``; ``loss = max(-r A, -clip(r, 1 - eps_clip, 1 + eps_clip_high) A)``; where ``A < 0`` the dual clip
+    bounds it by ``-eps_clip_c A``.
+
+    Args:
+        ppo_kl: old minus new log probability, any shape.
+        advantages: same shape.
+
+    Returns:
+        Elementwise losses, and 1.0 where the clipped branch was taken.
+    """
+    ratio = torch.exp(-ppo_kl)
+    unclipped = -ratio * advantages
+    clipped = -ratio.clamp(1.0 - eps_clip, 1.0 + eps_clip_high) * advantages
+    losses = torch.maximum(unclipped, clipped)
+    clip_fraction = (clipped > unclipped).float()
+    if eps_clip_c is None:
+        return losses, clip_fraction
+    if eps_clip_c <= 1.0:
+        raise ValueError(f"eps_clip_c is {eps_clip_c}; the dual clip needs a value above 1, such as 3.0")
+    bounded = torch.minimum(-eps_clip_c * advantages, losses)
+    return torch.where(advantages < 0, bounded, losses), clip_fraction
+
+
+def compute_approx_kl(
+    log_probs: Tensor,
+    log_probs_base: Tensor,
+    kl_loss_type: str,
+    importance_ratio: Tensor | None = None,
+) -> Tensor:
+    """Estimators of KL(policy || base) from one sample per token (Schulman, "Approximating KL divergence", 2020).
+
+    With ``d = log_probs - log_probs_base``: k1 ``d``; k2 ``d^2 / 2``; k3 and low_var_kl ``exp(-d) - 1 + d``, the latter
+    clamped to [-10, 10]. ``importance_ratio`` (policy over behaviour) multiplies the estimate and makes it unbiased
+    off-policy. Elementwise, float32.
+    """
+    difference = log_probs.float() - log_probs_base.float()
+    if kl_loss_type == "k1":
+        estimate = difference
+    elif kl_loss_type == "k2":
+        estimate = difference.square() / 2.0
+    elif kl_loss_type == "k3":
+        estimate = torch.exp(-difference) - 1.0 + difference
+    elif kl_loss_type == "low_var_kl":
+        estimate = (torch.exp(-difference) - 1.0 + difference).clamp(-10.0, 10.0)
+    else:
+        raise ValueError(f"unknown KL estimator {kl_loss_type!r}: use --kl-loss-type with one of {', '.join(KL_TYPES)}")
+    return estimate if importance_ratio is None else importance_ratio * estimate

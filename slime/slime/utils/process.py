@@ -1,0 +1,204 @@
+"""Child processes that cannot outlive their parent.
+
+Guarantee: a process started by :func:`spawn` leads its own session and process group, and the whole group is gone soon
+after the parent is, however the parent ended (``SIGKILL`` included). The parent holds the write end of a pipe, the child
+blocks on the read end (:func:`watch_lifeline`); end of file means that the parent died. Processes are only ever ended by
+the id remembered here, never by name.
+
+The :class:`ChildProcess` that ``spawn`` returns owns the pipe, the log file and the group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+LIFELINE_VARIABLE = "SLIME_LIFELINE_FD"
+GRACE_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+
+
+class ChildProcess:
+    """A running child with its own process group; ``stop`` ends the group and reaps the child."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], lifeline: int, name: str, log_path: Path | None) -> None:
+        self._popen = popen
+        self._lifeline: int | None = lifeline
+        self.name = name
+        self.log_path = log_path
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also the id of the process group."""
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status (negative: the signal), or None while the child runs."""
+        return self._popen.poll()
+
+    def alive(self) -> bool:
+        """Whether the child itself still runs."""
+        return self.returncode is None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the child to end; raises ``subprocess.TimeoutExpired``."""
+        return self._popen.wait(timeout)
+
+    def stop(self, timeout: float = 10.0) -> int:
+        """End the group with SIGTERM, after ``timeout`` seconds with SIGKILL, and return the exit status."""
+        signal_group(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and (self.alive() or group_alive(self.pid)):
+            time.sleep(_POLL_SECONDS)
+        return self.kill()
+
+    def kill(self) -> int:
+        """End whatever is left of the group at once, reap the child and return its exit status."""
+        signal_group(self.pid, signal.SIGKILL)
+        status = self._popen.wait()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        return status
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines of the log, for error messages."""
+        return log_tail(self.log_path, lines)
+
+
+def spawn(
+    command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, log_path: Path | None = None, name: str = ""
+) -> ChildProcess:
+    """Start ``command`` in a new session, with a lifeline to this process.
+
+    Args:
+        command: program and arguments; the program must call :func:`watch_lifeline` first thing.
+        env: complete environment of the child; ``None`` passes this process's own.
+        log_path: file that receives stdout and stderr (appended); ``None`` inherits them.
+        name: for messages.
+    """
+    read_end, write_end = os.pipe()
+    environment = dict(os.environ if env is None else env)
+    environment[LIFELINE_VARIABLE] = str(read_end)
+    log = None
+    try:
+        if log_path is not None:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            log = log_path.open("ab")
+        popen = subprocess.Popen(
+            [str(part) for part in command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT if log is not None else None,
+            start_new_session=True,
+            pass_fds=(read_end,),
+        )
+    except BaseException:
+        os.close(write_end)
+        raise
+    finally:
+        os.close(read_end)
+        if log is not None:
+            log.close()
+    return ChildProcess(popen, write_end, name or Path(str(command[0])).name, log_path)
+
+
+def watch_lifeline() -> None:
+    """End this process's group when the parent dies; a no-op in a process that ``spawn`` did not start.
+
+    Called first thing in the child's ``main``. The variable is removed so that grandchildren do not take it for theirs.
+    """
+    value = os.environ.pop(LIFELINE_VARIABLE, None)
+    if value is None:
+        return
+    descriptor = int(value)
+    os.set_inheritable(descriptor, False)
+    threading.Thread(target=_end_group_at_eof, args=(descriptor,), name="lifeline", daemon=True).start()
+
+
+def _end_group_at_eof(descriptor: int) -> None:
+    while os.read(descriptor, 1):
+        continue
+    group = os.getpgrp()
+    # The last blow comes from outside: this process may be gone before a member that ignores SIGTERM is.
+    subprocess.Popen(
+        ["/bin/sh", "-c", f"sleep {GRACE_SECONDS}; kill -KILL -{group} 2>/dev/null"],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.killpg(group, signal.SIGTERM)
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Send a signal to a process group; False when nothing of it is left."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def group_alive(group: int) -> bool:
+    """Whether a process group still has a member that is not a zombie."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, process_group = fields[0], int(fields[2])
+        if process_group == group and state not in ("Z", "X"):
+            return True
+    return False
+
+
+def log_tail(path: Path | None, lines: int = 30) -> str:
+    """The last ``lines`` lines of a log file, or a word on why there are none."""
+    if path is None:
+        return "(the process logs to the terminal)"
+    if not path.exists():
+        return f"(no log at {path})"
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+class StopRequested:
+    """Remembers SIGTERM or SIGINT so that a loop can end cleanly; the second signal raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._event = threading.Event()
+
+    def install(self) -> StopRequested:
+        """Take over both signals; only from the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self.signal_number = number
+        self._event.set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` for a signal; True when one came."""
+        return self._event.wait(seconds)
+
+    @property
+    def exit_code(self) -> int:
+        """130 after SIGINT, else 0."""
+        return 130 if self.signal_number == signal.SIGINT else 0

@@ -1,0 +1,36 @@
+"""Tokenizers and processors by checkpoint folder."""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
+    """Return the Hugging Face tokenizer of a checkpoint."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+
+
+def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
+    """Return the multimodal processor of a checkpoint, or None for a text-only one."""
+    from transformers import AutoProcessor, PreTrainedTokenizerBase
+
+    try:
+        processor = AutoProcessor.from_pretrained(name_or_path, **kwargs)
+    except (OSError, ValueError, ImportError) as error:
+        logger.info("no processor in %s (%s); treating it as a text model", name_or_path, error)
+        return None
+    return None if isinstance(processor, PreTrainedTokenizerBase) else processor
+
+
+def encode_image_for_rollout_engine(image: Any) -> str:
+    """Return a PIL image as a ``data:image/png;base64,…`` URL."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

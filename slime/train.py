@@ -1,0 +1,24 @@
+"""Synchronous loop: collect a batch, train on it, make its weights live, and only then collect the next."""
+
+from __future__ import annotations
+
+import sys
+
+from slime.arguments import parse_args
+from slime.ray.run import Run, execute
+from slime.utils.process import watch_lifeline
+
+
+def train(run: Run) -> None:
+    """One batch at a time, until ``num_rollout``."""
+    for rollout_id in range(run.start_rollout_id, run.args.num_rollout):
+        run.train(rollout_id, run.wait(run.generate(rollout_id)))
+        run.save_if_due(rollout_id)
+        run.evaluate_if_due(rollout_id)
+    if run.args.serve_when_done:
+        run.serve_until_stopped()
+
+
+if __name__ == "__main__":
+    watch_lifeline()
+    sys.exit(execute(parse_args(), train))

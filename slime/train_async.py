@@ -1,0 +1,32 @@
+"""Asynchronous loop: the next batch is collected while this one trains, and its weights are live right after the step."""
+
+from __future__ import annotations
+
+import sys
+
+from slime.arguments import parse_args
+from slime.ray.run import Run, execute
+from slime.utils.process import watch_lifeline
+
+
+def train(run: Run) -> None:
+    """Collect ``r + 1`` while ``r`` trains, until ``num_rollout``."""
+    last = run.args.num_rollout
+    batch = run.generate(run.start_rollout_id) if run.start_rollout_id < last else None
+    for rollout_id in range(run.start_rollout_id, last):
+        data = run.wait(batch)
+        if rollout_id + 1 < last:
+            batch = run.generate(rollout_id + 1)
+        run.train(rollout_id, data)
+        run.save_if_due(rollout_id)
+        run.evaluate_if_due(rollout_id)
+    if run.args.serve_when_done:
+        run.serve_until_stopped()
+
+
+if __name__ == "__main__":
+    watch_lifeline()
+    arguments = parse_args()
+    if arguments.colocate:
+        raise SystemExit("train_async.py cannot share GPUs between trainer and engines; use train.py for --colocate")
+    sys.exit(execute(arguments, train))
