@@ -1,0 +1,380 @@
+"""The runtime's configuration: environment variables, declared once.
+
+Guarantees: every variable that the runtime process reads stands in `VARIABLES` with its type, default and meaning, and
+is checked before anything starts; an impossible value is a `ConfigError` that names the variable and what to type. The
+result is immutable. A secret never appears in `describe`. Imports nothing beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from openclaw.exceptions import ConfigError
+
+Value = str | int | float | bool | None
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: as it is typed.
+        field: of `RuntimeConfig`.
+        type: of the value.
+        default: value when the variable is unset or empty.
+        help: one line.
+        choices: the only values, when not empty.
+        minimum: the least number.
+        maximum: the greatest number.
+        above: the number that the value must exceed.
+        aliases: other names of the same variable.
+        secret: whether the value must not be shown.
+    """
+
+    name: str
+    field: str
+    type: type
+    default: Value
+    help: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    aliases: tuple[str, ...] = ()
+    secret: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The variable's name and its aliases."""
+        return (self.name, *self.aliases)
+
+    def parse(self, text: str, name: str) -> Value:
+        """Return the value that ``text``, found under ``name``, stands for.
+
+        Raises:
+            ConfigError: when it stands for none.
+        """
+        try:
+            value = _PARSERS[self.type](text)
+        except ValueError as error:
+            raise ConfigError(f"{name}={text!r} is not {_TYPE_WORDS[self.type]}; {self.help}") from error
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{name}={text!r}; use one of {', '.join(self.choices)}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self._check_range(value, name)
+        return value
+
+    def _check_range(self, value: float, name: str) -> None:
+        if not value == value or value in (float("inf"), float("-inf")):
+            raise ConfigError(f"{name}={value} is not a finite number")
+        if self.minimum is not None and value < self.minimum:
+            raise ConfigError(f"{name}={value} is too small; use {self.minimum:g} or more")
+        if self.maximum is not None and value > self.maximum:
+            raise ConfigError(f"{name}={value} is too large; use {self.maximum:g} or less")
+        if self.above is not None and value <= self.above:
+            raise ConfigError(f"{name}={value}; use a number above {self.above:g}")
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise ValueError(text)
+
+
+_PARSERS: dict[type, Callable[[str], Value]] = {str: str, int: int, float: float, bool: _parse_bool}
+_TYPE_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "1 or 0"}
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("HOST", "host", str, "127.0.0.1", "address the gateway binds; any other than loopback needs a key"),
+    Variable("PORT", "port", int, 30000, "port of the gateway", minimum=0, maximum=65535),
+    Variable(
+        "SGLANG_API_KEY",
+        "api_key",
+        str,
+        None,
+        "key that clients send as a Bearer token; unset: no key is asked for",
+        aliases=("OPENCLAW_API_KEY",),
+        secret=True,
+    ),
+    Variable("SERVED_MODEL_NAME", "served_model_name", str, None, "model name in replies; default: the checkpoint's"),
+    Variable("CONTEXT_LENGTH", "context_length", int, 32768, "most tokens of prompt and reply together", minimum=16),
+    Variable(
+        "REASONING_PARSER",
+        "reasoning_parser",
+        str,
+        "qwen3",
+        "format of the model's reasoning",
+        choices=("qwen3", "none"),
+    ),
+    Variable(
+        "TOOL_CALL_PARSER",
+        "tool_call_parser",
+        str,
+        "qwen25",
+        "format of the model's tool calls: JSON in <tool_call> tags; qwen and qwen3 name the same format",
+        choices=("qwen25", "qwen", "qwen3", "none"),
+    ),
+    Variable("OPENCLAW_TEMPERATURE", "temperature", float, 0.6, "temperature of requests that name none", minimum=0.0),
+    Variable("OPENCLAW_TOP_P", "top_p", float, 1.0, "top_p of requests that name none", above=0.0, maximum=1.0),
+    Variable("OPENCLAW_MAX_TOKENS", "max_tokens", int, 8192, "longest reply of requests that set no limit", minimum=1),
+    Variable("OPENCLAW_POLICY_URL", "policy_url", str, None, "URL of the policy engine or the router before it"),
+    Variable("OPENCLAW_JUDGE_URL", "judge_url", str, None, "URL of the judge engine"),
+    Variable("OPENCLAW_TOKENIZER", "tokenizer", str, None, "folder or name of the policy's tokenizer"),
+    Variable("OPENCLAW_JUDGE_TOKENIZER", "judge_tokenizer", str, None, "folder or name of the judge's tokenizer"),
+    Variable("OPENCLAW_LEDGER", "ledger", str, None, "file of the ledger (SQLite)"),
+    Variable("OPENCLAW_METHOD", "method", str, None, "learning method as module.attribute"),
+    Variable(
+        "OPENCLAW_EVAL_MODE",
+        "eval_mode",
+        bool,
+        False,
+        "1: turns are recorded with the reason 'evaluation' and never judged or trained",
+    ),
+    Variable(
+        "OPENCLAW_ENGINE_WAIT_SECONDS",
+        "engine_wait_seconds",
+        float,
+        60.0,
+        "how long requests are held while the engine is away",
+        minimum=0.0,
+    ),
+    Variable(
+        "OPENCLAW_GRACE_SECONDS",
+        "grace_seconds",
+        int,
+        8,
+        "how long replies under way may go on when the runtime is told to end",
+        minimum=0,
+    ),
+    Variable(
+        "OPENCLAW_SESSION_IDLE_SECONDS",
+        "session_idle_seconds",
+        float,
+        3600.0,
+        "a session ends after this long without a request",
+        above=0.0,
+    ),
+    Variable(
+        "OPENCLAW_MAX_SESSIONS",
+        "max_sessions",
+        int,
+        10000,
+        "sessions kept in memory; older ones are read back from the ledger",
+        minimum=1,
+    ),
+    Variable("OPENCLAW_MAX_BODY_BYTES", "max_body_bytes", int, 33554432, "largest request body in bytes", minimum=1024),
+    Variable(
+        "PRM_M",
+        "prm_m",
+        int,
+        None,
+        "votes of each judge; default: the method's",
+        minimum=1,
+        aliases=("MAJORITY_VOTE_N",),
+    ),
+    Variable("PRM_TEMPERATURE", "prm_temperature", float, 0.6, "temperature of the judge", minimum=0.0),
+    Variable("PRM_MAX_NEW_TOKENS", "prm_max_new_tokens", int, 4096, "longest answer of the judge in tokens", minimum=1),
+    Variable(
+        "MAJORITY_VOTE_THRESHOLD",
+        "majority_vote_threshold",
+        float,
+        0.6,
+        "least share of valid votes for a majority",
+        above=0.0,
+        maximum=1.0,
+    ),
+    Variable(
+        "OPENCLAW_JUDGE_PROMPTS",
+        "judge_prompts",
+        str,
+        "full",
+        "wording of the judge's prompts; brief is for tiny judges",
+        choices=("full", "brief"),
+    ),
+    Variable("OPENCLAW_JUDGE_CONCURRENCY", "judge_concurrency", int, 8, "most turns judged at a time", minimum=1),
+    Variable(
+        "OPENCLAW_JUDGE_TIMEOUT", "judge_timeout", float, 120.0, "seconds that judging a turn may take", above=0.0
+    ),
+    Variable(
+        "OPENCLAW_MIN_RESPONSE_TOKENS", "min_response_tokens", int, 8, "shorter replies are not trained", minimum=1
+    ),
+    Variable(
+        "OPENCLAW_MAX_TRAIN_TOKENS",
+        "max_train_tokens",
+        int,
+        None,
+        "longer turns (prompt and reply) are not trained; default: CONTEXT_LENGTH",
+        minimum=2,
+    ),
+    Variable(
+        "OPENCLAW_COMBINE_W_RL", "combine_w_rl", float, 1.0, "weight of the judge's score in Combine", minimum=0.0
+    ),
+    Variable(
+        "OPENCLAW_COMBINE_W_OPD", "combine_w_opd", float, 1.0, "weight of the distillation term in Combine", minimum=0.0
+    ),
+    Variable(
+        "OPENCLAW_RL_SESSION_WEIGHT",
+        "rl_session_weight",
+        float,
+        0.1,
+        "advantage of the one turn that a session without any score contributes in Binary RL; 0: none",
+        minimum=0.0,
+    ),
+    Variable(
+        "OPENCLAW_OPD_TEACHER",
+        "opd_teacher",
+        str,
+        "policy",
+        "engine whose model is the teacher",
+        choices=("policy", "prm"),
+    ),
+    Variable(
+        "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY",
+        "opd_teacher_lp_max_concurrency",
+        int,
+        4,
+        "most turns scored by the teacher at a time",
+        minimum=1,
+    ),
+    Variable(
+        "ROLLOUT_LOG_LEVEL",
+        "log_level",
+        str,
+        "INFO",
+        "log level of the runtime",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """The values of `VARIABLES`; build it with `from_env`, change one for a test with ``dataclasses.replace``.
+
+    ``sources`` says for each variable where its value came from: the name under which it was set, or ``default``.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    api_key: str | None = field(default=None, repr=False)
+    served_model_name: str | None = None
+    context_length: int = 32768
+    reasoning_parser: str = "qwen3"
+    tool_call_parser: str = "qwen25"
+    temperature: float = 0.6
+    top_p: float = 1.0
+    max_tokens: int = 8192
+    policy_url: str | None = None
+    judge_url: str | None = None
+    tokenizer: str | None = None
+    judge_tokenizer: str | None = None
+    ledger: str | None = None
+    method: str | None = None
+    eval_mode: bool = False
+    engine_wait_seconds: float = 60.0
+    grace_seconds: int = 8
+    session_idle_seconds: float = 3600.0
+    max_sessions: int = 10000
+    max_body_bytes: int = 33554432
+    prm_m: int | None = None
+    prm_temperature: float = 0.6
+    prm_max_new_tokens: int = 4096
+    majority_vote_threshold: float = 0.6
+    judge_prompts: Literal["full", "brief"] = "full"
+    judge_concurrency: int = 8
+    judge_timeout: float = 120.0
+    min_response_tokens: int = 8
+    max_train_tokens: int | None = None
+    combine_w_rl: float = 1.0
+    combine_w_opd: float = 1.0
+    rl_session_weight: float = 0.1
+    opd_teacher: Literal["policy", "prm"] = "policy"
+    opd_teacher_lp_max_concurrency: int = 4
+    log_level: str = "INFO"
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @staticmethod
+    def from_env(environment: Mapping[str, str] = os.environ) -> RuntimeConfig:
+        """Return the configuration that the environment describes; an empty value counts as unset.
+
+        Raises:
+            ConfigError: naming the first variable that cannot be used, and what to type.
+        """
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for variable in VARIABLES:
+            found = {name: environment[name] for name in variable.names if environment.get(name)}
+            if len(set(found.values())) > 1:
+                raise ConfigError(f"{' and '.join(found)} name the same thing and differ; set only {variable.name}")
+            name = next(iter(found), None)
+            values[variable.field] = variable.default if name is None else variable.parse(found[name], name)
+            sources[variable.name] = "default" if name is None else name
+        config = RuntimeConfig(**values, sources=sources)
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Raise ConfigError when values contradict each other."""
+        if self.host.startswith("["):
+            raise ConfigError(f"HOST={self.host} cannot be bound; write {self.host.strip('[]')}")
+        if not is_loopback(self.host) and not self.api_key:
+            raise ConfigError(
+                f"HOST={self.host} is open to other machines and no key is set; "
+                "set SGLANG_API_KEY (or OPENCLAW_API_KEY), or HOST=127.0.0.1"
+            )
+        for name, url in (("OPENCLAW_POLICY_URL", self.policy_url), ("OPENCLAW_JUDGE_URL", self.judge_url)):
+            if url and not url.startswith(("http://", "https://")):
+                raise ConfigError(f"{name}={url!r}; write http://HOST:PORT")
+        if self.prm_max_new_tokens >= self.context_length:
+            raise ConfigError(
+                f"PRM_MAX_NEW_TOKENS={self.prm_max_new_tokens} leaves no room for a prompt in "
+                f"CONTEXT_LENGTH={self.context_length}; lower the first or raise the second"
+            )
+        if self.method and "." not in self.method:
+            raise ConfigError(f"OPENCLAW_METHOD={self.method!r}; write module.attribute")
+
+    def require(self, *fields: str) -> None:
+        """Raise ConfigError when one of ``fields`` has no value."""
+        for variable in VARIABLES:
+            if variable.field in fields and getattr(self, variable.field) in (None, ""):
+                raise ConfigError(f"{variable.name} is not set; {variable.help}")
+
+    @property
+    def model_name(self) -> str:
+        """The name of the served model: ``SERVED_MODEL_NAME``, else the last part of the tokenizer's path."""
+        return self.served_model_name or Path(self.tokenizer or "policy").name
+
+    @property
+    def train_token_limit(self) -> int:
+        """Most tokens, prompt and reply, of a turn that is trained."""
+        return self.max_train_tokens or self.context_length
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        """Return (variable, value, source) of every variable, secrets hidden."""
+        rows = []
+        for variable in VARIABLES:
+            value = getattr(self, variable.field)
+            shown = "" if value is None else "(hidden)" if variable.secret else str(value)
+            rows.append((variable.name, shown, self.sources.get(variable.name, "default")))
+        return rows
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

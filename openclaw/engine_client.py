@@ -1,0 +1,275 @@
+"""The policy engine's `/generate` as a stream of exact tokens.
+
+Guarantees: ids go in and come out; each id has the log-probability the engine gave for that very id, or the reply ends
+in `EngineProtocolError`. An engine that is away (restarting, or paused for an update) holds the request up to
+``wait_seconds``; one that goes away in the middle of a reply is asked to go on from the tokens that were delivered, so
+that the reader sees one reply. Leaving the stream early aborts the generation at the engine. Owns the connections.
+
+Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``; both are understood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from openclaw.exceptions import EngineAwayError, EngineBrokeOffError, EngineProtocolError, EngineRejectedError
+from openclaw.ledger.records import VersionSpan
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 600.0
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 1.0
+ABORT_SECONDS = 5.0
+AWAY_STATUS = (429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens as the engine delivered them.
+
+    Attributes:
+        ids: new response ids.
+        logprobs: one per id, at the sampling temperature.
+        weight_version: of the weights that the engine had when it sent them.
+        finish: ``stop`` or ``length`` in the last chunk of the reply, else None.
+        versions: in the last chunk, which weights sampled which span of the whole reply, when the engine said so.
+        cached_tokens: prompt tokens that the engine had in its cache.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    weight_version: str
+    finish: str | None = None
+    versions: tuple[VersionSpan, ...] = ()
+    cached_tokens: int = 0
+
+
+@dataclass
+class _Progress:
+    """What was delivered of one reply, over all attempts."""
+
+    ids: list[int] = field(default_factory=list)
+    attempts: int = 0
+    away_since: float | None = None
+
+
+class EngineClient:
+    """Asks one engine, or the router before several, by its URL."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        wait_seconds: float,
+        transport: httpx.AsyncBaseTransport | None = None,
+        on_retry: Callable[[str], None] = lambda kind: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare a client of ``url``.
+
+        Args:
+            url: ``http://HOST:PORT``.
+            wait_seconds: how long a request waits for an engine that is away.
+            transport: stand-in for tests.
+            on_retry: called with ``away`` or ``resumed`` whenever a request is sent again.
+            clock: seconds, monotonic.
+        """
+        self.url = url.rstrip("/")
+        self._wait_seconds = wait_seconds
+        self._on_retry = on_retry
+        self._clock = clock
+        self._last_version = "default"
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            transport=transport,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Send the aborts that are under way, then close the connections."""
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
+        await self._client.aclose()
+
+    async def generate(
+        self, rid: str, input_ids: Sequence[int], sampling_params: Mapping[str, Any]
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Yield the reply to ``input_ids``; the last chunk has ``finish``. Close the iterator to abort.
+
+        Args:
+            rid: unique name of the request.
+            input_ids: the prompt.
+            sampling_params: as `/generate` takes them; needs ``max_new_tokens``.
+
+        Raises:
+            EngineAwayError: no engine for ``wait_seconds``.
+            EngineRejectedError: the engine refused the request.
+            EngineProtocolError: the engine broke its format.
+        """
+        progress = _Progress()
+        pause = FIRST_PAUSE_SECONDS
+        while len(progress.ids) < sampling_params["max_new_tokens"]:
+            before = len(progress.ids)
+            try:
+                async with aclosing(self._attempt(rid, input_ids, sampling_params, progress)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except EngineBrokeOffError as error:
+                now = self._clock()
+                if progress.away_since is None or len(progress.ids) > before:
+                    progress.away_since, pause = now, FIRST_PAUSE_SECONDS
+                if now - progress.away_since + pause > self._wait_seconds:
+                    raise EngineAwayError(f"no answer for {self._wait_seconds:g} s from {self.url}: {error}") from error
+                logger.warning("request %s is held, %d tokens so far: %s", rid, len(progress.ids), error)
+            self._on_retry("resumed" if progress.ids else "away")
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
+            progress.attempts += 1
+        # Every token was delivered, and the connection broke before the engine could say that it was the last.
+        yield TokenChunk([], [], self._last_version, finish="length")
+
+    async def _attempt(
+        self, rid: str, input_ids: Sequence[int], sampling_params: Mapping[str, Any], progress: _Progress
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Ask once for what is still missing of the reply; raise EngineBrokeOffError to be asked again."""
+        base = len(progress.ids)
+        name = rid if progress.attempts == 0 else f"{rid}-{progress.attempts}"
+        payload = {
+            "rid": name,
+            "input_ids": [*input_ids, *progress.ids],
+            "sampling_params": {
+                **sampling_params,
+                "max_new_tokens": sampling_params["max_new_tokens"] - base,
+            },
+            "return_logprob": True,
+            "stream": True,
+        }
+        running = False
+        try:
+            async with self._client.stream(
+                "POST",
+                f"{self.url}/generate",
+                content=orjson.dumps(payload),
+                headers={"content-type": "application/json", "accept-encoding": "identity"},
+            ) as response:
+                await self._check_status(response)
+                running = True
+                async for event in _events(response):
+                    chunk = _read_chunk(event, base, len(progress.ids) - base)
+                    progress.ids.extend(chunk.ids)
+                    self._last_version = chunk.weight_version
+                    running = chunk.finish is None
+                    yield chunk
+                    if not running:
+                        return
+            raise EngineBrokeOffError("the stream ended before the reply did")
+        except (httpx.TransportError, httpx.StreamError) as error:
+            raise EngineBrokeOffError(f"{type(error).__name__}: {error}") from error
+        finally:
+            if running:
+                self._abort(name)
+
+    async def _check_status(self, response: httpx.Response) -> None:
+        if response.is_success:
+            return
+        body = (await response.aread()).decode(errors="replace")[:500]
+        words = f"{self.url} answered {response.status_code}: {body}"
+        if response.status_code in AWAY_STATUS:
+            raise EngineBrokeOffError(words)
+        raise EngineRejectedError(words)
+
+    def _abort(self, name: str) -> None:
+        """Tell the engine that nobody waits for ``name`` any more; an engine that is gone need not know."""
+        task = asyncio.get_running_loop().create_task(self._send_abort(name))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _send_abort(self, name: str) -> None:
+        try:
+            await self._client.post(f"{self.url}/abort_request", json={"rid": name}, timeout=ABORT_SECONDS)
+        except httpx.TransportError as error:
+            logger.info("abort of %s was not delivered: %s", name, error)
+
+
+async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the JSON of each server-sent event up to ``[DONE]``."""
+    buffer = b""
+    async for data in response.aiter_raw():
+        buffer += data
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            body = line[5:].strip()
+            if body == b"[DONE]":
+                return
+            try:
+                event = orjson.loads(body)
+            except orjson.JSONDecodeError as error:
+                raise EngineProtocolError(f"the engine sent an event that is no JSON: {body[:200]!r}") from error
+            yield event
+
+
+def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
+    """Return what is new in an event.
+
+    Args:
+        event: of the stream.
+        base: response tokens that earlier attempts delivered.
+        have: response tokens that this attempt delivered before.
+    """
+    if "error" in event:
+        raise EngineBrokeOffError(f"the engine reported {event['error']}")
+    try:
+        meta = event["meta_info"]
+        total = meta["completion_tokens"]
+        new = total - have
+        ids, entries = event["output_ids"], meta.get("output_token_logprobs") or []
+        if len(ids) not in (new, total) or new < 0 or len(entries) < new:
+            raise EngineProtocolError(
+                f"{total} tokens were generated and {have} delivered, but the engine sent {len(ids)} ids "
+                f"and {len(entries)} logprobs"
+            )
+        ids, entries = ids[len(ids) - new :], entries[len(entries) - new :]
+        if [entry[1] for entry in entries] != ids:
+            raise EngineProtocolError("the engine sent logprobs of other tokens than those it sampled")
+        finish = meta.get("finish_reason")
+        kind = finish["type"] if finish else None
+        if kind == "abort":
+            _raise_abort(finish)
+        return TokenChunk(
+            ids=ids,
+            logprobs=[entry[0] for entry in entries],
+            weight_version=str(meta.get("weight_version", "default")),
+            finish=kind,
+            versions=_spans(meta.get("weight_versions") if kind else None, base),
+            cached_tokens=meta.get("cached_tokens") or 0,
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise EngineProtocolError(f"the engine sent an event without {error}: {str(event)[:300]}") from error
+
+
+def _raise_abort(finish: dict[str, Any]) -> None:
+    status = finish.get("status_code")
+    words = f"the engine aborted the request: {finish.get('message')}"
+    if status is not None and 400 <= int(status) < 500:
+        raise EngineRejectedError(words)
+    raise EngineBrokeOffError(words)
+
+
+def _spans(versions: list[dict[str, Any]] | None, base: int) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(str(span["version"]), base + span["start"], base + span["end"]) for span in versions or ())

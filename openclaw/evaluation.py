@@ -1,0 +1,61 @@
+"""``generate`` and ``reward_func`` of the method folders: replies to data-set prompts, scored by the judge.
+
+Guarantees: the reply comes from the policy engine with exact ids and log-probabilities; the score is the PRM's
+majority, or 0 with its reason (``no_next_state``): without a next state there is nothing to judge the reply by.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from openclaw.config import RuntimeConfig
+from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question, together
+from openclaw.judge.votes import majority
+from slime.rollout import sglang_rollout
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+
+NEXT_STATE = "next_state"
+load_judge_tokenizer = lru_cache(maxsize=1)(load_tokenizer)
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False) -> Sample:
+    """Let the policy engine answer ``sample.prompt``; the same in evaluation."""
+    return await sglang_rollout.generate(args, sample, sampling_params)
+
+
+async def judge_reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> Any:
+    """Return ``{"score", "acc", "reason"}`` of a sample, or a list of them for a list.
+
+    ``sample.metadata["next_state"]``, the messages that follow the reply or the text of a user's message, is what the
+    reply is judged by.
+    """
+    if isinstance(sample, list):
+        return await together(*(judge_reward(args, one) for one in sample))
+    next_state = sample.metadata.get(NEXT_STATE)
+    if not next_state:
+        return {"score": 0.0, "acc": 0.0, "reason": "no_next_state"}
+    if isinstance(next_state, str):
+        next_state = [{"role": "user", "content": next_state}]
+    if not getattr(args, "prm_router_ip", None):
+        raise ValueError(
+            "scoring replies needs a judge engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH"
+        )
+    config = RuntimeConfig.from_env()
+    engine = EngineHttp(
+        f"http://{args.prm_router_ip}:{args.prm_router_port}", timeout=config.judge_timeout, concurrency=args.prm_m
+    )
+    judge = JudgeClient(
+        engine,
+        load_judge_tokenizer(args.prm_model_path or args.hf_checkpoint),
+        config.judge_prompts,
+        JudgeSampling(args.prm_temperature, max_new_tokens=args.prm_max_new_tokens),
+    )
+    try:
+        question = Question.about({"content": sample.response}, next_state)
+        votes = await judge.votes("prm", question, args.prm_m)
+    finally:
+        await engine.close()
+    score = majority([vote.value for vote in votes], config.majority_vote_threshold)
+    return {"score": float(score), "acc": float(score > 0), "reason": "judged"}

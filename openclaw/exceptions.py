@@ -1,0 +1,31 @@
+"""Errors of the runtime that a person can act on; those with an HTTP status are in `openclaw.gateway.errors`."""
+
+from __future__ import annotations
+
+
+class OpenClawError(Exception):
+    """Base of the runtime's own errors."""
+
+
+class ConfigError(OpenClawError, ValueError):
+    """An environment variable has a value that cannot be used; the message names it and says what to type."""
+
+
+class EngineError(OpenClawError):
+    """The policy engine did not do what was asked."""
+
+
+class EngineAwayError(EngineError):
+    """The engine could not be reached within the time that requests are held."""
+
+
+class EngineRejectedError(EngineError):
+    """The engine refused the request (4xx): asking again gives the same answer."""
+
+
+class EngineBrokeOffError(EngineError):
+    """The engine went away in the middle of a reply; what it had sampled until then was delivered."""
+
+
+class EngineProtocolError(EngineError):
+    """The engine answered with something that is not what `/generate` promises."""

@@ -1,0 +1,194 @@
+"""The HTTP application: routes, keys, limits, and errors in OpenAI's shape.
+
+Routes: ``POST /v1/chat/completions``, ``GET /v1/models``, ``GET /v1/models/{name}``, ``GET /healthz`` (open),
+``GET /metrics``. Guarantees: every request is counted with its status, a streamed one when it ends,
+and with the status of the error that it ended in; a body beyond the limit is not read. The
+application owns nothing but the task that ends idle sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+from fastapi import Depends, FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+
+from openclaw.gateway.auth import Keyring
+from openclaw.gateway.chat import ChatService, Reply
+from openclaw.gateway.errors import ApiError
+from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.schema import ChatRequest, parse_request
+from openclaw.gateway.stream import CLIENT_GONE, ClientGoneError, EventStream, answer_or_gone
+
+logger = logging.getLogger(__name__)
+
+LONGEST_SWEEP_SECONDS = 30.0
+
+
+def create_app(service: ChatService, registry: CollectorRegistry) -> FastAPI:
+    """Return the application that answers with ``service`` and shows the metrics of ``registry``."""
+    keyring = Keyring(service.config.api_key)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        waiting = await service.sessions.restore()
+        logger.info("%d turns of earlier runs wait for a next state", waiting)
+        sweeper = asyncio.create_task(_sweep(service))
+        yield
+        sweeper.cancel()
+        await asyncio.gather(sweeper, return_exceptions=True)
+        await service.close()
+
+    def authorize(request: Request) -> None:
+        keyring.check(request.headers.get("authorization"))
+
+    app = FastAPI(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _internal_error)
+    schema = {"requestBody": {"content": {"application/json": {"schema": ChatRequest.model_json_schema()}}}}
+
+    @app.post("/v1/chat/completions", openapi_extra=schema)
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation, streamed or whole."""
+        metrics = service.metrics
+        try:
+            authorize(request)
+            response = await _chat(service, request)
+        except ApiError as error:
+            _count(metrics, error.status)
+            raise
+        except ClientGoneError:
+            _count(metrics, CLIENT_GONE)
+            return Response(status_code=CLIENT_GONE)
+        except Exception:
+            _count(metrics, 500)
+            raise
+        if not isinstance(response, EventStream):
+            _count(metrics, 200)
+        return response
+
+    @app.get("/v1/models", dependencies=[Depends(authorize)])
+    async def models() -> Response:
+        """List the one model."""
+        return _json({"object": "list", "data": [_model(service)]})
+
+    @app.get("/v1/models/{name:path}", dependencies=[Depends(authorize)])
+    async def model(name: str) -> Response:
+        """Describe the model."""
+        if name != service.config.model_name:
+            raise ApiError(
+                404,
+                f"there is no model {name!r}; use {service.config.model_name!r}",
+                code="model_not_found",
+                param="model",
+            )
+        return _json(_model(service))
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Say that requests are taken."""
+        return _json({"status": "ok", "model": service.config.model_name, "sessions": len(service.sessions)})
+
+    @app.get("/metrics", dependencies=[Depends(authorize)])
+    async def metrics() -> Response:
+        """Show the numbers of the runtime."""
+        service.metrics.sessions.set(len(service.sessions))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+async def _chat(service: ChatService, request: Request) -> Response:
+    body = await _read_body(request, service.config.max_body_bytes)
+    chat_request, raw = parse_request(body)
+    reply = await answer_or_gone(request, service.start(chat_request, raw, request.headers))
+    headers = _reply_headers(reply)
+    if chat_request.stream:
+
+        def ended(status: int) -> None:
+            reply.give_up()
+            error = reply.error
+            _count(service.metrics, error.status if error else 200 if reply.recorded else status)
+
+        return EventStream(service.events(reply), headers, ended)
+    try:
+        result = await answer_or_gone(request, service.whole(reply))
+    finally:
+        reply.give_up()
+    return _json(result, {**headers, "x-weight-version": reply.capture.weight_version})
+
+
+def _count(metrics: GatewayMetrics, status: int) -> None:
+    """Count a chat completion that is over."""
+    metrics.requests.labels(code=str(status)).inc()
+    if status == 503:
+        metrics.refused.inc()
+
+
+def _reply_headers(reply: Reply) -> dict[str, str]:
+    """Return the headers of a reply; of a stream, the weight version is the one of its first tokens."""
+    return {
+        "x-request-id": reply.capture.prompt.id,
+        "x-weight-version": reply.capture.weight_version,
+        "x-turn-type": reply.context.kind,
+    }
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    too_large = ApiError(413, f"the body has more than {limit} bytes; send less", code="request_too_large")
+    stated = request.headers.get("content-length", "0")
+    if stated.isdigit() and int(stated) > limit:
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+async def _sweep(service: ChatService) -> None:
+    """End idle sessions, for ever."""
+    pause = min(LONGEST_SWEEP_SECONDS, service.config.session_idle_seconds / 4)
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            await service.sessions.sweep()
+        except Exception:
+            service.metrics.ledger_failures.inc()
+            logger.exception("idle sessions could not be ended; tried again in %.1f s", pause)
+
+
+def _model(service: ChatService) -> dict[str, object]:
+    return {
+        "id": service.config.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "openclaw",
+        "max_model_len": service.config.context_length,
+    }
+
+
+def _json(value: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), headers=headers, media_type="application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """Answer for a defect; the server logs it with its traceback."""
+    return ApiError(500, "the server failed on this request; its log says why", code="internal_error").response()

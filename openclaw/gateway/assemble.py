@@ -1,0 +1,62 @@
+"""The gateway's parts put together from a configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from openclaw.config import RuntimeConfig
+from openclaw.engine_client import EngineClient
+from openclaw.gateway.chat import ChatService
+from openclaw.gateway.detokenize import Vocabulary
+from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.render import Renderer
+from openclaw.sessions import Sessions, TurnStore
+
+
+def build_service(
+    config: RuntimeConfig,
+    tokenizer: Any,
+    ledger: TurnStore,
+    registry: CollectorRegistry,
+    *,
+    renderer: Renderer | None = None,
+    on_pending: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.time,
+) -> ChatService:
+    """Return the service that answers chat completions.
+
+    Args:
+        config: with ``policy_url``.
+        tokenizer: the policy's.
+        ledger: where turns are recorded.
+        registry: where the metrics go.
+        renderer: of ``tokenizer``, when another part of the runtime has one.
+        on_pending: called when a turn got its next state or a session ended.
+        clock: seconds since the epoch.
+    """
+    config.require("policy_url")
+    metrics = GatewayMetrics(registry)
+    return ChatService(
+        config,
+        renderer=renderer or Renderer(tokenizer),
+        vocabulary=Vocabulary(tokenizer),
+        engine=EngineClient(
+            config.policy_url or "",
+            wait_seconds=config.engine_wait_seconds,
+            on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
+        ),
+        sessions=Sessions(
+            ledger,
+            idle_seconds=config.session_idle_seconds,
+            max_sessions=config.max_sessions,
+            clock=clock,
+            on_event=lambda name: metrics.session_events.labels(event=name).inc(),
+            on_pending=on_pending,
+        ),
+        metrics=metrics,
+        clock=clock,
+    )

@@ -1,0 +1,303 @@
+"""The life of a chat completion: prompt, session, tokens, turn.
+
+Guarantees: a turn is in the ledger before the client is told that the reply is over; a client that goes away ends the
+generation at the engine, and what was generated is recorded as an aborted turn. A reply that cannot be recorded is not
+finished but ends in an error. `ChatService` owns the background tasks that finish what a client has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from openclaw.config import RuntimeConfig
+from openclaw.engine_client import EngineClient
+from openclaw.exceptions import EngineError
+from openclaw.gateway.capture import Capture, Prompt
+from openclaw.gateway.detokenize import Vocabulary
+from openclaw.gateway.errors import ApiError, bad_request, from_engine
+from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.parsers.deltas import Delta
+from openclaw.gateway.parsers.reply import ReplyParser
+from openclaw.gateway.render import Renderer, RenderError
+from openclaw.gateway.schema import ChatRequest
+from openclaw.gateway.stream import DONE, ChunkWriter, completion, event
+from openclaw.sessions import MAX_SESSION_ID, Sessions, TurnContext
+
+logger = logging.getLogger(__name__)
+
+EVALUATION = "evaluation"
+SAMPLING_PARAMETERS = "sampling_parameters"
+CLOSE_SECONDS = 10.0
+
+
+class ChatService:
+    """Answers chat completions; everything it needs is given to it."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        *,
+        renderer: Renderer,
+        vocabulary: Vocabulary,
+        engine: EngineClient,
+        sessions: Sessions,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.sessions = sessions
+        self.metrics = metrics
+        self.clock = clock
+        self._renderer = renderer
+        self._vocabulary = vocabulary
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
+        """Return the reply to a request, its first tokens generated.
+
+        Args:
+            request: as `parse_request` gave it.
+            raw: the JSON it was read from.
+            headers: of the HTTP request.
+
+        Raises:
+            ApiError: when there will be no reply.
+        """
+        stated_kind, done = read_headers(headers, request)
+        prompt = await self._prompt(request, raw)
+        context = await self.sessions.begin(
+            headers, prompt.messages, body_session_id=request.session_id, stated_kind=stated_kind, done=done
+        )
+        parser = ReplyParser(
+            reasoning=self.config.reasoning_parser != "none",
+            tools=request.offers_tools and self.config.tool_call_parser != "none",
+            inside_reasoning=prompt.inside_reasoning,
+            stops=request.stops,
+        )
+        reply = Reply(self, Capture(prompt, self._vocabulary.detokenizer(), parser), context)
+        await reply.start()
+        return reply
+
+    async def whole(self, reply: Reply) -> dict[str, Any]:
+        """Return a reply as one JSON object."""
+        try:
+            async with aclosing(reply.deltas()) as groups:
+                async for _ in groups:
+                    continue
+        except EngineError as error:
+            raise from_engine(error) from error
+        capture = reply.capture
+        return completion(
+            capture.prompt.id,
+            self.config.model_name,
+            int(capture.prompt.created_at),
+            capture.builder.message(),
+            capture.finish_reason or "stop",
+            capture.usage(),
+        )
+
+    async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
+        """Yield a reply as server-sent events."""
+        capture = reply.capture
+        options = capture.prompt.request.stream_options
+        writer = ChunkWriter(
+            capture.prompt.id,
+            self.config.model_name,
+            int(capture.prompt.created_at),
+            include_usage=bool(options and options.include_usage),
+        )
+        first = writer.role()
+        try:
+            async with aclosing(reply.deltas()) as groups:
+                async for group in groups:
+                    data = first + b"".join(writer.delta(delta) for delta in group)
+                    first = b""
+                    if data:
+                        yield data
+        except (EngineError, ApiError) as error:
+            reply.error = from_engine(error) if isinstance(error, EngineError) else error
+            yield event(reply.error.body())
+            return
+        yield writer.finish(capture.finish_reason or "stop") + writer.usage(capture.usage()) + DONE
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run work that must be carried through whatever the client does."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Carry the work of clients that left through, then let go of the engine and the ledger's thread."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        await self.engine.close()
+        await self.sessions.close()
+        self._renderer.close()
+
+    async def _prompt(self, request: ChatRequest, raw: Mapping[str, Any]) -> Prompt:
+        """Render a request and decide how it is sampled."""
+        created_at = self.clock()
+        tools = list(raw["tools"]) if request.offers_tools else None
+        try:
+            ids, inside_reasoning = await self._renderer.prepare(raw["messages"], tools, request.template_kwargs)
+        except RenderError as error:
+            raise bad_request(str(error), param="messages") from error
+        room = self.config.context_length - len(ids)
+        if room <= 0:
+            raise bad_request(
+                f"This model's maximum context length is {self.config.context_length} tokens. However, your messages "
+                f"resulted in {len(ids)} tokens. Please reduce the length of the messages.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        temperature = self.config.temperature if request.temperature is None else request.temperature
+        top_p = self.config.top_p if request.top_p is None else request.top_p
+        unusual = {
+            name: value
+            for name in ("top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+            if (value := getattr(request, name)) not in (None, NEUTRAL[name])
+        }
+        sampling = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_new_tokens": min(request.requested_tokens or self.config.max_tokens, room),
+            **unusual,
+        }
+        if request.stops:
+            sampling["stop"] = request.stops
+        excluded = EVALUATION if self.config.eval_mode else SAMPLING_PARAMETERS if unusual else None
+        return Prompt(
+            id=f"chatcmpl-{uuid.uuid4().hex}",
+            request=request,
+            messages=list(raw["messages"]),
+            tools=tools,
+            ids=list(ids),
+            inside_reasoning=inside_reasoning,
+            sampling=sampling,
+            temperature=float(temperature),
+            top_p=float(top_p),
+            created_at=created_at,
+            excluded=excluded,
+        )
+
+
+NEUTRAL: dict[str, float] = {
+    "top_k": -1,
+    "min_p": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+}
+"""Values that leave the sampled distribution as it is; a turn with any other is served and not trained."""
+
+
+class Reply:
+    """One reply under way; `start`, then `deltas` to its end or closed early, then `give_up` in any case.
+
+    ``error`` is what a stream ended in, or None; ``recorded`` says whether the whole reply is in the ledger.
+    """
+
+    def __init__(self, service: ChatService, capture: Capture, context: TurnContext) -> None:
+        self.capture = capture
+        self.context = context
+        self.error: ApiError | None = None
+        self.recorded = False
+        self._service = service
+        self._first: list[Delta] = []
+        self._committing = False
+        prompt = capture.prompt
+        self._chunks = service.engine.generate(prompt.id, prompt.ids, prompt.sampling)
+        service.metrics.in_flight.inc()
+
+    async def start(self) -> None:
+        """Wait for the first tokens.
+
+        Raises:
+            ApiError: when the engine gives none; the session is as if the request had not come.
+        """
+        try:
+            self._first = self.capture.add(await anext(self._chunks))
+        except EngineError as error:
+            self._service.metrics.in_flight.dec()
+            self._service.sessions.abandon(self.context)
+            raise from_engine(error) from error
+        except BaseException:
+            self.give_up()
+            raise
+        metrics, prompt = self._service.metrics, self.capture.prompt
+        metrics.first_token.observe(self._service.clock() - prompt.created_at)
+        metrics.prompt_tokens.inc(len(prompt.ids))
+
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """Yield what the client gets as it is generated; when it ends, the turn is recorded."""
+        capture = self.capture
+        try:
+            yield self._first
+            while capture.finish_reason is None:
+                yield capture.add(await anext(self._chunks))
+            await self._chunks.aclose()
+            self._committing = True
+            await asyncio.shield(self._service.spawn(self._commit()))
+        except BaseException:
+            self.give_up()
+            raise
+
+    async def _commit(self, *, aborted: bool = False) -> None:
+        """Record the turn, once."""
+        self._committing = True
+        service, capture = self._service, self.capture
+        turn = capture.turn(self.context, service.clock())
+        if aborted:
+            turn = replace(turn, finish_reason="abort")
+        try:
+            await service.sessions.finish(self.context, turn)
+        except Exception as error:
+            service.metrics.ledger_failures.inc()
+            logger.exception("turn %s could not be recorded", turn.id)
+            raise ApiError(500, "the reply could not be recorded", code="ledger_unavailable") from error
+        finally:
+            service.metrics.in_flight.dec()
+            service.metrics.generated_tokens.inc(len(turn.response_ids))
+            service.metrics.malformed_tool_calls.inc(capture.parser.malformed)
+        self.recorded = not aborted
+        service.metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
+        service.metrics.request_seconds.observe(turn.finished_at - turn.created_at)
+        if len({span.version for span in turn.weight_versions}) > 1:
+            service.metrics.mixed_versions.inc()
+
+    def give_up(self) -> None:
+        """Stop the engine and record what there is, unless the turn is recorded or about to be."""
+        if self._committing:
+            return
+        self._committing = True
+        self._service.spawn(self._abort())
+
+    async def _abort(self) -> None:
+        await self._chunks.aclose()
+        await self._commit(aborted=True)
+
+
+def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any, bool]:
+    """Return the turn type that the client states, or None, and whether the session ends with this turn.
+
+    Raises:
+        ApiError: 400 for a header that cannot be read.
+    """
+    kind = headers.get("x-turn-type", "").strip().lower() or request.turn_type
+    if kind not in (None, "main", "side"):
+        raise bad_request(f"X-Turn-Type: {kind!r}; send main or side", param="X-Turn-Type")
+    if any(
+        len(headers.get(name, "")) > MAX_SESSION_ID for name in ("x-session-id", "session_id", "x-session-affinity")
+    ):
+        raise bad_request(f"X-Session-Id: send at most {MAX_SESSION_ID} characters", param="X-Session-Id")
+    done = headers.get("x-session-done", "").strip().lower()
+    return kind, done in ("1", "true", "yes") or bool(request.session_done)

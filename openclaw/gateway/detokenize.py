@@ -1,0 +1,125 @@
+"""Token ids to text, one token at a time.
+
+Guarantees: the pieces joined are the same text however the ids are split over calls; no piece ends inside a UTF-8
+sequence, what is incomplete is held back until it is complete or the reply ends. Control tokens (end of turn, padding)
+give no text; markers that the parsers read (`<think>`, `<tool_call>`) do, whether the tokenizer calls them special or
+not. A detokenizer owns the state of one reply; `Vocabulary` is shared and immutable.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+MARKERS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+WINDOW_TOKENS = 8
+REPLACEMENT = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """Turns the ids of one reply into text."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Return the text that ``ids`` complete."""
+        ...
+
+    def finish(self) -> str:
+        """Return what is still held back, incomplete bytes as U+FFFD."""
+        ...
+
+
+class Vocabulary:
+    """What is known of a tokenizer before any reply: which ids are silent, and the bytes of each token if it has any."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Read ``tokenizer``; takes a moment for a large one."""
+        self.tokenizer = tokenizer
+        added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
+        self.silent = frozenset(index for index in tokenizer.all_special_ids if added.get(index, "") not in MARKERS)
+        self.bytes_of = _bytes_of_tokens(tokenizer, added) if _is_byte_level(tokenizer) else None
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a fresh detokenizer for one reply."""
+        return WindowDetokenizer(self) if self.bytes_of is None else ByteDetokenizer(self)
+
+
+class ByteDetokenizer:
+    """For byte-level BPE: each token is a run of bytes, so one incremental UTF-8 decoder is all it takes."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        assert vocabulary.bytes_of is not None
+        self._bytes_of = vocabulary.bytes_of
+        self._silent = vocabulary.silent
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Return the text that ``ids`` complete."""
+        silent, bytes_of = self._silent, self._bytes_of
+        return self._decoder.decode(b"".join(bytes_of.get(index, b"") for index in ids if index not in silent))
+
+    def finish(self) -> str:
+        """Return what is still held back, incomplete bytes as U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any other tokenizer: decodes a short window of tokens again and emits what was added to it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokenizer = vocabulary.tokenizer
+        self._silent = vocabulary.silent
+        self._window: list[int] = []
+        self._emitted = ""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Return the text that ``ids`` complete."""
+        return "".join(self._step(index) for index in ids if index not in self._silent)
+
+    def finish(self) -> str:
+        """Return what is still held back, incomplete bytes as U+FFFD."""
+        rest = self._decode(self._window)[len(self._emitted) :]
+        self._window, self._emitted = [], ""
+        return rest
+
+    def _step(self, index: int) -> str:
+        self._window.append(index)
+        text = self._decode(self._window)
+        if text.endswith(REPLACEMENT):
+            return ""
+        piece = text[len(self._emitted) :]
+        self._emitted = text
+        if len(self._window) > WINDOW_TOKENS:
+            self._window = self._window[-WINDOW_TOKENS // 2 :]
+            self._emitted = self._decode(self._window)
+        return piece
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    """Return whether the tokenizer's decoder is plain byte-level (GPT-2, Qwen, Llama 3)."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return type(getattr(backend, "decoder", None)).__name__ == "ByteLevel"
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Return GPT-2's mapping from the printable character that stands for a byte to that byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    mapping = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return mapping | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def _bytes_of_tokens(tokenizer: Any, added: dict[int, str]) -> dict[int, bytes]:
+    mapping = _byte_of_character()
+    table = {}
+    for token, index in tokenizer.get_vocab().items():
+        if index in added:
+            table[index] = added[index].encode()
+        else:
+            table[index] = b"".join(
+                bytes([mapping[character]]) if character in mapping else character.encode() for character in token
+            )
+    return table

@@ -1,0 +1,70 @@
+"""Errors as OpenAI clients expect them: ``{"error": {"message", "type", "param", "code"}}`` with an HTTP status.
+
+Guarantees: every error of the gateway has this shape, whatever raised it. The message says what is wrong and what to
+send instead; it never holds a key or the contents of a conversation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from openclaw.exceptions import EngineAwayError, EngineError, EngineRejectedError, OpenClawError
+
+
+class ApiError(OpenClawError):
+    """An answer other than a reply."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, kind: str | None = None
+    ) -> None:
+        """Describe the answer.
+
+        Args:
+            status: HTTP status.
+            message: what is wrong and what to send instead.
+            code: OpenAI's machine-readable name of the problem.
+            param: the request field that is wrong.
+            kind: OpenAI's ``type``; by default the one that goes with the status.
+        """
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON body."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """Return the HTTP response."""
+        headers = {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        if self.status == 503:
+            headers["retry-after"] = "1"
+        return Response(orjson.dumps(self.body()), self.status, headers, media_type="application/json")
+
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable_error"}
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """Return a 400 about a request field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(param: str, advice: str) -> ApiError:
+    """Return the 400 for a parameter that would change the reply and that this server does not have."""
+    return ApiError(400, f"{param!r} is not supported: {advice}", param=param, code="unsupported_parameter")
+
+
+def from_engine(error: EngineError) -> ApiError:
+    """Return what a client is told when the engine did not do its part."""
+    if isinstance(error, EngineAwayError):
+        return ApiError(503, "the engine is away; send the request again", code="engine_unavailable")
+    if isinstance(error, EngineRejectedError):
+        return ApiError(400, f"the engine refused the request: {error}", code="engine_rejected")
+    return ApiError(500, f"the engine failed: {error}", code="engine_error")

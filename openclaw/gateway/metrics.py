@@ -1,0 +1,56 @@
+"""The gateway's numbers, in Prometheus form; the names are those of the metrics page. Owned by the gateway."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class GatewayMetrics:
+    """Registers the gateway's metrics in the runtime's registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "openclaw_requests",
+            "Chat completions by HTTP status (499: the client went away)",
+            ["code"],
+            registry=registry,
+        )
+        self.refused = Counter(
+            "openclaw_refused", "Chat completions refused with 503; has to stay 0", registry=registry
+        )
+        self.in_flight = Gauge("openclaw_requests_in_flight", "Chat completions under way", registry=registry)
+        self.first_token = Histogram(
+            "openclaw_ttft_seconds", "Seconds from request to first token", buckets=SECONDS, registry=registry
+        )
+        self.request_seconds = Histogram(
+            "openclaw_request_seconds", "Seconds from request to last byte", buckets=SECONDS, registry=registry
+        )
+        self.prompt_tokens = Counter("openclaw_prompt_tokens", "Prompt tokens of answered requests", registry=registry)
+        self.generated_tokens = Counter("openclaw_generated_tokens", "Response tokens", registry=registry)
+        self.turns = Counter(
+            "openclaw_turns",
+            "Turns recorded, by kind and finish reason",
+            ["kind", "outcome"],
+            registry=registry,
+        )
+        self.session_events = Counter(
+            "openclaw_session_events", "What happened to sessions and next states", ["event"], registry=registry
+        )
+        self.sessions = Gauge("openclaw_sessions", "Sessions in memory", registry=registry)
+        self.engine_retries = Counter(
+            "openclaw_engine_retries",
+            "Requests sent to the engine again: away before the first token, resumed after it",
+            ["kind"],
+            registry=registry,
+        )
+        self.malformed_tool_calls = Counter(
+            "openclaw_malformed_tool_calls", "Tool calls that could not be read", registry=registry
+        )
+        self.mixed_versions = Counter(
+            "openclaw_mixed_version_replies", "Replies sampled by more than one weight version", registry=registry
+        )
+        self.ledger_failures = Counter(
+            "openclaw_ledger_failures", "Turns that could not be committed", registry=registry
+        )

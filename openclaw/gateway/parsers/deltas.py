@@ -1,0 +1,93 @@
+"""What a reply is made of, piece by piece, and the message that the pieces add up to.
+
+Guarantees: `MessageBuilder` is the only place where deltas become a message, so that a streamed reply and a whole one
+say the same. It owns the state of one reply.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Visible text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text that the model thought and did not say."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A tool call begins; ``index`` counts the calls of the reply from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A further piece of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
+
+
+def new_tool_call_id() -> str:
+    """Return an id that no other call has, of letters and digits only: clients drop punctuation from it."""
+    return f"call{uuid.uuid4().hex[:24]}"
+
+
+class MessageBuilder:
+    """Adds deltas up to an assistant message in OpenAI's format."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[ToolCallStart, list[str]]] = []
+
+    def add(self, delta: Delta) -> None:
+        """Take one more delta, in order."""
+        match delta:
+            case Content(text):
+                self._content.append(text)
+            case Reasoning(text):
+                self._reasoning.append(text)
+            case ToolCallStart():
+                self._calls.append((delta, []))
+            case ToolCallArguments(index, text):
+                self._calls[index][1].append(text)
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether a tool call began."""
+        return bool(self._calls)
+
+    def message(self) -> dict[str, Any]:
+        """Return the message so far."""
+        content = "".join(self._content)
+        message: dict[str, Any] = {"role": "assistant", "content": content if content or not self._calls else None}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": start.id,
+                    "type": "function",
+                    "function": {"name": start.name, "arguments": "".join(arguments)},
+                }
+                for start, arguments in self._calls
+            ]
+        return message

@@ -1,0 +1,74 @@
+"""The readers of one reply in their order: stop strings, reasoning, tool calls.
+
+Guarantees: no delta is empty, and any split of the text gives the same deltas once merged. Owns the state of one reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning
+from openclaw.gateway.parsers.reasoning import ReasoningParser
+from openclaw.gateway.parsers.scan import StopStrings
+from openclaw.gateway.parsers.tool_calls import ToolCallParser
+
+
+class ReplyParser:
+    """Turns the text of a reply into deltas."""
+
+    def __init__(
+        self,
+        *,
+        reasoning: bool = True,
+        tools: bool = False,
+        inside_reasoning: bool = False,
+        stops: Sequence[str] = (),
+    ) -> None:
+        """Start a reply.
+
+        Args:
+            reasoning: whether the model's format has reasoning.
+            tools: whether tool calls are looked for.
+            inside_reasoning: whether the prompt ended in an open `<think>`.
+            stops: the request's stop strings.
+        """
+        self._stops = StopStrings(stops)
+        self._reasoning = ReasoningParser(inside=inside_reasoning) if reasoning else None
+        self._tools = ToolCallParser() if tools else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found; the rest of the reply is not read."""
+        return self._stops.found
+
+    @property
+    def malformed(self) -> int:
+        """How many tool calls could not be read, or ended too early."""
+        return self._tools.malformed if self._tools else 0
+
+    def push(self, text: str) -> list[Delta]:
+        """Return what ``text`` adds."""
+        return self._read(self._stops.push(text))
+
+    def finish(self) -> list[Delta]:
+        """Return what was held back; the reply is over."""
+        deltas = self._read(self._stops.finish())
+        if self._reasoning:
+            deltas += self._route(self._reasoning.finish())
+        if self._tools:
+            deltas += self._tools.finish()
+        return deltas
+
+    def _read(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        return self._route(self._reasoning.push(text) if self._reasoning else [Content(text)])
+
+    def _route(self, pieces: Iterable[Content | Reasoning]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for piece in pieces:
+            if isinstance(piece, Content) and self._tools:
+                deltas.extend(self._tools.push(piece.text))
+            else:
+                deltas.append(piece)
+        return deltas

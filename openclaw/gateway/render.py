@@ -1,0 +1,116 @@
+"""Messages to prompt ids with the model's chat template: the only place where text becomes tokens.
+
+Guarantees: a prompt is tokenised once, in the renderer's own thread, so that a long one does not hold the event loop up;
+what is sampled is never tokenised at all. The tokenizer is used by one caller at a time. `Renderer.render` is the
+function for other callers of the runtime (the teacher's hinted prompts).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jinja2 import TemplateError
+
+from openclaw.ledger.records import Message
+from openclaw.text import content_text
+
+TAIL_TOKENS = 16
+DROPPED_FIELDS = ("refusal", "annotations", "audio", "function_call")
+
+
+class RenderError(ValueError):
+    """The chat template refuses these messages."""
+
+
+class Renderer:
+    """Owns the tokenizer for rendering."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Bind a ``transformers`` tokenizer with a chat template."""
+        if not getattr(tokenizer, "chat_template", None):
+            raise RenderError("the tokenizer has no chat template; use a chat model's tokenizer (OPENCLAW_TOKENIZER)")
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="render")
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the prompt ids of a request.
+
+        Raises:
+            RenderError: when the template refuses the messages.
+        """
+        with self._lock:
+            try:
+                return self._tokenizer.apply_chat_template(
+                    [template_message(message) for message in messages],
+                    tools=list(tools) if tools else None,
+                    tokenize=True,
+                    add_generation_prompt=True,
+                    return_dict=False,
+                    **(chat_template_kwargs or {}),
+                )
+            except (TemplateError, TypeError, KeyError) as error:
+                raise RenderError(f"the chat template refuses the messages: {error}") from error
+
+    async def prepare(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[list[int], bool]:
+        """Return the prompt ids, and whether they end in an open `<think>`; does not hold up the event loop.
+
+        Raises:
+            RenderError: when the template refuses the messages.
+        """
+
+        def work() -> tuple[list[int], bool]:
+            ids = self.render(messages, tools, chat_template_kwargs)
+            return ids, self._ends_in_reasoning(ids)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _ends_in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        with self._lock:
+            tail = self._tokenizer.decode(list(prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
+        return tail.rfind("<think>") > tail.rfind("</think>")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False)
+
+
+def template_message(message: Message) -> Message:
+    """Return a message as chat templates read it.
+
+    Parts of text are joined, ``developer`` is ``system``, a tool call's arguments are an object.
+    """
+    result = {key: value for key, value in message.items() if value is not None and key not in DROPPED_FIELDS}
+    result["content"] = content_text(message.get("content"))
+    if result.get("role") == "developer":
+        result["role"] = "system"
+    if calls := message.get("tool_calls"):
+        result["tool_calls"] = [_template_call(call) for call in calls]
+    return result
+
+
+def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
+            # What the model wrote was no JSON; the template shows it as it is.
+            function["arguments"] = arguments
+    return {**call, "function": function}

@@ -1,0 +1,250 @@
+"""The chat completion request: what is read, what is harmless, what is refused by name.
+
+Guarantees: a parameter either has its OpenAI meaning, or stands in `IGNORED` because it cannot change a reply here, or
+the request is a 400 that names it; null counts as not sent. `parse_request` raises `ApiError` and nothing else for bad
+input.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openclaw.gateway.errors import ApiError, bad_request, unsupported
+from openclaw.sessions import MAX_SESSION_ID
+
+IGNORED = frozenset(
+    {
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Harmless: labels, hints on caching and speed, and ``seed``, which OpenAI calls best effort: sampling is not seeded."""
+
+ADVICE = {
+    "n": "one reply is generated per request; send it several times",
+    "logprobs": "log-probabilities are recorded with the turn and not sent",
+    "top_logprobs": "log-probabilities are recorded with the turn and not sent",
+    "logit_bias": "leave it out",
+    "response_format": "only {'type': 'text'} is; ask for JSON in a message",
+    "tool_choice": "only 'auto' and 'none' are",
+    "parallel_tool_calls": "the model decides how many calls it makes; leave it out or send true",
+    "functions": "use 'tools'",
+    "function_call": "use 'tool_choice'",
+    "modalities": "only ['text'] is",
+    "audio": "only text is",
+    "web_search_options": "there is no search",
+}
+MAX_STOPS = 16
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Function(_Strict):
+    """A function that a tool call names."""
+
+    name: str = Field(min_length=1)
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(_Strict):
+    """A call in an assistant message of the history."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class TextPart(_Strict):
+    """A part of a message's content; only text can be read."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Strict):
+    """A message of the history."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(_Strict):
+    """What a tool is called with."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Strict):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class StreamOptions(_Strict):
+    """What a stream contains beside the reply."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ChatRequest(_Strict):
+    """A chat completion request with every parameter that has a meaning here."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    stop: str | list[str] | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    session_id: str | None = Field(None, max_length=MAX_SESSION_ID)
+    turn_type: Literal["main", "side"] | None = None
+    session_done: bool | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings, as a list."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the model may call tools in this turn."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def requested_tokens(self) -> int | None:
+        """The limit that the client set for the reply."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template gets; ``reasoning_effort`` is passed on, and ``none`` turns thinking off."""
+        keywords: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            keywords["reasoning_effort"] = self.reasoning_effort
+            if self.reasoning_effort == "none":
+                keywords["enable_thinking"] = False
+        return keywords | (self.chat_template_kwargs or {})
+
+
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
+def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
+    """Return the request and its JSON as it was sent.
+
+    Raises:
+        ApiError: 400, naming the parameter that is wrong.
+    """
+    try:
+        raw = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(raw, dict):
+        raise bad_request("the body must be a JSON object with 'messages'", code="invalid_json")
+    values = {name: value for name, value in raw.items() if value is not None}
+    for name in values.keys() - ChatRequest.model_fields.keys() - IGNORED:
+        raise unsupported(name, ADVICE.get(name, "leave it out"))
+    try:
+        request = ChatRequest.model_validate(values)
+    except ValidationError as error:
+        raise _invalid(error) from error
+    _check_meaning(request)
+    return request, raw
+
+
+def _invalid(error: ValidationError) -> ApiError:
+    """Return the 400 for the first thing that pydantic found."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["loc"][0] == "messages" and "content" in first["loc"]:
+        return bad_request(
+            f"{path}: content must be a string or a list of {{'type': 'text', 'text': ...}}; "
+            "images, audio and files cannot be read",
+            param="messages",
+        )
+    return bad_request(f"{path}: {first['msg']}", param=str(first["loc"][0]))
+
+
+def _check_meaning(request: ChatRequest) -> None:
+    """Refuse values that would change the reply in a way this server cannot."""
+    refused = {
+        "n": request.n not in (None, 1),
+        "logprobs": bool(request.logprobs),
+        "response_format": (request.response_format or {"type": "text"}).get("type") != "text",
+        "tool_choice": request.tool_choice not in (None, "auto", "none"),
+        "parallel_tool_calls": request.parallel_tool_calls is False and request.offers_tools,
+        "modalities": request.modalities not in (None, ["text"]),
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise unsupported(name, ADVICE[name])
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise bad_request(
+            f"max_tokens={request.max_tokens} and max_completion_tokens={request.max_completion_tokens} differ; "
+            "send one of them",
+            param="max_tokens",
+        )
+    if len(request.stops) > MAX_STOPS or any(not stop for stop in request.stops):
+        raise bad_request(f"stop: send up to {MAX_STOPS} strings that are not empty", param="stop")
+    if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():
+        raise bad_request(f"chat_template_kwargs: {min(reserved)!r} is the server's", param="chat_template_kwargs")
+    for number in (request.temperature, request.top_p, request.min_p):
+        if number is not None and not math.isfinite(number):
+            raise bad_request("numbers must be finite", param="temperature")
+    if all(message.role in ("system", "developer") for message in request.messages):
+        raise bad_request("messages: at least one message of a user is needed", param="messages")

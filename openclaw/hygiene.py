@@ -1,0 +1,49 @@
+"""Turns that must not be trained whatever the judge says, each with the reason under which it is counted.
+
+Guarantees: a turn that passes has finite log-probabilities, one per id, sampled at the temperature the trainer assumes,
+and a length the trainer can hold. Nothing is repaired: a turn with a defect is left out.
+
+Reasons: ``side``, ``aborted``, ``no_next_state``, ``temperature``, ``length_mismatch``, ``empty``, ``too_short``,
+``too_long``, ``non_finite_logprob``, ``no_weight_version`` here; ``stale`` at the rollout (`openclaw.rollout`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from openclaw.ledger.records import Turn
+
+TEMPERATURE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the trainer accepts.
+
+    Attributes:
+        temperature: the temperature it divides logits by; a turn sampled at another one has other log-probabilities.
+        min_response_tokens: shorter replies are fragments.
+        max_tokens: most prompt and response tokens together.
+    """
+
+    temperature: float
+    min_response_tokens: int
+    max_tokens: int
+
+
+def defect(turn: Turn, limits: Limits) -> str | None:
+    """Return why ``turn`` must not be trained, or None."""
+    checks = {
+        "side": turn.kind == "side",
+        "aborted": turn.finish_reason == "abort",
+        "no_next_state": not turn.next_state,
+        "empty": not turn.response_ids or not turn.prompt_ids,
+        "length_mismatch": len(turn.response_ids) != len(turn.response_logprobs),
+        "temperature": abs(turn.temperature - limits.temperature) > TEMPERATURE_TOLERANCE,
+        "too_short": len(turn.response_ids) < limits.min_response_tokens,
+        "too_long": len(turn.prompt_ids) + len(turn.response_ids) > limits.max_tokens,
+        "non_finite_logprob": not all(math.isfinite(value) for value in turn.response_logprobs),
+        "no_weight_version": not turn.weight_versions,
+    }
+    return next((reason for reason, found in checks.items() if found), None)

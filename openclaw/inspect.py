@@ -1,0 +1,132 @@
+"""``python -m openclaw.inspect LEDGER``: what became of each turn, so that one can see that training happens.
+
+Guarantees: reads only; works while a run writes. Without an option it prints counts by state and reason and the steps;
+``--turns`` one line per turn (verdict, hint, sample, step), ``--samples`` one line per sample, ``--session ID`` one
+conversation in full, ``--export FILE`` all conversations as JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.reports import SampleRecord, TurnRecord
+from openclaw.ledger.store import Ledger
+from openclaw.text import next_state_text, response_text
+
+PREVIEW = 60
+
+
+def preview(text: str, width: int = PREVIEW) -> str:
+    """Return ``text`` on one line of at most ``width`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def clock(seconds: float | None) -> str:
+    """Return a time of day, or ``-``."""
+    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
+
+
+def step_text(sample: SampleRecord) -> str:
+    """Return what became of a sample: its step and the weights that came from it, or why it was dropped."""
+    if sample.reason is not None:
+        return f"{sample.state} ({sample.reason})"
+    if sample.rollout_id is None:
+        return sample.state
+    live = f", live as version {sample.weight_version}" if sample.weight_version else ""
+    return f"{sample.state} in step {sample.rollout_id}{live}"
+
+
+def turn_line(record: TurnRecord) -> str:
+    """Return one line about a turn."""
+    turn, verdict = record.turn, record.verdict
+    score = "-" if verdict is None or verdict.score is None else f"{verdict.score:+d}"
+    outcome = "; ".join(step_text(sample) for sample in record.samples) or turn.reason or turn.state
+    if turn.state == "pending" and record.judge_error:
+        outcome = f"pending after {record.judge_attempts} failed attempts: {preview(record.judge_error)}"
+    hint = f"  hint: {preview(verdict.hint)}" if verdict and verdict.hint else ""
+    return (
+        f"{clock(turn.created_at)}  {turn.session_id[:20]:20}  #{turn.index:<3} {turn.kind:4} {turn.state:8} "
+        f"score {score:>2}  {outcome:40}  {preview(response_text(turn.response_message))}{hint}"
+    )
+
+
+def sample_line(record: SampleRecord) -> str:
+    """Return one line about a sample."""
+    sample = record.sample
+    teacher = "teacher" if sample.teacher_log_probs is not None else "-"
+    versions = ",".join(sample.weight_versions) or "-"
+    return (
+        f"sample {record.id:<6} turn {record.turn_id:20} reward {sample.reward:+.2f}  {sample.response_length:5} tokens"
+        f"  {teacher:7}  weights {versions:8}  {step_text(record)}"
+    )
+
+
+def session_text(records: Iterable[TurnRecord]) -> Iterable[str]:
+    """Yield a conversation: each turn with the reply, what followed it, and every vote."""
+    for record in records:
+        yield turn_line(record)
+        yield f"  reply:      {response_text(record.turn.response_message)}"
+        if record.turn.next_state:
+            yield f"  next state: {next_state_text(record.turn.next_state)}"
+        for vote in record.verdict.votes if record.verdict else ():
+            yield f"  {vote.judge} vote {vote.value} ({vote.seconds:.1f} s): {preview(vote.answer, 200)}"
+
+
+def summary(ledger: Ledger) -> Iterable[str]:
+    """Yield counts and steps."""
+    counts = ledger.counts()
+    failed = counts["judge_attempts_failed"]
+    yield f"sessions {counts['sessions']}   steps {counts['steps']}   failed judge attempts {failed}"
+    for group in ("turns", "turn_reasons", "samples", "sample_reasons"):
+        entries = "  ".join(f"{name} {count}" for name, count in counts[group].items())
+        yield f"{group.replace('_', ' '):15} {entries or '-'}"
+    for step in ledger.step_records():
+        seconds = step["live_at"] - step["trained_at"]
+        yield (
+            f"step {step['rollout_id']:<4} {step['samples']:3} samples  live {clock(step['live_at'])}"
+            f" as version {step['weight_version']} ({seconds:.1f} s after the step)"
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print what was asked for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m openclaw.inspect", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("ledger", type=Path, help="ledger file of a run")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--turns", action="store_true", help="one line per turn: verdict, sample, step")
+    what.add_argument("--samples", action="store_true", help="one line per sample")
+    what.add_argument("--session", metavar="ID", help="one conversation in full")
+    what.add_argument("--export", type=Path, metavar="FILE", help="write all conversations as JSON lines")
+    options = parser.parse_args(argv)
+    if not options.ledger.is_file():
+        print(f"no ledger at {options.ledger}; a run prints its path when it starts", file=sys.stderr)
+        return 2
+    ledger = Ledger(options.ledger)
+    if options.export:
+        lines: Iterable[str] = [f"{write_conversations(ledger, options.export)} sessions written to {options.export}"]
+    elif options.session:
+        lines = session_text(ledger.export_turns(options.session))
+    elif options.turns:
+        lines = (turn_line(record) for record in ledger.export_turns())
+    elif options.samples:
+        lines = (sample_line(record) for record in ledger.sample_records())
+    else:
+        lines = summary(ledger)
+    printed = 0
+    for line in lines:
+        print(line)
+        printed += 1
+    if options.session and not printed:
+        print(f"no session {options.session!r}; --turns lists them", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,195 @@
+"""Asks an engine's `/generate`: the transport, and the judge on top of it.
+
+Guarantees: ids go in (rendered by the judge's own tokenizer), never text. Only transport errors and 5xx are retried, a
+bounded number of times; a 4xx is the caller's fault and is raised at once. At most ``concurrency`` requests of one
+`EngineHttp` are under way. Retries are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import httpx
+
+from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.prompts import Variant, judge_messages
+from openclaw.judge.votes import read_vote
+from openclaw.ledger.records import JudgeKind, Message, Vote
+from openclaw.text import clip_middle, next_state_role, next_state_text, response_text
+
+MAX_JUDGED_CHARACTERS = 30_000
+T = TypeVar("T")
+
+
+async def together(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
+    """Run coroutines at the same time and return their results; the first failure cancels the rest and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+    return [task.result() for task in tasks]
+
+
+class Engine(Protocol):
+    """Where prompts are answered or scored; `EngineHttp`, or a stand-in."""
+
+    async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Return the engine's answer to one `/generate` payload."""
+        ...
+
+
+class EngineHttp:
+    """One engine, or a router before several, by its URL. Owns its connections; call `close`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float,
+        concurrency: int,
+        retries: int = 2,
+        backoff: float = 0.2,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Prepare a client of ``url``.
+
+        Args:
+            url: ``http://HOST:PORT``.
+            timeout: seconds until a request counts as failed.
+            concurrency: most requests under way.
+            retries: further tries after a transport error or 5xx.
+            backoff: seconds before the first further try, doubled for each one after.
+            transport: stand-in for tests.
+        """
+        self.url = url.rstrip("/")
+        self.counters: Counter[str] = Counter()
+        self._retries = retries
+        self._backoff = backoff
+        self._slots = asyncio.Semaphore(concurrency)
+        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        self._client = httpx.AsyncClient(timeout=timeout, limits=limits, transport=transport, trust_env=False)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """POST ``payload`` to `/generate`.
+
+        Raises:
+            EngineUnavailableError: after the last try.
+            EngineRefusedError: on a 4xx, with the engine's words.
+        """
+        async with self._slots:
+            for attempt in range(self._retries):
+                try:
+                    return await self._post(payload)
+                except EngineUnavailableError:
+                    self.counters["retries"] += 1
+                    await asyncio.sleep(self._backoff * 2**attempt)
+            return await self._post(payload)
+
+    async def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
+        self.counters["requests"] += 1
+        try:
+            response = await self._client.post(f"{self.url}/generate", json=payload)
+            if response.is_success:
+                return response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise EngineUnavailableError(f"{self.url}: {type(error).__name__}: {error}") from error
+        if response.status_code >= 500:
+            raise EngineUnavailableError(f"{self.url}: HTTP {response.status_code}: {response.text[:300]}")
+        raise EngineRefusedError(f"{self.url}: HTTP {response.status_code}: {response.text[:300]}")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a judge sees: the reply, what came after it, and whose reaction that is."""
+
+    reply: str
+    next_state: str
+    role: Literal["user", "tool"]
+
+    @staticmethod
+    def about(reply: Message, next_state: Sequence[Message]) -> Question:
+        """Return the question about an assistant message and the messages after it; long texts lose their middle."""
+        return Question(
+            clip_middle(response_text(reply), MAX_JUDGED_CHARACTERS),
+            clip_middle(next_state_text(next_state), MAX_JUDGED_CHARACTERS),
+            next_state_role(next_state),
+        )
+
+
+@dataclass(frozen=True)
+class JudgeSampling:
+    """How a judge answers."""
+
+    temperature: float = 0.6
+    top_p: float = 1.0
+    max_new_tokens: int = 4096
+
+
+class JudgeClient:
+    """Casts votes: renders the question (off the event loop), lets the judge engine answer, reads the answer."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, variant: Variant, sampling: JudgeSampling) -> None:
+        """Bind the judge.
+
+        Args:
+            engine: where the judge model runs.
+            tokenizer: the judge model's, with a chat template.
+            variant: which prompts (`openclaw.judge.prompts`).
+            sampling: how it answers.
+        """
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._variant: Variant = variant
+        self._sampling = sampling
+        self._rendering = asyncio.Lock()
+        self._control_tokens = [token for token in tokenizer.get_added_vocab() if len(token) > 1]
+
+    def prompt_ids(self, kind: JudgeKind, question: Question) -> list[int]:
+        """Return the ids that ask the judge ``kind``; control tokens in the judged text are broken up."""
+        reply, next_state = self._harmless(question.reply), self._harmless(question.next_state)
+        messages = judge_messages(kind, reply, next_state, question.role, self._variant)
+        keywords = {"enable_thinking": False} if self._variant == "brief" else {}
+        return self._tokenizer.apply_chat_template(
+            messages, tokenize=True, add_generation_prompt=True, return_dict=False, **keywords
+        )
+
+    async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
+        """Return ``count`` votes, asked at the same time.
+
+        Raises:
+            JudgeError: when one of them could not be had; there is no verdict from half a vote.
+        """
+        if count == 0:
+            return []
+        async with self._rendering:
+            ids = await asyncio.to_thread(self.prompt_ids, kind, question)
+        return await together(*(self._vote(kind, ids) for _ in range(count)))
+
+    def _harmless(self, text: str) -> str:
+        for token in self._control_tokens:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+    async def _vote(self, kind: JudgeKind, ids: list[int]) -> Vote:
+        started = time.monotonic()
+        answer = await self._engine.generate(
+            {
+                "input_ids": ids,
+                "sampling_params": {
+                    "temperature": self._sampling.temperature,
+                    "top_p": self._sampling.top_p,
+                    "max_new_tokens": self._sampling.max_new_tokens,
+                },
+            }
+        )
+        return read_vote(kind, answer["text"], time.monotonic() - started)

@@ -1,0 +1,132 @@
+"""Teacher log-probabilities: how likely the reply was, token by token, had the hint been known.
+
+Guarantees: ids are joined (hinted prompt ids + response ids), never text, so each number belongs to the token that was
+sampled. Scoring starts one token early, because an engine gives no value for the first position it scores: the first
+response token has a true log-probability.
+
+Temperature. The stored log-probabilities of a turn are at its sampling temperature; an engine scores given tokens at
+temperature 1 only. Both prompts are therefore scored, and with s = the reply without and t = the reply with the hint
+
+    teacher_log_probs[k] = response_logprobs[k] + (t[k] - s[k])
+
+so that teacher_log_probs - response_logprobs, the advantage of on-policy distillation, is exactly the log ratio of the
+two distributions at temperature 1, free of any temperature mismatch. Both scores come from the same weights: when the
+engine's weights change in between, they are taken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw.judge.client import Engine, together
+from openclaw.judge.exceptions import EngineUnavailableError, TeacherMismatchError
+from openclaw.judge.prompts import append_hint
+from openclaw.ledger.records import Message, Turn
+
+Render = Callable[[Sequence[Message], list[dict[str, Any]] | None, dict[str, Any]], list[int]]
+VERSION_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities of response tokens at temperature 1, and the weights that gave them."""
+
+    log_probs: list[float]
+    weight_version: str
+
+
+@dataclass(frozen=True)
+class TeacherScore:
+    """Teacher log-probabilities of a turn's response tokens, and the weight versions of both scores."""
+
+    log_probs: tuple[float, ...]
+    versions: tuple[str, ...]
+
+
+async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Scores:
+    """Return log p(response_ids[k] | prompt_ids, response_ids[:k]) for each k.
+
+    Raises:
+        TeacherMismatchError: when the engine scored other tokens, other many, or gave a value that is not finite.
+        JudgeError: when it could not be asked.
+    """
+    start = len(prompt_ids) - 1
+    answer = await engine.generate(
+        {
+            "input_ids": [*prompt_ids, *response_ids],
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+        }
+    )
+    meta = answer["meta_info"]
+    entries = meta["input_token_logprobs"]
+    ids = [entry[1] for entry in entries]
+    if ids != [prompt_ids[start], *response_ids]:
+        raise TeacherMismatchError(
+            f"asked to score {len(response_ids)} tokens after position {start}, "
+            f"the engine scored {len(ids) - 1} or other ones"
+        )
+    values = [entry[0] for entry in entries[1:]]
+    if not all(value is not None and math.isfinite(value) for value in values):
+        raise TeacherMismatchError("the engine gave a log-probability that is not a finite number")
+    return Scores(values, str(meta.get("weight_version", "")))
+
+
+class TeacherScorer:
+    """Scores replies under their hint with at most ``concurrency`` turns under way."""
+
+    def __init__(self, *, policy: Engine, teacher: Engine, render: Render, concurrency: int) -> None:
+        """Bind the engines.
+
+        Args:
+            policy: the engine that serves the policy; it scores the reply without the hint.
+            teacher: the engine that scores it with the hint: the same object for self-distillation, or another
+                model's engine with the policy's tokenizer.
+            render: messages, tools and template keywords to prompt ids, as the gateway renders them; called in a
+                thread.
+            concurrency: most turns under way.
+        """
+        self._policy = policy
+        self._teacher = teacher
+        self._render = render
+        self._slots = asyncio.Semaphore(concurrency)
+
+    def hinted_prompt_ids(self, turn: Turn, hint: str) -> list[int]:
+        """Return the prompt ids of the turn with the hint at the end of its last user message."""
+        return self._render(append_hint(turn.messages, hint), turn.tools, turn.chat_template_kwargs)
+
+    async def score_turn(self, turn: Turn, hint: str) -> TeacherScore:
+        """Return the teacher's log-probabilities of the turn's response.
+
+        Raises:
+            TeacherMismatchError: when they cannot be used.
+            JudgeError: when an engine could not be asked, or its weights changed at every try.
+        """
+        try:
+            hinted = await asyncio.to_thread(self.hinted_prompt_ids, turn, hint)
+        except ValueError as error:
+            raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
+        async with self._slots:
+            for _ in range(VERSION_TRIES):
+                teacher, student = await together(
+                    score(self._teacher, hinted, turn.response_ids),
+                    score(self._policy, turn.prompt_ids, turn.response_ids),
+                )
+                if self._teacher is not self._policy or teacher.weight_version == student.weight_version:
+                    break
+            else:
+                raise EngineUnavailableError(
+                    f"the weights changed during each of {VERSION_TRIES} tries to score a turn"
+                )
+        log_probs = tuple(
+            sampled + (with_hint - without)
+            for sampled, with_hint, without in zip(
+                turn.response_logprobs, teacher.log_probs, student.log_probs, strict=True
+            )
+        )
+        return TeacherScore(log_probs, tuple(dict.fromkeys((teacher.weight_version, student.weight_version))))

@@ -1,0 +1,94 @@
+"""Builds the judge loop of a runtime process from its configuration.
+
+Guarantees: the policy engine and the judge engine are one `EngineHttp` each, so that their bounds on concurrency hold
+for votes and scores alike. Owner of the connections is the returned `JudgeLoop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from openclaw.config import RuntimeConfig
+from openclaw.hygiene import Limits
+from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
+from openclaw.judge.metrics import JudgeMetrics
+from openclaw.judge.teacher import Render, TeacherScorer
+from openclaw.judge.worker import JudgeWorker, WorkerSettings
+from openclaw.ledger.store import Ledger
+from openclaw.method import load_method
+from slime.utils.processing_utils import load_tokenizer
+
+SCORES_PER_TURN = 2
+REQUESTS_IN_TIME = 3
+"""A request may take this part of a turn's time, so that one that hangs is sent again before the turn is given up."""
+
+
+@dataclass(frozen=True)
+class JudgeLoop:
+    """A worker and the connections it uses."""
+
+    worker: JudgeWorker
+    engines: tuple[EngineHttp, ...]
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Judge until ``stop`` is set, then close the connections."""
+        try:
+            await self.worker.run(stop)
+        finally:
+            for engine in self.engines:
+                await engine.close()
+
+    def notify(self) -> None:
+        """Say that a turn became pending or a session ended."""
+        self.worker.notify()
+
+
+def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, registry: CollectorRegistry) -> JudgeLoop:
+    """Return the judge loop that ``config`` describes.
+
+    Args:
+        config: of the runtime.
+        ledger: of the run.
+        render: messages, tools and template keywords to prompt ids, as the gateway renders them.
+        registry: where metrics are registered.
+
+    Raises:
+        ConfigError: when an engine, the judge's tokenizer or the method is not named.
+    """
+    config.require("policy_url", "judge_url", "judge_tokenizer", "method")
+    method = load_method(config.method or "", config)
+    plan = method.judges()
+    votes = config.judge_concurrency * (plan.prm_votes + plan.hint_votes)
+    scores = config.opd_teacher_lp_max_concurrency * SCORES_PER_TURN
+    patience = config.judge_timeout / REQUESTS_IN_TIME
+    judge = EngineHttp(config.judge_url or "", timeout=patience, concurrency=votes + scores)
+    policy = EngineHttp(config.policy_url or "", timeout=patience, concurrency=scores)
+    client = JudgeClient(
+        judge,
+        load_tokenizer(config.judge_tokenizer or ""),
+        config.judge_prompts,
+        JudgeSampling(config.prm_temperature, max_new_tokens=config.prm_max_new_tokens),
+    )
+    teacher = TeacherScorer(
+        policy=policy,
+        teacher=policy if config.opd_teacher == "policy" else judge,
+        render=render,
+        concurrency=config.opd_teacher_lp_max_concurrency,
+    )
+    worker = JudgeWorker(
+        ledger,
+        method,
+        client,
+        teacher,
+        Limits(config.temperature, config.min_response_tokens, config.train_token_limit),
+        JudgeMetrics(registry),
+        WorkerSettings(
+            concurrency=config.judge_concurrency,
+            timeout=config.judge_timeout,
+            vote_threshold=config.majority_vote_threshold,
+        ),
+    )
+    return JudgeLoop(worker, (judge, policy))

@@ -1,0 +1,232 @@
+"""The judge loop: every pending turn of the ledger is judged once, and nothing else is.
+
+Guarantees: the ledger is the only queue, so a restart continues where the last process stopped. A failure of the
+machinery (engine gone, time-out, a bug here) is never a score: the turn stays pending, is tried again after a growing
+pause, and the failure is counted. At most ``concurrency`` turns are under way. A finished session that cannot be
+closed holds up no other. The worker owns no state but the set of turns that it is judging and the sessions to retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from openclaw.hygiene import Limits, defect
+from openclaw.judge.client import JudgeClient, Question, together
+from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError, TeacherMismatchError
+from openclaw.judge.metrics import JudgeMetrics
+from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.votes import agreement, longest_hint, majority
+from openclaw.ledger.exceptions import TransitionError
+from openclaw.ledger.records import PendingTurn, Turn, Verdict, Vote
+from openclaw.ledger.store import Ledger
+from openclaw.method import Method, SampleDecision
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How the loop runs.
+
+    Attributes:
+        concurrency: most turns under way.
+        timeout: seconds a turn may take, all votes and the teacher together.
+        vote_threshold: least share of the valid votes for a majority.
+        poll_seconds: how often the ledger is asked when nobody calls `JudgeWorker.notify`.
+        first_pause: seconds before a failed turn is tried again; doubled at each further failure.
+        longest_pause: bound of that pause, seconds.
+    """
+
+    concurrency: int = 8
+    timeout: float = 120.0
+    vote_threshold: float = 0.6
+    poll_seconds: float = 0.5
+    first_pause: float = 1.0
+    longest_pause: float = 60.0
+
+
+class JudgeWorker:
+    """Judges pending turns until it is told to stop."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        method: Method,
+        judge: JudgeClient,
+        teacher: TeacherScorer | None,
+        limits: Limits,
+        metrics: JudgeMetrics,
+        settings: WorkerSettings | None = None,
+    ) -> None:
+        """Bind the worker.
+
+        Args:
+            ledger: where turns wait and verdicts go.
+            method: which judges run, and what a verdict gives.
+            judge: asks the judge engine.
+            teacher: scores replies under their hint; needed when the method's plan says so.
+            limits: which turns can be trained at all.
+            metrics: where the loop counts.
+            settings: how it runs.
+        """
+        self._plan = method.judges()
+        if self._plan.needs_teacher and teacher is None:
+            raise ValueError(f"method {method.name} needs a teacher; pass a TeacherScorer")
+        self._ledger = ledger
+        self._method = method
+        self._judge = judge
+        self._teacher = teacher
+        self._limits = limits
+        self._metrics = metrics
+        self._settings = settings or WorkerSettings()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unclosed: dict[str, tuple[int, float]] = {}
+        self._wake = asyncio.Event()
+
+    def notify(self) -> None:
+        """Say that a turn became pending or a session ended; call it from the worker's event loop."""
+        self._wake.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Judge until ``stop`` is set; turns under way then stay pending."""
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                self._wake.clear()
+                try:
+                    await self._start_pending()
+                    await self._close_sessions()
+                except Exception:
+                    self._metrics.failures.labels(kind="internal").inc()
+                    logger.exception("the judge loop failed and goes on")
+                woken = asyncio.create_task(self._wake.wait())
+                await asyncio.wait(
+                    [stopped, woken], timeout=self._settings.poll_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                woken.cancel()
+        finally:
+            stopped.cancel()
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _start_pending(self) -> None:
+        free = self._settings.concurrency - len(self._tasks)
+        if free <= 0:
+            return
+        pending = await asyncio.to_thread(self._ledger.pending_turns, free, tuple(self._tasks))
+        for item in pending:
+            task = asyncio.create_task(self._handle(item))
+            self._tasks[item.turn.id] = task
+            task.add_done_callback(lambda _, turn_id=item.turn.id: self._finished(turn_id))
+        self._metrics.in_flight.set(len(self._tasks))
+
+    def _finished(self, turn_id: str) -> None:
+        del self._tasks[turn_id]
+        self._metrics.in_flight.set(len(self._tasks))
+        self._wake.set()
+
+    async def _handle(self, item: PendingTurn) -> None:
+        """Judge one turn and commit the outcome, or leave it pending."""
+        turn = item.turn
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                verdict, decision = await self._decide(turn)
+            await asyncio.to_thread(self._ledger.record_judged, turn.id, verdict, decision.samples, decision.reason)
+        except TransitionError as error:
+            self._metrics.failures.labels(kind="judged_elsewhere").inc()
+            logger.warning("turn %s was judged by another process meanwhile: %s", turn.id, error)
+        except (EngineUnavailableError, TimeoutError) as error:
+            kind = "timeout" if isinstance(error, TimeoutError) else "unavailable"
+            await self._postpone(item, kind, str(error) or f"no verdict in {self._settings.timeout} s")
+        except Exception as error:
+            logger.exception("judging turn %s failed", turn.id)
+            await self._postpone(item, "internal", f"{type(error).__name__}: {error}")
+        else:
+            self._metrics.judged.labels(outcome=decision.reason or "sample").inc()
+            self._metrics.seconds.observe(verdict.seconds)
+
+    async def _postpone(self, item: PendingTurn, kind: str, error: str) -> None:
+        self._metrics.failures.labels(kind=kind).inc()
+        pause = min(self._settings.longest_pause, self._settings.first_pause * 2 ** min(item.attempts, 16))
+        logger.warning("turn %s stays pending (%s), next try in %.1f s: %s", item.turn.id, kind, pause, error)
+        not_before = self._ledger.clock() + pause
+        try:
+            await asyncio.to_thread(self._ledger.postpone, item.turn.id, error, not_before)
+        except Exception:
+            self._metrics.failures.labels(kind="postpone").inc()
+            logger.exception("turn %s could not be postponed; it is pending and tried again at once", item.turn.id)
+
+    async def _decide(self, turn: Turn) -> tuple[Verdict, SampleDecision]:
+        """Return verdict and samples of a turn; one that cannot be trained is not shown to a judge."""
+        reason = defect(turn, self._limits)
+        if reason is not None:
+            return Verdict(), SampleDecision(reason=reason)
+        started = time.monotonic()
+        question = Question.about(turn.response_message, turn.next_state or [])
+        try:
+            prm, hints = await together(
+                self._judge.votes("prm", question, self._plan.prm_votes),
+                self._judge.votes("hint", question, self._plan.hint_votes),
+            )
+        except EngineRefusedError as error:
+            logger.error("turn %s cannot be judged: %s", turn.id, error)
+            return Verdict(seconds=time.monotonic() - started), SampleDecision(reason="judge_refused")
+        self._count(prm)
+        self._count(hints)
+        verdict = Verdict(
+            score=majority([vote.value for vote in prm], self._settings.vote_threshold) if prm else None,
+            hint=longest_hint(hints),
+            votes=(*prm, *hints),
+        )
+        if verdict.hint is not None and self._teacher is not None and self._plan.needs_teacher:
+            verdict = await self._with_teacher(self._teacher, turn, verdict, verdict.hint)
+        verdict = replace(verdict, seconds=time.monotonic() - started)
+        return verdict, self._method.samples(turn, verdict)
+
+    async def _with_teacher(self, teacher: TeacherScorer, turn: Turn, verdict: Verdict, hint: str) -> Verdict:
+        try:
+            scored = await teacher.score_turn(turn, hint)
+        except EngineUnavailableError:
+            raise
+        except JudgeError as error:
+            kind = "mismatch" if isinstance(error, TeacherMismatchError) else "refused"
+            self._metrics.teacher_failures.labels(kind=kind).inc()
+            logger.error("turn %s has a hint but no teacher logprobs (%s): %s", turn.id, kind, error)
+            return verdict
+        return replace(verdict, teacher_log_probs=scored.log_probs, teacher_versions=scored.versions)
+
+    def _count(self, votes: list[Vote]) -> None:
+        for vote in votes:
+            value = "invalid" if vote.value is None else str(vote.value)
+            self._metrics.votes.labels(judge=vote.judge, value=value).inc()
+        if votes:
+            self._metrics.agreement.labels(judge=votes[0].judge).observe(agreement([vote.value for vote in votes]))
+
+    async def _close_sessions(self) -> None:
+        """Let finished sessions give what they give as a whole, each once; one that fails is tried again later."""
+        limit = self._settings.concurrency + len(self._unclosed)
+        for session_id in await asyncio.to_thread(self._ledger.finished_sessions, limit):
+            failures, not_before = self._unclosed.get(session_id, (0, 0.0))
+            if time.monotonic() < not_before:
+                continue
+            try:
+                await self._close_session(session_id)
+            except Exception as error:
+                self._metrics.session_failures.labels(reason=type(error).__name__).inc()
+                pause = min(self._settings.longest_pause, self._settings.first_pause * 2 ** min(failures, 16))
+                self._unclosed[session_id] = (failures + 1, time.monotonic() + pause)
+                if failures == 0:
+                    logger.exception("session %s could not be closed; tried again from time to time", session_id)
+            else:
+                self._unclosed.pop(session_id, None)
+
+    async def _close_session(self, session_id: str) -> None:
+        judged = await asyncio.to_thread(self._ledger.judged_turns, session_id)
+        samples = self._method.session_samples(judged)
+        closed = await asyncio.to_thread(self._ledger.close_session, session_id, samples, self._ledger.clock())
+        if closed:
+            self._metrics.session_samples.inc(len(samples))

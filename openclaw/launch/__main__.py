@@ -1,0 +1,87 @@
+"""``python -m openclaw.launch``: print a run's plan, or start it.
+
+The process becomes the driver (``slime/train_async.py``), so signals and exit code are the driver's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from openclaw.exceptions import ConfigError
+from openclaw.launch.methods import METHODS
+from openclaw.launch.plan import Plan, make_plan
+from openclaw.launch.profiles import PROFILES
+from openclaw.launch.report import describe
+from slime.arguments.validate import visible_gpus
+
+MISSING_PATH = "no such folder"
+
+
+def fail(message: str) -> NoReturn:
+    """Exit with code 2 and one message."""
+    print(f"launch: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check_machine(plan: Plan) -> None:
+    """Exit with one line when the machine has fewer GPUs than the plan uses."""
+    if plan.profile.device != "cuda":
+        return
+    found = visible_gpus()
+    needed = max(plan.gpu_ids) + 1 if plan.gpu_ids else max(plan.gpus_needed, plan.args.num_gpus or 0)
+    if found < needed:
+        fail(
+            f"this script needs {needed} GPUs and the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "
+            f"or on a CPU run: bash openclaw-{plan.method if plan.method in METHODS else 'combine'}/run_tiny_cpu.sh"
+        )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m openclaw.launch",
+        description="Start a run from its method, model and profile. Flags that are not listed here go to the trainer "
+        "(see python slime/train_async.py --help); the last one wins.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--method",
+        required=True,
+        help=f"{', '.join(sorted(METHODS))}, or the path of a method folder whose script names its plugins",
+    )
+    parser.add_argument(
+        "--profile", choices=sorted(PROFILES), default="gpu8", help="kind of machine (default: %(default)s)"
+    )
+    parser.add_argument("--model", help="shape in slime/scripts/models, checked against the checkpoint")
+    parser.add_argument("--name", help="folder under runs/ (default: profile and method)")
+    parser.add_argument("--dry-run", action="store_true", help="print and validate the plan, start nothing")
+    options, extra = parser.parse_known_args()
+    try:
+        plan = make_plan(PROFILES[options.profile], options.method, options.model, extra, os.environ, options.name)
+    except ConfigError as error:
+        fail(str(error))
+    missing = [problem for problem in plan.problems if MISSING_PATH in problem]
+    wrong = [problem for problem in plan.problems if MISSING_PATH not in problem]
+    if options.dry_run:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--dry-run | head` ends quietly
+        print(describe(plan))
+        for problem in missing:
+            print(f"warning: not found on this machine: {problem}")
+    if wrong:
+        fail("the plan cannot work:\n" + "\n".join(f"  - {problem}" for problem in wrong))
+    if options.dry_run:
+        print("dry run: the plan is valid, nothing was started")
+        return
+    check_machine(plan)
+    if missing:
+        fail("\n".join(["the plan cannot work:", *(f"  - {problem}" for problem in missing)]))
+    sys.stdout.flush()
+    os.execve(plan.command[0], plan.command, dict(plan.environment))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What each built-in method adds to the command line: its plugin and the terms of its loss.
+
+A method folder of somebody else is named by its path, ``--method openclaw-mymethod``; its launch script brings the flags,
+``--rollout-function-path`` among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw.exceptions import ConfigError
+
+PPO = ("--eps-clip-high", "0.28")
+
+
+@dataclass(frozen=True)
+class MethodLines:
+    """One method on the command line.
+
+    Attributes:
+        folder: relative to the repository.
+        rollout_function: plugin path of the rollout function; None where the script names it.
+        votes: default number of judge votes.
+        flags: estimator and loss; ``{w_opd}`` is filled with ``OPENCLAW_COMBINE_W_OPD``.
+    """
+
+    folder: str
+    rollout_function: str | None
+    votes: int
+    flags: tuple[str, ...]
+
+
+METHODS: dict[str, MethodLines] = {
+    "rl": MethodLines(
+        "openclaw-rl",
+        "openclaw_rollout.generate_rollout_openclaw",
+        3,
+        ("--advantage-estimator", "grpo", "--disable-rewards-normalization", *PPO),
+    ),
+    "opd": MethodLines(
+        "openclaw-opd",
+        "openclaw_opd_rollout.generate_rollout_openclaw_opd",
+        1,
+        ("--advantage-estimator", "on_policy_distillation", *PPO),
+    ),
+    "combine": MethodLines(
+        "openclaw-combine",
+        "openclaw_combine_rollout.generate_rollout_openclaw_combine",
+        1,
+        (
+            *("--advantage-estimator", "grpo", "--disable-rewards-normalization"),
+            *("--use-opd", "--opd-kl-coef", "{w_opd}", *PPO),
+        ),
+    ),
+}
+
+
+def find_method(name: str, repository: Path) -> MethodLines:
+    """Return a built-in method by its name, or the folder of another one by its path.
+
+    Raises:
+        ConfigError: when there is neither.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    for folder in (Path(name), repository / name):
+        if folder.is_dir():
+            return MethodLines(str(folder.resolve()), None, 1, ())
+    raise ConfigError(f"--method {name}: use {', '.join(sorted(METHODS))}, or the path of a method folder")

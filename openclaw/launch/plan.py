@@ -1,0 +1,272 @@
+"""The plan of a run: every variable, every flag, the environment and the command; pure, so that ``--dry-run`` is the truth.
+
+Guarantees: `make_plan` starts nothing and imports neither torch nor Ray. What `openclaw.launch.main` executes is exactly
+``Plan.command`` with ``Plan.environment``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw.config import VARIABLES, RuntimeConfig, Value
+from openclaw.exceptions import ConfigError
+from openclaw.launch.methods import MethodLines, find_method
+from openclaw.launch.profiles import Profile
+from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
+from slime.arguments.parser import build_parser
+from slime.arguments.refused import refusals
+from slime.arguments.validate import validate
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODEL_FOLDER = REPOSITORY / "slime" / "scripts" / "models"
+PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir")
+# Flags that problems name, and the variable that sets them.
+VARIABLE_OF_FLAG = {
+    "num-gpus": "NUM_GPUS",
+    "actor-num-gpus-per-node": "ACTOR_GPUS",
+    "rollout-num-gpus": "ROLLOUT_GPUS",
+    "rollout-num-gpus-per-engine": "TP",
+    "prm-num-gpus": "PRM_GPUS",
+    "prm-num-gpus-per-engine": "PRM_TP",
+    "prm-max-new-tokens": "PRM_MAX_NEW_TOKENS",
+    "sglang-context-length": "CONTEXT_LENGTH",
+    "rollout-max-context-len": "CONTEXT_LENGTH",
+    "rollout-max-response-len": "MAX_RESPONSE_LENGTH",
+    "hf-checkpoint": "HF_CKPT",
+    "ref-load": "REF_LOAD",
+    "prm-model-path": "PRM_MODEL_PATH",
+    "save": "SAVE_CKPT",
+    "resume": "RESUME=1",
+    "rotary-base": "MODEL_ARGS_ROTARY_BASE",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that is known before it starts."""
+
+    profile: Profile
+    method: str
+    variables: Mapping[str, Resolved]
+    runtime: RuntimeConfig
+    sections: Mapping[str, tuple[str, ...]]
+    args: Namespace
+    problems: tuple[str, ...]
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    gpu_ids: tuple[int, ...] | None
+    runtime_sources: Mapping[str, str]
+
+    @property
+    def gpus_needed(self) -> int:
+        """GPUs that the three roles use together."""
+        args = self.args
+        return args.actor_num_nodes * args.actor_num_gpus_per_node + args.rollout_num_gpus + args.prm_num_gpus
+
+
+def model_flags(model: str | None) -> tuple[str, ...]:
+    """Return ``MODEL_ARGS`` of ``slime/scripts/models/<model>.sh``; nothing without a model.
+
+    Raises:
+        ConfigError: naming the files there are.
+    """
+    if model is None:
+        return ()
+    file = MODEL_FOLDER / f"{model}.sh"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in MODEL_FOLDER.glob("*.sh")))
+        raise ConfigError(f"no model shape {model!r} in slime/scripts/models; there are: {known}")
+    script = 'set -euo pipefail; source "$1"; printf "%s\\0" "${MODEL_ARGS[@]}"'
+    output = subprocess.run(
+        ["bash", "-c", script, "bash", str(file)], capture_output=True, text=True, check=True
+    ).stdout
+    return tuple(output.split("\0")[:-1])
+
+
+def with_variables(problem: str) -> str:
+    """Return a problem about flags with the variables that set them."""
+    names = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
+    if " actor + " in problem:
+        names = ["ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS", *names]
+    return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem
+
+
+def _paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
+    """Return the values with absolute paths: what the user wrote is relative to where he stands, a default to the repository."""
+    values = {field: entry.value for field, entry in variables.items()}
+    for field in PATH_FIELDS:
+        if values[field]:
+            base = REPOSITORY if variables[field].source in ("default", "profile") else Path.cwd()
+            values[field] = str((base / Path(str(values[field])).expanduser()).resolve())
+    return values
+
+
+def _gpus(variables: Mapping[str, Resolved]) -> tuple[dict[str, int], tuple[int, ...] | None]:
+    """Return the GPU count per role, and the GPU numbers in the order actor, rollout, judge when they were listed."""
+    counts, lists = {}, []
+    for role in ("actor", "rollout", "prm"):
+        entry = variables[f"{role}_gpus"]
+        counts[role], numbers = parse_gpus(entry.variable.name, str(entry.value))
+        lists.append(numbers)
+    if all(numbers is None for numbers in lists):
+        return counts, None
+    if any(numbers is None for numbers in lists):
+        raise ConfigError(
+            "ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS: write all three as counts or all three as lists (one GPU: 7,)"
+        )
+    ids = tuple(number for numbers in lists for number in numbers or ())
+    if len(set(ids)) != len(ids):
+        raise ConfigError("ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS share a GPU; give each role its own")
+    if list(ids) != sorted(ids):
+        raise ConfigError(
+            "roles take GPUs in ascending order: ACTOR_GPUS the lowest numbers, then ROLLOUT_GPUS, then PRM_GPUS"
+        )
+    return counts, ids
+
+
+def runtime_sources(environment: Mapping[str, str], profile: Profile, method: Mapping[str, str]) -> dict[str, str]:
+    """Return where each runtime variable's value comes from: the name it was set under, profile, method or default."""
+    sources = {}
+    for variable in VARIABLES:
+        found = [name for name in variable.names if environment.get(name)]
+        origin = "profile" if variable.name in profile.runtime else "method" if variable.name in method else "default"
+        sources[variable.name] = found[0] if found else origin
+    return sources
+
+
+def _sections(
+    method: MethodLines,
+    profile: Profile,
+    v: Mapping[str, Value],
+    runtime: RuntimeConfig,
+    counts: Mapping[str, int],
+    name: str,
+) -> dict[str, tuple[str, ...]]:
+    """Return the flags by the names under which users know the groups."""
+    run_dir = Path(str(v["run_dir"])) if v["run_dir"] else REPOSITORY / "runs" / name
+    save = v["save_ckpt"] or run_dir / "checkpoints"
+    hf = v["hf_ckpt"]
+    kl = v["kl_loss_coef"]
+    rows: dict[str, list[object]] = {
+        "PLACEMENT_ARGS": [
+            *("--device", profile.device, "--num-gpus", v["num_gpus"], "--num-gpus-per-node", v["num_gpus"]),
+            *("--actor-num-nodes", 1, "--actor-num-gpus-per-node", counts["actor"]),
+            *("--rollout-num-gpus", counts["rollout"], "--rollout-num-gpus-per-engine", v["tp"]),
+        ],
+        "CKPT_ARGS": [
+            *("--hf-checkpoint", hf, "--ref-load", v["ref_load"] or hf),
+            *("--save", save, "--save-interval", v["save_interval"], "--run-dir", run_dir),
+            *(["--resume"] if v["resume"] else []),
+        ],
+        "ROLLOUT_ARGS": [
+            *(["--rollout-function-path", method.rollout_function] if method.rollout_function else []),
+            *("--data-source-path", "openclaw.rollout.LedgerDataSource", "--disable-rollout-global-dataset"),
+            *("--num-rollout", v["num_rollout"], "--rollout-batch-size", v["batch_size"]),
+            *("--n-samples-per-prompt", 1, "--num-steps-per-rollout", 1, "--reward-key", "score"),
+            *("--rollout-max-response-len", v["max_response_length"]),
+            *("--rollout-max-context-len", runtime.context_length, "--rollout-temperature", runtime.temperature),
+        ],
+        "METHOD_ARGS": [
+            *(flag.format(w_opd=runtime.combine_w_opd) for flag in method.flags),
+            *("--eps-clip", v["ppo_clip_ratio"], "--use-rollout-logprobs", "--opd-teacher", runtime.opd_teacher),
+            *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "low_var_kl"] if kl else []),
+        ],
+        "OPTIMIZER_ARGS": [
+            *("--optimizer", "adam", "--lr", v["learning_rate"], "--lr-decay-style", "constant"),
+            *("--weight-decay", v["weight_decay"], "--adam-beta1", 0.9, "--adam-beta2", 0.98),
+            *("--clip-grad", v["clip_grad_norm"], "--seed", v["seed"]),
+        ],
+        "PERF_ARGS": [
+            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", v["max_tokens_per_gpu"]),
+            *("--log-probs-chunk-size", 1024),
+            *(["--gradient-checkpointing"] if v["gradient_checkpointing"] else []),
+        ],
+        "SGLANG_ARGS": [
+            *(
+                "--sglang-mem-fraction-static",
+                v["mem_fraction_static"],
+                "--sglang-context-length",
+                runtime.context_length,
+            ),
+        ],
+        "PRM_ARGS": [
+            *("--prm-enable", "--prm-num-gpus", counts["prm"], "--prm-num-gpus-per-engine", v["prm_tp"]),
+            *("--prm-model-path", v["prm_model_path"] or hf, "--prm-m", runtime.prm_m or method.votes),
+            *("--prm-temperature", runtime.prm_temperature, "--prm-max-new-tokens", runtime.prm_max_new_tokens),
+        ],
+        "LORA_ARGS": [
+            *("--use-lora", "--lora-rank", v["lora_rank"], "--lora-alpha", v["lora_alpha"]),
+            *("--lora-dropout", v["lora_dropout"]),
+        ]
+        if v["use_lora"]
+        else [],
+        "WANDB_ARGS": ["--use-wandb", "--wandb-project", v["wandb_project"], "--wandb-group", name]
+        if v["use_wandb"]
+        else [],
+        "PROFILE_ARGS": list(profile.flags),
+    }
+    return {title: tuple(map(str, words)) for title, words in rows.items() if words}
+
+
+def make_plan(
+    profile: Profile,
+    method: str,
+    model: str | None,
+    extra: Sequence[str],
+    environment: Mapping[str, str],
+    name: str | None = None,
+) -> Plan:
+    """Resolve and validate a run.
+
+    Args:
+        profile: of the machine.
+        method: a built-in method, or the path of a method folder.
+        model: file in ``slime/scripts/models`` whose shape is checked against the checkpoint, or None.
+        extra: flags given after the script's own; the last one wins.
+        environment: variables of the caller.
+        name: of the run's folder under ``runs/``; default: profile and method.
+
+    Raises:
+        ConfigError: for a variable that cannot be used.
+        SystemExit: for flags that do not parse.
+    """
+    check_replaced(environment)
+    lines = find_method(method, REPOSITORY)
+    variables = resolve(environment, {**profile.variables, **profile.methods.get(method, {})})
+    if method == "combine" or environment.get("PRM_M") or "PRM_M" in profile.runtime:
+        votes: dict[str, str] = {}
+    else:
+        votes = {"PRM_M": str(lines.votes)}
+    runtime_environment = {**votes, **profile.runtime, **{key: value for key, value in environment.items() if value}}
+    runtime = RuntimeConfig.from_env(runtime_environment)
+    counts, ids = _gpus(variables)
+    values = _paths(variables)
+    if ids is not None:
+        values["num_gpus"] = len(ids)
+    sections = {"MODEL_ARGS": model_flags(model)} if model else {}
+    sections |= _sections(lines, profile, values, runtime, counts, name or f"{profile.name}-{Path(method).name}")
+    if extra:
+        sections["CUSTOM_ARGS"] = tuple(extra)
+    words = [word for section in sections.values() for word in section]
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.unknown(unknown)
+    problems = [with_variables(problem) for problem in (*refusals(args), *validate(args))]
+    paths = [REPOSITORY / lines.folder, REPOSITORY, REPOSITORY / "slime"]
+    inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    child = {**runtime_environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}
+    if profile.device == "cpu":
+        child.setdefault("OMP_NUM_THREADS", "1")
+    if ids is not None:
+        child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
+    command = (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words)
+    sources = runtime_sources(environment, profile, votes)
+    return Plan(profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources)

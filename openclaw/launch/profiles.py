@@ -1,0 +1,68 @@
+"""Defaults per kind of machine. A profile changes defaults of variables, never what a flag means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from openclaw.config import Value
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Defaults of one kind of machine.
+
+    Attributes:
+        name: as it is typed.
+        device: of trainer and engines.
+        variables: defaults of launch variables.
+        runtime: defaults of the runtime's variables.
+        methods: defaults of launch variables that depend on the method.
+        flags: flags that only this machine needs.
+    """
+
+    name: str
+    device: str
+    variables: Mapping[str, Value] = field(default_factory=dict)
+    runtime: Mapping[str, str] = field(default_factory=dict)
+    methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+GPU8 = Profile("gpu8", "cuda")
+
+# Learning rates and KL weights were measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
+TINY_CPU = Profile(
+    "tiny_cpu",
+    "cpu",
+    variables={
+        "NUM_GPUS": 3,
+        "ACTOR_GPUS": "1",
+        "ROLLOUT_GPUS": "1",
+        "PRM_GPUS": "1",
+        "TP": 1,
+        "PRM_TP": 1,
+        "SAVE_INTERVAL": 4,
+        "NUM_ROLLOUT": 16,
+        "WEIGHT_DECAY": 0.0,
+        "USE_GRADIENT_CHECKPOINTING": False,
+        "MAX_TOKENS_PER_GPU": 4096,
+        "MAX_RESPONSE_LENGTH": 160,
+    },
+    runtime={
+        "CONTEXT_LENGTH": "2048",
+        "PRM_MAX_NEW_TOKENS": "96",
+        "OPENCLAW_JUDGE_PROMPTS": "brief",
+        "OPENCLAW_JUDGE_CONCURRENCY": "16",
+        "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY": "8",
+        "PRM_M": "1",
+    },
+    methods={
+        "combine": {"LEARNING_RATE": 2e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16},
+        "rl": {"LEARNING_RATE": 2e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16},
+        "opd": {"LEARNING_RATE": 1e-4, "KL_LOSS_COEF": 0.1, "BATCH_SIZE": 8},
+    },
+    flags=("--serve-when-done",),
+)
+
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (GPU8, TINY_CPU)}

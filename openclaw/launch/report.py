@@ -1,0 +1,82 @@
+"""The plan as text: placement per GPU, variables with their sources, flags by group, the command. Secrets are not shown."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from openclaw.config import VARIABLES
+from openclaw.launch.plan import Plan
+
+TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
+
+
+def placement_lines(plan: Plan) -> Iterator[str]:
+    """Yield one line per GPU, in the order actor, rollout, judge."""
+    args = plan.args
+    actor = args.actor_num_nodes * args.actor_num_gpus_per_node
+    roles = [f"actor    rank {rank}" for rank in range(actor)]
+    for title, total, size in (
+        ("rollout ", args.rollout_num_gpus, args.rollout_num_gpus_per_engine),
+        ("judge   ", args.prm_num_gpus, args.prm_num_gpus_per_engine),
+    ):
+        roles += [f"{title} engine {index // size}" for index in range(total)]
+    kind = "GPU" if args.device == "cuda" else "logical GPU"
+    ids = plan.gpu_ids or range(len(roles))
+    for number, role in zip(ids, roles, strict=True):
+        yield f"  {kind} {number}  {role}"
+
+
+def source_text(name: str, source: str) -> str:
+    """Say where a value came from; ``source`` is the name under which it was set, or a word."""
+    if source == name:
+        return "env"
+    return source if source in ("default", "profile", "method") else f"env ({source})"
+
+
+def variable_lines(plan: Plan) -> Iterator[str]:
+    """Yield one line per variable: name, value, source."""
+    for entry in plan.variables.values():
+        value = "" if entry.value is None else entry.value
+        yield f"  {entry.variable.name:<40} {value!s:<28} {source_text(entry.variable.name, entry.source)}"
+    secrets = {variable.name for variable in VARIABLES if variable.secret}
+    for name, value, _ in plan.runtime.describe():
+        shown = ("set" if value else "unset") if name in secrets else value
+        yield f"  {name:<40} {shown:<28} {source_text(name, plan.runtime_sources[name])}"
+    for name in TRACKER_SECRETS:
+        yield f"  {name:<40} {'set' if plan.environment.get(name) else 'unset':<28} env"
+
+
+def summary_lines(plan: Plan) -> Iterator[str]:
+    """Yield one line per role: its GPUs as a range."""
+    args = plan.args
+    ids = list(plan.gpu_ids or range(plan.gpus_needed))
+    actor = args.actor_num_nodes * args.actor_num_gpus_per_node
+    cuts = (
+        ("actor", 0, actor),
+        ("rollout", actor, args.rollout_num_gpus),
+        ("judge", actor + args.rollout_num_gpus, args.prm_num_gpus),
+    )
+    for role, start, count in cuts:
+        numbers = ids[start : start + count]
+        contiguous = numbers == list(range(numbers[0], numbers[0] + count)) if numbers else False
+        shown = f"{numbers[0]}-{numbers[-1]}" if contiguous and count > 1 else ",".join(map(str, numbers)) or "none"
+        yield f"  {role:<8} {shown}"
+
+
+def describe(plan: Plan) -> str:
+    """Return the whole plan as text."""
+    lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan), ""]
+    lines += [*placement_lines(plan), "", "variables (name, value, source):", *variable_lines(plan), "", "arguments:"]
+    for title, words in plan.sections.items():
+        lines.append(f"  {title}")
+        line: list[str] = []
+        for word in words:
+            if word.startswith("--") and line:
+                lines.append("    " + shlex.join(line))
+                line = []
+            line.append(word)
+        if line:
+            lines.append("    " + shlex.join(line))
+    lines += ["", "command:", f"  PYTHONPATH={plan.environment['PYTHONPATH']} \\", f"  {shlex.join(plan.command)}"]
+    return "\n".join(lines)

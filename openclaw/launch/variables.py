@@ -1,0 +1,160 @@
+"""The launcher's environment variables, declared once.
+
+Guarantees: every variable that a launch script honours beside the runtime's own (`openclaw.config.VARIABLES`) stands here
+with its type, default and meaning. Defaults that differ between machines come from the profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from openclaw.config import Value, Variable
+from openclaw.exceptions import ConfigError
+
+LAUNCH_VARIABLES: tuple[Variable, ...] = (
+    Variable("NUM_GPUS", "num_gpus", int, 8, "GPUs of the machine", minimum=1, aliases=("GPUS_PER_NODE",)),
+    Variable(
+        "ACTOR_GPUS", "actor_gpus", str, "4", "GPUs that train: a count, or a list 0,1,2,3", aliases=("TRAIN_GPUS",)
+    ),
+    Variable("ROLLOUT_GPUS", "rollout_gpus", str, "2", "GPUs that serve the policy: a count, or a list"),
+    Variable("PRM_GPUS", "prm_gpus", str, "2", "GPUs that serve the judge: a count, or a list"),
+    Variable("TP", "tp", int, 2, "GPUs per policy engine", minimum=1),
+    Variable("PRM_TP", "prm_tp", int, 2, "GPUs per judge engine", minimum=1),
+    Variable(
+        "HF_CKPT", "hf_ckpt", str, "models/Qwen3-4B", "policy checkpoint (Hugging Face folder)", aliases=("MODEL_PATH",)
+    ),
+    Variable("REF_LOAD", "ref_load", str, None, "reference checkpoint; default: HF_CKPT"),
+    Variable(
+        "SAVE_CKPT",
+        "save_ckpt",
+        str,
+        None,
+        "where checkpoints go; default: runs/<script>/checkpoints",
+        aliases=("CKPT_SAVE_DIR",),
+    ),
+    Variable(
+        "PRM_MODEL_PATH",
+        "prm_model_path",
+        str,
+        None,
+        "judge checkpoint; default: HF_CKPT",
+        aliases=("JUDGE_MODEL_PATH",),
+    ),
+    Variable("RUN_DIR", "run_dir", str, None, "logs, metrics and ledger; default: runs/<script>"),
+    Variable("RESUME", "resume", bool, False, "1: go on from the newest checkpoint in SAVE_CKPT"),
+    Variable("SAVE_INTERVAL", "save_interval", int, 10, "steps between checkpoints", minimum=1),
+    Variable(
+        "NUM_ROLLOUT",
+        "num_rollout",
+        int,
+        100_000_000,
+        "optimizer steps until the run ends",
+        minimum=1,
+        aliases=("UPDATES",),
+    ),
+    Variable("BATCH_SIZE", "batch_size", int, 16, "judged turns per optimizer step", minimum=1),
+    Variable("LEARNING_RATE", "learning_rate", float, 1e-5, "learning rate", above=0.0),
+    Variable("WEIGHT_DECAY", "weight_decay", float, 0.1, "weight decay", minimum=0.0),
+    Variable(
+        "KL_LOSS_COEF",
+        "kl_loss_coef",
+        float,
+        0.0,
+        "weight of the KL to the reference; 0: the reference is not loaded",
+        minimum=0.0,
+    ),
+    Variable("CLIP_GRAD_NORM", "clip_grad_norm", float, 1.0, "largest gradient norm", minimum=0.0),
+    Variable("PPO_CLIP_RATIO", "ppo_clip_ratio", float, 0.2, "lower clip of the ratio", above=0.0),
+    Variable("USE_GRADIENT_CHECKPOINTING", "gradient_checkpointing", bool, True, "recompute activations"),
+    Variable(
+        "MAX_TOKENS_PER_GPU", "max_tokens_per_gpu", int, 32768, "tokens per micro-batch and training GPU", minimum=16
+    ),
+    Variable("MAX_RESPONSE_LENGTH", "max_response_length", int, 8192, "longest reply in tokens", minimum=1),
+    Variable(
+        "MEM_FRACTION_STATIC",
+        "mem_fraction_static",
+        float,
+        0.8,
+        "share of GPU memory for weights and KV cache",
+        above=0.0,
+        maximum=1.0,
+    ),
+    Variable("SEED", "seed", int, 1234, "seed of everything random"),
+    Variable("USE_LORA", "use_lora", bool, False, "train LoRA adapters"),
+    Variable("LORA_RANK", "lora_rank", int, 16, "LoRA rank", minimum=1),
+    Variable("LORA_ALPHA", "lora_alpha", int, 32, "LoRA scale", minimum=1),
+    Variable("LORA_DROPOUT", "lora_dropout", float, 0.0, "LoRA dropout", minimum=0.0, maximum=1.0),
+    Variable("USE_WANDB", "use_wandb", bool, False, "log to Weights & Biases (key in WANDB_API_KEY or WANDB_KEY)"),
+    Variable("WANDB_PROJECT", "wandb_project", str, "openclaw_rl", "W&B project"),
+)
+
+# Variables of other guides that mean nothing here, each with what to use instead.
+REPLACED: dict[str, str] = {
+    "GRAD_ACCUM_STEPS": "gradients accumulate over the whole batch; MAX_TOKENS_PER_GPU bounds a micro-batch",
+    "VALUE_CLIP": "no method here has a critic; unset it",
+    "RESUME_CKPT": "write SAVE_CKPT=FOLDER RESUME=1 with the folder that holds the checkpoints",
+    "DATA_PATH": "training from recorded conversations is not implemented yet; unset it",
+    "OPENCLAW_RECORD_ENABLED": "every turn is in the ledger (OPENCLAW_LEDGER) always; unset it",
+    "OPENCLAW_RECORD_FILE": "every turn is in the ledger; OPENCLAW_LEDGER says where",
+    "OPENCLAW_PRM_RECORD_FILE": "every verdict is in the ledger; OPENCLAW_LEDGER says where",
+    "OPENCLAW_DEBUG": "write ROLLOUT_LOG_LEVEL=DEBUG",
+}
+FEW_NODES = {"NNODES": ("", "1"), "NODE_RANK": ("", "0")}
+
+
+def check_replaced(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError when a variable is set that this launcher does not honour."""
+    lines = [f"{name} is set, but {instead}" for name, instead in REPLACED.items() if environment.get(name)]
+    for name, single in FEW_NODES.items():
+        if environment.get(name, "") not in single:
+            lines.append(f"{name}={environment[name]}: this launcher starts one machine; unset it")
+    if lines:
+        raise ConfigError("\n  - ".join(["variables that cannot be honoured:", *lines]))
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The value of a variable and where it came from: the name it was set under, ``profile`` or ``default``."""
+
+    variable: Variable
+    value: Value
+    source: str
+
+
+def resolve(environment: Mapping[str, str], profile: Mapping[str, Value]) -> dict[str, Resolved]:
+    """Return ``{field: Resolved}``; the environment wins over the profile, the profile over the default.
+
+    Raises:
+        ConfigError: naming the variable that cannot be used, and what to type.
+    """
+    resolved = {}
+    for variable in LAUNCH_VARIABLES:
+        found = {name: environment[name] for name in variable.names if environment.get(name)}
+        if len(set(found.values())) > 1:
+            raise ConfigError(f"{' and '.join(found)} name the same thing and differ; set only {variable.name}")
+        if found:
+            name, text = next(iter(found.items()))
+            resolved[variable.field] = Resolved(variable, variable.parse(text, name), name)
+        elif variable.name in profile:
+            resolved[variable.field] = Resolved(variable, profile[variable.name], "profile")
+        else:
+            resolved[variable.field] = Resolved(variable, variable.default, "default")
+    return resolved
+
+
+def parse_gpus(name: str, text: str) -> tuple[int, tuple[int, ...] | None]:
+    """Return the count, and the GPU numbers when ``text`` is a list.
+
+    Raises:
+        ConfigError: when it is neither.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdigit() for word in words):
+        raise ConfigError(f"{name}={text!r} is neither a count nor a list of GPU numbers; write 4 or 0,1,2,3")
+    if "," not in text:
+        return int(words[0]), None
+    numbers = tuple(map(int, words))
+    if len(set(numbers)) != len(numbers):
+        raise ConfigError(f"{name}={text!r} names a GPU twice")
+    return len(numbers), numbers

@@ -1,0 +1,135 @@
+"""Rows <-> records. Numbers survive exactly: ids as int32, log-probabilities as float64, never as text.
+
+Guarantees: ``decode(encode(x)) == x`` for turns and samples, free attributes of a sample included as long as they are
+JSON values.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from openclaw.ledger.records import Turn, Verdict, VersionSpan
+from slime.utils.types import Sample
+
+_SAMPLE_ARRAYS = ("tokens", "rollout_log_probs", "teacher_log_probs")
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Return token ids as int32 bytes."""
+    return array("i", ids).tobytes()
+
+
+def unpack_ids(blob: bytes) -> list[int]:
+    """Inverse of `pack_ids`."""
+    values = array("i")
+    values.frombytes(blob)
+    return values.tolist()
+
+
+def pack_floats(values: Sequence[float] | None) -> bytes | None:
+    """Return floats as float64 bytes; None stays None."""
+    return None if values is None else array("d", values).tobytes()
+
+
+def unpack_floats(blob: bytes | None) -> list[float] | None:
+    """Inverse of `pack_floats`."""
+    if blob is None:
+        return None
+    values = array("d")
+    values.frombytes(blob)
+    return values.tolist()
+
+
+def encode_turn(turn: Turn, state: str, reason: str | None) -> dict[str, Any]:
+    """Return the columns of a new turn."""
+    return {
+        "id": turn.id,
+        "session_id": turn.session_id,
+        "position": turn.index,
+        "kind": turn.kind,
+        "created_at": turn.created_at,
+        "finished_at": turn.finished_at,
+        "messages": json.dumps(turn.messages),
+        "tools": json.dumps(turn.tools),
+        "chat_template_kwargs": json.dumps(turn.chat_template_kwargs),
+        "prompt_ids": pack_ids(turn.prompt_ids),
+        "response_ids": pack_ids(turn.response_ids),
+        "response_logprobs": pack_floats(turn.response_logprobs),
+        "weight_versions": json.dumps([asdict(span) for span in turn.weight_versions]),
+        "finish_reason": turn.finish_reason,
+        "response_message": json.dumps(turn.response_message),
+        "temperature": turn.temperature,
+        "top_p": turn.top_p,
+        "state": state,
+        "reason": reason,
+    }
+
+
+def decode_turn(row: sqlite3.Row) -> Turn:
+    """Return the turn of a row of ``turns``."""
+    return Turn(
+        id=row["id"],
+        session_id=row["session_id"],
+        index=row["position"],
+        kind=row["kind"],
+        created_at=row["created_at"],
+        finished_at=row["finished_at"],
+        messages=json.loads(row["messages"]),
+        tools=json.loads(row["tools"]),
+        chat_template_kwargs=json.loads(row["chat_template_kwargs"]),
+        prompt_ids=unpack_ids(row["prompt_ids"]),
+        response_ids=unpack_ids(row["response_ids"]),
+        response_logprobs=unpack_floats(row["response_logprobs"]) or [],
+        weight_versions=[VersionSpan(**span) for span in json.loads(row["weight_versions"])],
+        finish_reason=row["finish_reason"],
+        response_message=json.loads(row["response_message"]),
+        temperature=row["temperature"],
+        top_p=row["top_p"],
+        state=row["state"],
+        reason=row["reason"],
+        next_state=None if row["next_state"] is None else json.loads(row["next_state"]),
+        next_state_at=row["next_state_at"],
+    )
+
+
+def decode_verdict(row: sqlite3.Row) -> Verdict:
+    """Return the verdict of a row with the columns ``verdict`` and ``teacher_log_probs``."""
+    teacher = unpack_floats(row["teacher_log_probs"])
+    return Verdict.from_dict(json.loads(row["verdict"]), None if teacher is None else tuple(teacher))
+
+
+def encode_sample(sample: Sample) -> dict[str, Any]:
+    """Return the columns of a sample.
+
+    Raises:
+        ValueError: naming what is inconsistent (`Sample.validate`) or cannot be stored.
+    """
+    sample.validate()
+    values = sample.to_dict()
+    arrays = {name: values.pop(name, None) for name in _SAMPLE_ARRAYS}
+    try:
+        text = json.dumps(values)
+    except TypeError as error:
+        raise ValueError(f"a sample can be stored with plain Python values only: {error}") from error
+    return {
+        "sample": text,
+        "tokens": pack_ids(arrays["tokens"]),
+        "rollout_log_probs": pack_floats(arrays["rollout_log_probs"]),
+        "teacher_log_probs": pack_floats(arrays["teacher_log_probs"]),
+    }
+
+
+def decode_sample(row: sqlite3.Row) -> Sample:
+    """Return the sample of a row of ``samples``, with ``metadata["ledger_id"]`` and ``metadata["turn_id"]`` set."""
+    values = json.loads(row["sample"])
+    values["tokens"] = unpack_ids(row["tokens"])
+    values["rollout_log_probs"] = unpack_floats(row["rollout_log_probs"])
+    values["teacher_log_probs"] = unpack_floats(row["teacher_log_probs"])
+    sample = Sample.from_dict(values)
+    sample.metadata = {**sample.metadata, "ledger_id": row["id"], "turn_id": row["turn_id"]}
+    return sample

@@ -1,0 +1,45 @@
+"""Turns of the ledger as conversations in JSON lines, the format of offline training and import.
+
+One line per session: ``{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}`` with
+``type`` ``main`` or ``side``, ``prompt`` the request messages, ``response`` the assistant message, ``next_state`` the
+messages after it or null, and ``trainable`` whether the turn gave a sample that was not dropped.
+
+Guarantees: reads only; sessions in the order of their first turn, turns in the order they were recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from openclaw.ledger.reports import TurnRecord
+from openclaw.ledger.store import Ledger
+
+
+def conversations(ledger: Ledger) -> Iterator[dict[str, Any]]:
+    """Yield each session of the ledger."""
+    for session_id in ledger.session_ids():
+        yield {"session_id": session_id, "turns": [turn_values(record) for record in ledger.export_turns(session_id)]}
+
+
+def turn_values(record: TurnRecord) -> dict[str, Any]:
+    """Return one turn in the conversation format."""
+    return {
+        "type": record.turn.kind,
+        "prompt": record.turn.messages,
+        "response": record.turn.response_message,
+        "next_state": record.turn.next_state,
+        "trainable": any(sample.state != "dropped" for sample in record.samples),
+    }
+
+
+def write_conversations(ledger: Ledger, path: Path) -> int:
+    """Write all sessions to ``path``, one JSON object a line, and return how many there were."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for conversation in conversations(ledger):
+            file.write(json.dumps(conversation, ensure_ascii=True) + "\n")
+            count += 1
+    return count

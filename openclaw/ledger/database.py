@@ -1,0 +1,109 @@
+"""One connection to a ledger file: transactions, and errors that name what was wrong.
+
+Guarantees: what `transaction` committed survives ``kill -9`` and power loss (write-ahead log, ``synchronous=FULL``);
+what it did not commit leaves no trace. Several processes may hold the file open: writers take turns and wait for one
+another up to ten seconds. A `Database` may be used from several threads; a lock makes their transactions one after the
+other. The file must lie on a local disk, as every SQLite write-ahead log must.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
+from openclaw.ledger.schema import migrate
+
+BUSY_TIMEOUT_SECONDS = 10.0
+
+
+class Database:
+    """Owns the connection; the queries live in the classes that extend it."""
+
+    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
+        """Open the ledger at ``path``, creating file and folder when missing.
+
+        Args:
+            path: the file.
+            clock: seconds since the epoch; tests pass their own.
+
+        Raises:
+            LedgerVersionError: when a newer program wrote the file.
+        """
+        self.path = Path(path)
+        self.clock = clock
+        self._lock = threading.RLock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(
+            self.path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        self._connection.row_factory = sqlite3.Row
+        self._connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000)}")
+        self._switch_to_wal()
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        migrate(self._connection, str(self.path))
+
+    def _switch_to_wal(self) -> None:
+        """Turn the write-ahead log on; SQLite does not wait for another process that does so, so this does."""
+        deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
+    def close(self) -> None:
+        """Close the connection; everything committed stays."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run the body as one write transaction: all of it is committed, or none.
+
+        Raises:
+            TransitionError: when the body takes a row off its state table.
+        """
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException as error:
+                self._connection.execute("ROLLBACK")
+                if isinstance(error, sqlite3.IntegrityError) and "illegal " in str(error):
+                    raise TransitionError(str(error)) from error
+                raise
+
+    def rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
+        """Return all rows of a query that does not write."""
+        with self._lock:
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def update_one(self, connection: sqlite3.Connection, table: str, row_id: str | int, **columns: Any) -> None:
+        """Set columns of the row ``row_id`` inside a transaction.
+
+        Raises:
+            UnknownRecordError: when there is no such row.
+            TransitionError: naming both states, when ``state`` may not change like this.
+        """
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        statement = f"UPDATE {table} SET {assignments} WHERE id = ?"
+        try:
+            changed = connection.execute(statement, (*columns.values(), row_id)).rowcount
+        except sqlite3.IntegrityError as error:
+            if "illegal transition" not in str(error):
+                raise
+            current = connection.execute(f"SELECT state FROM {table} WHERE id = ?", (row_id,)).fetchone()["state"]
+            raise TransitionError(f"{table} {row_id}: {current} -> {columns['state']} is not allowed") from error
+        if changed == 0:
+            raise UnknownRecordError(f"{table} holds no {row_id!r} in {self.path}")

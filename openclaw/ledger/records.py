@@ -1,0 +1,163 @@
+"""The records that cross the ledger's border: turns, verdicts and what they are made of.
+
+Guarantees: a record is immutable and checks its own shape (`Turn.validate`), so that a turn whose ids and logprobs
+disagree cannot be stored. Nobody owns state here; the rows live in `openclaw.ledger.store`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+TurnKind = Literal["main", "side"]
+TurnState = Literal["waiting", "pending", "judged", "ended", "excluded"]
+SampleState = Literal["ready", "leased", "trained", "dropped"]
+JudgeKind = Literal["prm", "hint"]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """Weights ``version`` sampled the response tokens ``[start, end)``."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One reply of the policy with everything that produced it, as the engine saw it.
+
+    Attributes:
+        id: unique; also the ``id`` of the chat completion.
+        session_id: conversation the turn belongs to.
+        index: position among the turns of its session, from 0.
+        kind: ``main`` turns can be trained, ``side`` turns (heartbeats, compaction, ...) cannot.
+        created_at: when the request arrived, seconds since the epoch.
+        finished_at: when the last token was generated, seconds since the epoch.
+        messages: request messages.
+        tools: request tools or None.
+        chat_template_kwargs: extra keywords the prompt was rendered with.
+        prompt_ids: ids of the rendered prompt, as sent to the engine.
+        response_ids: ids the engine sampled, the end token included.
+        response_logprobs: log-probabilities they were sampled with, at ``temperature``; same length.
+        weight_versions: which weights sampled which span of ``response_ids``.
+        finish_reason: ``stop``, ``length``, ``tool_calls`` or ``abort``.
+        response_message: the assistant message as the client got it.
+        temperature: sampling temperature.
+        top_p: nucleus bound of sampling.
+        state: see `openclaw.ledger.states`; assigned by the ledger.
+        reason: why the turn gives no sample, or None. A turn recorded with a reason is excluded from the start.
+        next_state: the messages that followed it, or None.
+        next_state_at: when they arrived, seconds since the epoch.
+    """
+
+    id: str
+    session_id: str
+    index: int
+    kind: TurnKind
+    created_at: float
+    finished_at: float
+    messages: list[Message]
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_logprobs: list[float]
+    finish_reason: str
+    response_message: Message
+    temperature: float
+    top_p: float
+    weight_versions: list[VersionSpan] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    state: TurnState = "waiting"
+    reason: str | None = None
+    next_state: list[Message] | None = None
+    next_state_at: float | None = None
+
+    def validate(self) -> None:
+        """Raise ValueError naming the first length or value that is inconsistent."""
+        if len(self.response_logprobs) != len(self.response_ids):
+            raise ValueError(
+                f"turn {self.id}: {len(self.response_ids)} response ids but "
+                f"{len(self.response_logprobs)} logprobs; record what the engine returned, unchanged"
+            )
+        if self.kind not in ("main", "side"):
+            raise ValueError(f"turn {self.id}: kind {self.kind!r}; use 'main' or 'side'")
+        for span in self.weight_versions:
+            if not 0 <= span.start <= span.end <= len(self.response_ids):
+                raise ValueError(f"turn {self.id}: weight version span {span} leaves {len(self.response_ids)} tokens")
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One answer of a judge.
+
+    Attributes:
+        judge: which question was asked.
+        answer: what the judge wrote.
+        value: the boxed value, None when the answer holds no valid one.
+        hint: the hint, for an accepted hint vote.
+        seconds: how long the answer took.
+    """
+
+    judge: JudgeKind
+    answer: str
+    value: int | None
+    hint: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the judges said about a turn.
+
+    Attributes:
+        score: majority of the PRM votes in -1, 0, 1; None when no PRM vote was asked for.
+        hint: the accepted hint, or None.
+        votes: every vote that was cast, both judges.
+        teacher_log_probs: per response token, see `openclaw.judge.teacher`; None without a hint or a teacher.
+        teacher_versions: weight versions of the engine that scored them; empty for a static teacher.
+        seconds: from the first vote asked to the last answer.
+    """
+
+    score: int | None = None
+    hint: str | None = None
+    votes: tuple[Vote, ...] = ()
+    teacher_log_probs: tuple[float, ...] | None = None
+    teacher_versions: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON-ready values, without the teacher's logprobs (stored as exact floats apart)."""
+        values = asdict(self)
+        del values["teacher_log_probs"]
+        return values
+
+    @staticmethod
+    def from_dict(values: dict[str, Any], teacher_log_probs: tuple[float, ...] | None = None) -> Verdict:
+        """Return the verdict that `to_dict` described."""
+        return Verdict(
+            score=values["score"],
+            hint=values["hint"],
+            votes=tuple(Vote(**vote) for vote in values["votes"]),
+            teacher_log_probs=teacher_log_probs,
+            teacher_versions=tuple(values["teacher_versions"]),
+            seconds=values["seconds"],
+        )
+
+
+@dataclass(frozen=True)
+class PendingTurn:
+    """A turn that waits for the judge, and how often judging it failed for reasons that are not its own."""
+
+    turn: Turn
+    attempts: int
+
+
+@dataclass(frozen=True)
+class JudgedTurn:
+    """A judged turn with its verdict."""
+
+    turn: Turn
+    verdict: Verdict

@@ -1,0 +1,131 @@
+"""Read-only views of the ledger: counts by state and reason, and each turn with its verdict, samples and step.
+
+Guarantees: nothing here writes; a row shows one moment of the ledger.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict
+from openclaw.ledger.database import Database
+from openclaw.ledger.records import SampleState, Turn, Verdict
+from slime.utils.types import Sample
+
+_PAGE = 200
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """A sample and what became of it; ``weight_version`` and ``live_at`` once its step is live."""
+
+    id: int
+    turn_id: str
+    sample: Sample
+    state: SampleState
+    reason: str | None
+    rollout_id: int | None
+    weight_version: str | None
+    live_at: float | None
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    """A turn with everything that followed from it."""
+
+    turn: Turn
+    verdict: Verdict | None
+    samples: list[SampleRecord]
+    judge_attempts: int
+    judge_error: str | None
+
+
+class ReportQueries(Database):
+    """What tests, the inspect command and reports ask of the ledger."""
+
+    def counts(self) -> dict[str, Any]:
+        """Return how many turns and samples are in each state, and why turns and samples are not trained.
+
+        Keys: ``turns``, ``samples`` {state: n}; ``turn_reasons``, ``sample_reasons`` {reason: n}; ``sessions``,
+        ``steps``, ``judge_attempts_failed``: n.
+        """
+
+        def grouped(sql: str) -> dict[str, int]:
+            return {row["name"]: row["n"] for row in self.rows(sql)}
+
+        def single(sql: str) -> int:
+            return self.rows(sql)[0]["n"]
+
+        by_state = "SELECT state AS name, COUNT(*) AS n FROM {0} GROUP BY state ORDER BY state"
+        by_reason = "SELECT reason AS name, COUNT(*) AS n FROM {0} WHERE reason IS NOT NULL GROUP BY reason ORDER BY 1"
+        return {
+            "turns": grouped(by_state.format("turns")),
+            "samples": grouped(by_state.format("samples")),
+            "turn_reasons": grouped(by_reason.format("turns")),
+            "sample_reasons": grouped(by_reason.format("samples")),
+            "sessions": single("SELECT COUNT(*) AS n FROM sessions"),
+            "steps": single("SELECT COUNT(*) AS n FROM steps WHERE undone_at IS NULL"),
+            "judge_attempts_failed": single("SELECT COALESCE(SUM(judge_attempts), 0) AS n FROM turns"),
+        }
+
+    def sample_records(self, turn_id: str | None = None) -> list[SampleRecord]:
+        """Return all samples, or those of one turn, oldest first."""
+        condition, parameters = ("WHERE samples.turn_id = ?", (turn_id,)) if turn_id else ("", ())
+        found = self.rows(
+            "SELECT samples.*, steps.weight_version, steps.live_at FROM samples LEFT JOIN steps"
+            " ON steps.rollout_id = samples.rollout_id AND steps.undone_at IS NULL"
+            f" AND samples.state IN ('leased', 'trained') {condition} ORDER BY samples.id",
+            parameters,
+        )
+        return [self._sample_record(row) for row in found]
+
+    def export_turns(self, session_id: str | None = None) -> Iterator[TurnRecord]:
+        """Yield every turn in the order it was recorded, or those of one session."""
+        condition, parameters = ("AND session_id = ?", (session_id,)) if session_id else ("", ())
+        last = 0
+        while True:
+            found = self.rows(
+                "SELECT turns.*, verdict, teacher_log_probs FROM turns LEFT JOIN verdicts"
+                f" ON verdicts.turn_id = turns.id WHERE number > ? {condition} ORDER BY number LIMIT {_PAGE}",
+                (last, *parameters),
+            )
+            if not found:
+                return
+            for row in found:
+                last = row["number"]
+                yield TurnRecord(
+                    turn=decode_turn(row),
+                    verdict=None if row["verdict"] is None else decode_verdict(row),
+                    samples=self.sample_records(row["id"]),
+                    judge_attempts=row["judge_attempts"],
+                    judge_error=row["judge_error"],
+                )
+
+    def session_ids(self) -> list[str]:
+        """Return the sessions in the order of their first turn."""
+        found = self.rows("SELECT session_id FROM turns GROUP BY session_id ORDER BY MIN(number)")
+        return [row["session_id"] for row in found]
+
+    def step_records(self) -> list[dict[str, Any]]:
+        """Return the steps that were not undone, oldest first, each with its number of samples."""
+        found = self.rows(
+            "SELECT steps.*, (SELECT COUNT(*) FROM samples WHERE samples.rollout_id = steps.rollout_id"
+            " AND state IN ('leased', 'trained')) AS samples FROM steps WHERE undone_at IS NULL ORDER BY number"
+        )
+        names = ("rollout_id", "weight_version", "trained_at", "live_at", "samples")
+        return [{name: row[name] for name in names} for row in found]
+
+    def _sample_record(self, row: sqlite3.Row) -> SampleRecord:
+        return SampleRecord(
+            id=row["id"],
+            turn_id=row["turn_id"],
+            sample=decode_sample(row),
+            state=row["state"],
+            reason=row["reason"],
+            rollout_id=row["rollout_id"],
+            weight_version=row["weight_version"],
+            live_at=row["live_at"],
+        )

@@ -1,0 +1,107 @@
+"""Samples and training steps: the half of the ledger that the trainer's side writes.
+
+Guarantees, relative to the checkpoint that is restored: no sample is trained twice and none is lost. A sample is
+*trained* only when a checkpoint that contains its step is on disk (`mark_trained`); restoring an older checkpoint takes
+back every later lease, use and drop (`reconcile`). What exceeds a batch stays ready for the next one.
+"""
+
+from __future__ import annotations
+
+from openclaw.ledger.codec import decode_sample
+from openclaw.ledger.database import Database
+from slime.utils.types import Sample
+
+
+class SampleQueries(Database):
+    """What the rollout function and the data source ask of the ledger."""
+
+    def ready_count(self) -> int:
+        """Return how many samples wait for a batch."""
+        return self.rows("SELECT COUNT(*) AS n FROM samples WHERE state = 'ready'")[0]["n"]
+
+    def leased_count(self, rollout_id: int) -> int:
+        """Return how many samples a rollout holds."""
+        return self.rows("SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id = ?", (rollout_id,))[
+            0
+        ]["n"]
+
+    def claim_samples(self, rollout_id: int, count: int) -> list[Sample]:
+        """Lease the oldest ready samples to a rollout until it holds ``count``, and return all it holds.
+
+        Claiming again for the same rollout returns the same samples, so that a caller that died in between loses none.
+        """
+        with self.transaction() as connection:
+            held = connection.execute(
+                "SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id = ?", (rollout_id,)
+            ).fetchone()["n"]
+            connection.execute(
+                "UPDATE samples SET state = 'leased', rollout_id = ? WHERE id IN"
+                " (SELECT id FROM samples WHERE state = 'ready' ORDER BY id LIMIT ?)",
+                (rollout_id, max(0, count - held)),
+            )
+            leased = connection.execute(
+                "SELECT * FROM samples WHERE state = 'leased' AND rollout_id = ? ORDER BY id", (rollout_id,)
+            ).fetchall()
+        return [decode_sample(row) for row in leased]
+
+    def drop_sample(self, sample_id: int, reason: str, rollout_id: int) -> None:
+        """Give up a ready or leased sample; ``rollout_id`` is the rollout that would have used it."""
+        with self.transaction() as connection:
+            self.update_one(connection, "samples", sample_id, state="dropped", reason=reason, rollout_id=rollout_id)
+
+    def mark_trained(self, rollout_id: int) -> int:
+        """Record that a checkpoint contains every step up to ``rollout_id``; return how many samples that settles."""
+        with self.transaction() as connection:
+            return connection.execute(
+                "UPDATE samples SET state = 'trained' WHERE state = 'leased' AND rollout_id <= ?", (rollout_id,)
+            ).rowcount
+
+    def reconcile(self, rollout_id: int) -> dict[str, int]:
+        """Make the ledger agree with a restored checkpoint that contains every step up to ``rollout_id``.
+
+        Args:
+            rollout_id: last rollout in the checkpoint, -1 for the initial weights.
+
+        Returns:
+            ``trained``: samples found leased to a step that the checkpoint contains; ``ready``: samples taken back.
+        """
+        with self.transaction() as connection:
+            trained = connection.execute(
+                "UPDATE samples SET state = 'trained' WHERE state = 'leased' AND rollout_id <= ?", (rollout_id,)
+            ).rowcount
+            ready = connection.execute(
+                "UPDATE samples SET state = 'ready', rollout_id = NULL, reason = NULL"
+                " WHERE state IN ('leased', 'trained', 'dropped') AND rollout_id > ?",
+                (rollout_id,),
+            ).rowcount
+            connection.execute(
+                "UPDATE steps SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL", (self.clock(), rollout_id)
+            )
+        return {"trained": trained, "ready": ready}
+
+    def record_step(self, rollout_id: int, weight_version: str, trained_at: float, live_at: float) -> None:
+        """Record that the weights after the step of ``rollout_id`` answer requests since ``live_at``.
+
+        A second push of the same step (an engine was restarted) changes nothing: the first one made it live.
+        """
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT INTO steps (rollout_id, weight_version, trained_at, live_at) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT DO NOTHING",
+                (rollout_id, str(weight_version), trained_at, live_at),
+            )
+
+    def live_weight_version(self) -> str | None:
+        """Return the version that the last step put live, None before the first step."""
+        found = self.rows("SELECT weight_version FROM steps WHERE undone_at IS NULL ORDER BY number DESC LIMIT 1")
+        return found[0]["weight_version"] if found else None
+
+    def feedback_to_live_seconds(self) -> list[float]:
+        """Return, per sample whose step is live, the seconds from its feedback to the weights that learned from it."""
+        found = self.rows(
+            "SELECT steps.live_at - turns.next_state_at AS seconds FROM samples"
+            " JOIN turns ON turns.id = samples.turn_id JOIN steps ON steps.rollout_id = samples.rollout_id"
+            " WHERE samples.state IN ('leased', 'trained') AND steps.undone_at IS NULL"
+            " AND turns.next_state_at IS NOT NULL ORDER BY samples.id"
+        )
+        return [row["seconds"] for row in found]

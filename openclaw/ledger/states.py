@@ -1,0 +1,50 @@
+"""Life of a turn and of a sample as tables; the database refuses every step that is not in them.
+
+Guarantees: `VALID_TURN_TRANSITIONS` and `VALID_SAMPLE_TRANSITIONS` are enforced by triggers (`triggers_sql`), so that
+no query of any process can take a row off its path. The rows are owned by `openclaw.ledger.store`.
+
+Turn: waiting (no next state yet) -> pending (has one, waits for the judge) -> judged; waiting -> ended when its session
+ends, ended -> pending when the session resumes; excluded turns (side, aborted, evaluation) stay so.
+Sample: ready -> leased (to a rollout id) -> trained (a checkpoint contains its step); leased or trained -> ready when a
+checkpoint before that step is restored; ready or leased -> dropped with a reason, and back when the drop is undone by
+a restored checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+VALID_TURN_TRANSITIONS: Mapping[str, frozenset[str]] = {
+    "waiting": frozenset({"pending", "ended"}),
+    "ended": frozenset({"pending"}),
+    "pending": frozenset({"judged"}),
+    "judged": frozenset(),
+    "excluded": frozenset(),
+}
+FIRST_TURN_STATES: frozenset[str] = frozenset({"waiting", "excluded"})
+
+VALID_SAMPLE_TRANSITIONS: Mapping[str, frozenset[str]] = {
+    "ready": frozenset({"leased", "dropped"}),
+    "leased": frozenset({"ready", "trained", "dropped"}),
+    "trained": frozenset({"ready"}),
+    "dropped": frozenset({"ready"}),
+}
+FIRST_SAMPLE_STATES: frozenset[str] = frozenset({"ready"})
+
+
+def triggers_sql(table: str, transitions: Mapping[str, frozenset[str]], first: frozenset[str]) -> list[str]:
+    """Return the statements that (re)create the triggers which hold ``table.state`` to ``transitions``."""
+    allowed = [
+        f"(OLD.state = '{source}' AND NEW.state = '{target}')"
+        for source, targets in transitions.items()
+        for target in sorted(targets)
+    ]
+    starts = ", ".join(f"'{state}'" for state in sorted(first))
+    return [
+        f"DROP TRIGGER IF EXISTS {table}_first_state",
+        f"DROP TRIGGER IF EXISTS {table}_next_state",
+        f"CREATE TRIGGER {table}_first_state BEFORE INSERT ON {table} WHEN NEW.state NOT IN ({starts}) "
+        f"BEGIN SELECT RAISE(ABORT, 'illegal first state in {table}'); END",
+        f"CREATE TRIGGER {table}_next_state BEFORE UPDATE OF state ON {table} WHEN NOT ({' OR '.join(allowed)}) "
+        f"BEGIN SELECT RAISE(ABORT, 'illegal transition in {table}'); END",
+    ]

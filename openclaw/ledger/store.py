@@ -1,0 +1,19 @@
+"""The ledger: one SQLite file that holds every turn, verdict, sample and step of a run.
+
+Guarantees: every method commits before it returns; `kill -9` at any moment, of any process, leaves a consistent file.
+The runtime process writes turns, next states and verdicts; the rollout manager writes leases and steps; both may do so
+at the same time. Methods are synchronous: call them from asyncio through ``asyncio.to_thread``.
+
+The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.samples` and
+`openclaw.ledger.reports`.
+"""
+
+from __future__ import annotations
+
+from openclaw.ledger.reports import ReportQueries
+from openclaw.ledger.samples import SampleQueries
+from openclaw.ledger.turns import TurnQueries
+
+
+class Ledger(TurnQueries, SampleQueries, ReportQueries):
+    """``Ledger(path)`` opens the file, creating or migrating it."""

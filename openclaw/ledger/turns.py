@@ -1,0 +1,203 @@
+"""Turns, next states, verdicts and sessions: the half of the ledger that the runtime process writes.
+
+Guarantees: a verdict and the samples it gave are committed together, so that no feedback is half recorded; a turn
+without a sample has a reason; judging a turn twice is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Sequence
+
+from openclaw.ledger.codec import decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
+from openclaw.ledger.database import Database
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.records import JudgedTurn, Message, PendingTurn, Turn, Verdict
+from slime.utils.types import Sample
+
+NO_NEXT_STATE = "no_next_state"
+
+
+class TurnQueries(Database):
+    """What the gateway and the judge worker ask of the ledger."""
+
+    def record_turn(self, turn: Turn) -> None:
+        """Commit a finished turn: ``waiting``, or ``excluded`` with its reason (given, ``side`` or ``aborted``).
+
+        A session that had ended resumes by this.
+        """
+        turn.validate()
+        reason = turn.reason
+        if reason is None and turn.kind == "side":
+            reason = "side"
+        if reason is None and turn.finish_reason == "abort":
+            reason = "aborted"
+        columns = encode_turn(turn, "waiting" if reason is None else "excluded", reason)
+        names = ", ".join(columns)
+        marks = ", ".join("?" for _ in columns)
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT INTO sessions (id, started_at) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET ended_at = NULL",
+                (turn.session_id, turn.created_at),
+            )
+            connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(columns.values()))
+
+    def record_next_state(self, turn_id: str, messages: Sequence[Message], at: float) -> None:
+        """Commit what followed a turn; it waits for the judge from now on.
+
+        Raises:
+            TransitionError: when the turn has a next state already or is excluded.
+        """
+        with self.transaction() as connection:
+            self.update_one(
+                connection,
+                "turns",
+                turn_id,
+                state="pending",
+                reason=None,
+                next_state=json.dumps(list(messages)),
+                next_state_at=at,
+            )
+
+    def end_session(self, session_id: str, at: float) -> None:
+        """End a session: its waiting turns are kept without training, and revived when it resumes."""
+        with self.transaction() as connection:
+            connection.execute("UPDATE sessions SET ended_at = ? WHERE id = ?", (at, session_id))
+            connection.execute(
+                "UPDATE turns SET state = 'ended', reason = ? WHERE session_id = ? AND state = 'waiting'",
+                (NO_NEXT_STATE, session_id),
+            )
+
+    def turn(self, turn_id: str) -> Turn:
+        """Return one turn.
+
+        Raises:
+            UnknownRecordError: when the ledger does not hold it.
+        """
+        found = self.rows("SELECT * FROM turns WHERE id = ?", (turn_id,))
+        if not found:
+            raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
+        return decode_turn(found[0])
+
+    def waiting_turn(self, session_id: str) -> Turn | None:
+        """Return the session's last main turn when it has no next state yet, else None."""
+        found = self.rows(
+            "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' ORDER BY number DESC LIMIT 1", (session_id,)
+        )
+        if not found or found[0]["state"] not in ("waiting", "ended"):
+            return None
+        return decode_turn(found[0])
+
+    def waiting_turns(self, limit: int) -> list[Turn]:
+        """Return the waiting or ended last main turns of the ``limit`` most recent sessions, newest first."""
+        found = self.rows(
+            "SELECT * FROM turns WHERE number IN"
+            " (SELECT MAX(number) FROM turns WHERE kind = 'main' GROUP BY session_id)"
+            " AND state IN ('waiting', 'ended') ORDER BY number DESC LIMIT ?",
+            (limit,),
+        )
+        return [decode_turn(row) for row in found]
+
+    def turn_count(self, session_id: str) -> int:
+        """Return how many turns the session has; the index of its next one."""
+        return self.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ?", (session_id,))[0]["n"]
+
+    def pending_turns(self, limit: int, exclude: Collection[str] = ()) -> list[PendingTurn]:
+        """Return up to ``limit`` turns that may be judged now, oldest first, without those in ``exclude``."""
+        found = self.rows(
+            "SELECT * FROM turns WHERE state = 'pending' AND not_before <= ? ORDER BY number LIMIT ?",
+            (self.clock(), limit + len(exclude)),
+        )
+        fresh = [row for row in found if row["id"] not in exclude]
+        return [PendingTurn(decode_turn(row), row["judge_attempts"]) for row in fresh[:limit]]
+
+    def postpone(self, turn_id: str, error: str, not_before: float) -> None:
+        """Leave a turn pending that could not be judged, and count the attempt.
+
+        Raises:
+            UnknownRecordError: when it is not pending.
+        """
+        with self.transaction() as connection:
+            changed = connection.execute(
+                "UPDATE turns SET judge_attempts = judge_attempts + 1, judge_error = ?, not_before = ?"
+                " WHERE id = ? AND state = 'pending'",
+                (error, not_before, turn_id),
+            ).rowcount
+            if changed == 0:
+                raise UnknownRecordError(f"no pending turn {turn_id!r} in {self.path}")
+
+    def record_judged(self, turn_id: str, verdict: Verdict, samples: Sequence[Sample], reason: str | None) -> None:
+        """Commit a verdict with the samples it gave, or with the reason why it gave none.
+
+        Raises:
+            ValueError: when there is neither a sample nor a reason, or both.
+            TransitionError: when the turn was judged before.
+        """
+        if bool(samples) == (reason is not None):
+            raise ValueError(f"turn {turn_id}: a judged turn gives samples or a reason, got {len(samples)}, {reason!r}")
+        with self.transaction() as connection:
+            self.update_one(connection, "turns", turn_id, state="judged", reason=reason, judge_error=None)
+            connection.execute(
+                "INSERT INTO verdicts (turn_id, verdict, teacher_log_probs, judged_at) VALUES (?, ?, ?, ?)",
+                (turn_id, json.dumps(verdict.to_dict()), pack_floats(verdict.teacher_log_probs), self.clock()),
+            )
+            for sample in samples:
+                self._insert_sample(connection, turn_id, sample)
+
+    def finished_sessions(self, limit: int) -> list[str]:
+        """Return sessions that ended, have nothing left to judge and were not closed yet."""
+        found = self.rows(
+            "SELECT id FROM sessions WHERE ended_at IS NOT NULL AND closed_at IS NULL AND NOT EXISTS"
+            " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'pending'))"
+            " ORDER BY ended_at LIMIT ?",
+            (limit,),
+        )
+        return [row["id"] for row in found]
+
+    def judged_turns(self, session_id: str) -> list[JudgedTurn]:
+        """Return the judged turns of a session in order, each with its verdict; ``turn.reason`` None gave a sample."""
+        found = self.rows(
+            "SELECT * FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE session_id = ? ORDER BY number",
+            (session_id,),
+        )
+        return [JudgedTurn(decode_turn(row), decode_verdict(row)) for row in found]
+
+    def close_session(self, session_id: str, samples: Sequence[tuple[str, Sample]], at: float) -> bool:
+        """Commit what a finished session contributes as a whole, once.
+
+        Args:
+            session_id: the session.
+            samples: pairs of turn id and sample; those turns lose the reason they had.
+            at: now.
+
+        Returns:
+            False, with nothing written, when the session was closed before, has resumed or has turns left to judge.
+        """
+        with self.transaction() as connection:
+            closed = connection.execute(
+                "UPDATE sessions SET closed_at = ? WHERE id = ? AND closed_at IS NULL AND ended_at IS NOT NULL AND NOT EXISTS"
+                " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'pending'))",
+                (at, session_id),
+            ).rowcount
+            if closed == 0:
+                return False
+            for turn_id, sample in samples:
+                self.update_one(connection, "turns", turn_id, reason=None)
+                self._insert_sample(connection, turn_id, sample)
+        return True
+
+    def _insert_sample(self, connection: sqlite3.Connection, turn_id: str, sample: Sample) -> None:
+        columns = encode_sample(sample)
+        connection.execute(
+            "INSERT INTO samples (turn_id, sample, tokens, rollout_log_probs, teacher_log_probs, state, created_at)"
+            " VALUES (?, ?, ?, ?, ?, 'ready', ?)",
+            (
+                turn_id,
+                columns["sample"],
+                columns["tokens"],
+                columns["rollout_log_probs"],
+                columns["teacher_log_probs"],
+                self.clock(),
+            ),
+        )

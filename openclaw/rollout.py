@@ -1,0 +1,207 @@
+"""The bridge from the ledger to the trainer: a data source and a rollout function that any method folder can use.
+
+Guarantees: a batch is ``--rollout-batch-size`` samples that all carry gradient, leased to its rollout id in the ledger;
+what exceeds it waits for the next batch. Nothing leaves the ledger silently: a sample that is too stale is dropped with
+that reason. The runtime process is up from the first batch on. The ledger file holds all state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, cast
+
+from openclaw.ledger.store import Ledger
+from openclaw.runtime_process import RuntimeSupervisor
+from openclaw.runtime_start import ledger_path, start_runtime, stop_runtime
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.data_source import DataSource
+from slime.rollout.sglang_rollout import eval_rollout
+from slime.utils.async_utils import run
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+RolloutOutput = RolloutFnTrainOutput | RolloutFnEvalOutput
+PROGRESS_SECONDS = 10.0
+POLL_SECONDS = 0.2
+STALE = "stale"
+
+
+class LedgerDataSource(DataSource):
+    """``--data-source-path openclaw.rollout.LedgerDataSource``: ties the ledger to checkpoints and live weights."""
+
+    def __init__(self, args: Any) -> None:
+        self.args = args
+        self.ledger = Ledger(ledger_path(args))
+        self.stopped = threading.Event()
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """Refuse: samples come from conversations, not from prompts."""
+        raise RuntimeError(
+            "the ledger holds judged turns, not prompts; use --rollout-function-path of a method folder, "
+            "for example openclaw_combine_rollout.generate_rollout_openclaw_combine"
+        )
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Refuse: a leased sample comes back by restoring a checkpoint."""
+        raise RuntimeError("leased samples return to the ledger when a checkpoint is restored, not one by one")
+
+    def save(self, rollout_id: int) -> None:
+        """A checkpoint that contains the step of ``rollout_id`` is on disk: its samples are trained."""
+        count = self.ledger.mark_trained(rollout_id)
+        logger.info("ledger: %d samples are trained up to rollout %d", count, rollout_id)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """A checkpoint up to ``rollout_id`` was restored (None or -1: the initial weights)."""
+        result = self.ledger.reconcile(-1 if rollout_id is None else rollout_id)
+        logger.info("ledger %s: rollout %s restored, %s", self.ledger.path, rollout_id, result)
+
+    def weights_live(self, rollout_id: int, version: str, trained_at: float | None = None) -> None:
+        """The engines answer with the weights that the step of ``rollout_id`` made."""
+        now = time.time()
+        self.ledger.record_step(rollout_id, str(version), now if trained_at is None else trained_at, now)
+
+    def dispose(self) -> None:
+        """End the runtime process, and a rollout function that waits."""
+        self.stopped.set()
+        stop_runtime()
+
+    def __len__(self) -> int:
+        return self.ledger.ready_count()
+
+
+def generate_rollout(
+    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False, *, method_path: str
+) -> RolloutOutput:
+    """Return the batch of ``rollout_id``, waiting until the conversations gave enough samples.
+
+    Args:
+        args: of the run.
+        rollout_id: the samples are leased to it.
+        data_source: a `LedgerDataSource`.
+        evaluation: evaluate on ``--eval-prompt-data`` instead.
+        method_path: ``module.attribute`` of the method that the runtime process runs.
+
+    Raises:
+        ValueError: when ``args`` do not fit live training, with what to change.
+        RuntimeFailedError: when the runtime process does not stay up.
+        InterruptedError: when the data source was disposed of meanwhile.
+    """
+    if evaluation:
+        output, _ = run(eval_rollout(args, rollout_id))
+        return output
+    check_arguments(args, data_source)
+    source = cast(LedgerDataSource, data_source)
+    supervisor = start_runtime(args, method_path)
+    started = time.monotonic()
+    samples, dropped = collect(args, rollout_id, source, supervisor)
+    metrics = batch_metrics(source.ledger, samples)
+    metrics |= {
+        "openclaw/wait_seconds": time.monotonic() - started,
+        "openclaw/dropped_stale": float(dropped),
+        "openclaw/runtime_restarts": float(supervisor.restarts),
+    }
+    return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
+
+
+def check_arguments(args: Any, data_source: Any) -> None:
+    """Raise ValueError for arguments under which judged turns would not be trained as they are."""
+    if not isinstance(data_source, LedgerDataSource):
+        raise ValueError("live training reads the ledger; add --data-source-path openclaw.rollout.LedgerDataSource")
+    if args.n_samples_per_prompt != 1:
+        raise ValueError(f"a turn is one sample; replace --n-samples-per-prompt {args.n_samples_per_prompt} by 1")
+    if args.global_batch_size and args.rollout_batch_size % args.global_batch_size:
+        raise ValueError(
+            f"--rollout-batch-size {args.rollout_batch_size} is not a multiple of --global-batch-size "
+            f"{args.global_batch_size}: the rest of each batch would be leased and never trained"
+        )
+
+
+def collect(
+    args: Any, rollout_id: int, source: LedgerDataSource, supervisor: RuntimeSupervisor
+) -> tuple[list[Sample], int]:
+    """Lease a full batch that is not too stale; return it and how many samples were dropped as stale."""
+    ledger, wanted = source.ledger, args.rollout_batch_size
+    dropped = 0
+    while True:
+        held = ledger.leased_count(rollout_id)
+        wait_for_samples(ledger, rollout_id, wanted - held, source.stopped, supervisor)
+        samples = ledger.claim_samples(rollout_id, wanted)
+        version = ledger.live_weight_version()
+        stale = [sample for sample in samples if is_stale(sample, version, args.max_weight_staleness)]
+        for sample in stale:
+            ledger.drop_sample(sample.metadata["ledger_id"], STALE, rollout_id)
+        dropped += len(stale)
+        if not stale:
+            return [prepare(sample, version) for sample in samples], dropped
+        logger.warning(
+            "rollout %d: dropped %d samples older than %s steps", rollout_id, len(stale), args.max_weight_staleness
+        )
+
+
+def wait_for_samples(
+    ledger: Ledger, rollout_id: int, count: int, stopped: threading.Event, supervisor: RuntimeSupervisor
+) -> None:
+    """Return when ``count`` samples are ready; say every ten seconds how far it is."""
+    next_word = time.monotonic() + PROGRESS_SECONDS
+    while (ready := ledger.ready_count()) < count:
+        supervisor.check()
+        if stopped.wait(POLL_SECONDS):
+            raise InterruptedError(f"rollout {rollout_id} was given up with {ready} of {count} samples ready")
+        if time.monotonic() >= next_word:
+            next_word += PROGRESS_SECONDS
+            counts = ledger.counts()
+            logger.info(
+                "rollout %d: %d of %d samples ready; turns %s, without a sample %s",
+                rollout_id,
+                ready,
+                count,
+                counts["turns"],
+                counts["turn_reasons"],
+            )
+
+
+def version_number(version: str) -> int:
+    """Return a weight version as a number; the name an engine starts with (``default``) is 0."""
+    return 0 if version == "default" else int(version)
+
+
+def staleness(sample: Sample, live_version: str | None) -> int:
+    """Return how many updates lie between the oldest weights that sampled the reply and those that are live.
+
+    Samples of weights that were undone by restoring a checkpoint are as far away on the other side.
+    """
+    if live_version is None or not sample.weight_versions:
+        return 0
+    live = version_number(live_version)
+    return max(abs(live - version_number(version)) for version in sample.weight_versions)
+
+
+def is_stale(sample: Sample, live_version: str | None, bound: int | None) -> bool:
+    """Return whether a sample is further from the live weights than ``--max-weight-staleness``."""
+    return bound is not None and staleness(sample, live_version) > bound
+
+
+def prepare(sample: Sample, live_version: str | None) -> Sample:
+    """Give a leased sample the indices that the trainer's side groups by; every turn is a group of its own."""
+    sample.index = sample.group_index = sample.metadata["ledger_id"]
+    sample.metadata["staleness"] = staleness(sample, live_version)
+    return sample
+
+
+def batch_metrics(ledger: Ledger, samples: list[Sample]) -> dict[str, float]:
+    """Return what the tracker shows of a batch: staleness, terms, and the ledger's counts by state and reason."""
+    counts = ledger.counts()
+    stale = [sample.metadata["staleness"] for sample in samples]
+    hinted = [sample for sample in samples if sample.teacher_log_probs is not None]
+    metrics = {
+        "openclaw/staleness_mean": sum(stale) / len(stale),
+        "openclaw/staleness_max": float(max(stale)),
+        "openclaw/hinted_share": len(hinted) / len(samples),
+        "openclaw/queue_depth": float(counts["samples"].get("ready", 0)),
+    }
+    for group in ("turns", "samples", "turn_reasons", "sample_reasons"):
+        metrics |= {f"openclaw/{group}/{name}": float(count) for name, count in counts[group].items()}
+    return metrics

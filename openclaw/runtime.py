@@ -1,0 +1,146 @@
+"""The runtime process: ``python -m openclaw.runtime`` serves the gateway and runs the judge loop in one event loop.
+
+Guarantees: reads its environment only (`openclaw.config`); says what is wrong and ends before it listens when the
+configuration cannot work. SIGTERM and SIGINT end it cleanly: no new connections, replies under way get
+``OPENCLAW_GRACE_SECONDS``, what is cut off is recorded as aborted, turns being judged stay pending, the ledger is closed. It ends
+with the process that started it (`slime.utils.process`). Without ``OPENCLAW_METHOD`` it serves and records only.
+
+Owns the ledger's connection of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from openclaw.config import RuntimeConfig
+from openclaw.exceptions import ConfigError
+from openclaw.gateway.app import create_app
+from openclaw.gateway.assemble import build_service
+from openclaw.gateway.render import Renderer
+from openclaw.judge.wiring import JudgeLoop, build_judge_loop
+from openclaw.ledger.store import Ledger
+from slime.utils.process import watch_lifeline
+from slime.utils.processing_utils import load_tokenizer
+
+logger = logging.getLogger("openclaw.runtime")
+
+CONFIG_EXIT = 2
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals belong to `serve`."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def check_tokenizer(tokenizer: Any, path: str) -> None:
+    """Raise ConfigError when the tokenizer has ids that its model does not: one of them ends an engine."""
+    config_path = Path(path) / "config.json"
+    if not config_path.exists():
+        return
+    vocab_size = json.loads(config_path.read_text()).get("vocab_size")
+    if vocab_size is not None and len(tokenizer) > vocab_size:
+        raise ConfigError(
+            f"OPENCLAW_TOKENIZER={path}: the tokenizer has {len(tokenizer)} ids, the model {vocab_size}; "
+            "use a checkpoint whose tokenizer belongs to it"
+        )
+
+
+async def serve(config: RuntimeConfig) -> None:
+    """Serve and judge until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: when the configuration cannot work.
+    """
+    config.require("policy_url", "tokenizer", "ledger")
+    tokenizer = load_tokenizer(config.tokenizer or "")
+    check_tokenizer(tokenizer, config.tokenizer or "")
+    registry = CollectorRegistry()
+    renderer = Renderer(tokenizer)
+    ledger = Ledger(config.ledger or "")
+    try:
+        judge = build_judge_loop(config, ledger, renderer.render, registry) if config.method else None
+        service = build_service(
+            config,
+            tokenizer,
+            ledger,
+            registry,
+            renderer=renderer,
+            on_pending=judge.notify if judge else lambda: None,
+        )
+        server = _Server(
+            uvicorn.Config(
+                create_app(service, registry),
+                host=config.host,
+                port=config.port,
+                log_level=config.log_level.lower(),
+                access_log=config.log_level == "DEBUG",
+                timeout_graceful_shutdown=config.grace_seconds,
+                lifespan="on",
+            )
+        )
+        await _run(server, judge)
+    finally:
+        ledger.close()
+
+
+async def _run(server: _Server, judge: JudgeLoop | None) -> None:
+    """Run server and judge together; the end of either is the end of both."""
+    stop = asyncio.Event()
+
+    def end() -> None:
+        stop.set()
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    tasks = [asyncio.create_task(server.serve(), name="gateway")]
+    if judge is None:
+        logger.info("OPENCLAW_METHOD is not set: turns are recorded and not judged")
+    else:
+        tasks.append(asyncio.create_task(judge.run(stop), name="judge"))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        end()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def main() -> int:
+    """Run the process; return its exit status."""
+    watch_lifeline()
+    try:
+        config = RuntimeConfig.from_env()
+        logging.basicConfig(
+            level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        for name, value, source in config.describe():
+            logger.debug("%s=%s (%s)", name, value, source)
+        asyncio.run(serve(config))
+    except ConfigError as error:
+        print(f"openclaw.runtime: {error}", file=sys.stderr)
+        return CONFIG_EXIT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The runtime process (gateway and judge loop) as a child of the process that runs the rollout function.
+
+Guarantees: at most one per `RuntimeSupervisor`; it is up from `start` on and started again when it dies, each restart
+counted, until `stop`. It dies with its parent, however the parent ends (`slime.utils.process`). A process that keeps
+dying is an error that shows the end of its log.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from openclaw.exceptions import OpenClawError
+
+logger = logging.getLogger(__name__)
+
+LOG_TAIL_CHARACTERS = 3000
+
+
+class Child(Protocol):
+    """What is needed of a child process; `slime.utils.process.ChildProcess`."""
+
+    def alive(self) -> bool:
+        """Return whether it runs."""
+        ...
+
+    def stop(self, timeout: float) -> object:
+        """End its process group."""
+        ...
+
+
+class RuntimeFailedError(OpenClawError):
+    """The runtime process does not stay up."""
+
+
+def answers(url: str, timeout: float = 1.0) -> bool:
+    """Return whether a GET of ``url`` is answered with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as response:
+            return response.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def free_port(host: str, port: int) -> int:
+    """Return ``port``, or one that the system picks for 0.
+
+    Raises:
+        OSError: with what to type, when something listens on ``port`` already.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            return probe.getsockname()[1]
+        except OSError as error:
+            raise OSError(f"the gateway cannot listen on {host}:{port} ({error}); set PORT to a free port") from error
+
+
+class RuntimeSupervisor:
+    """Owns the child process and the thread that watches it."""
+
+    def __init__(
+        self,
+        spawn: Callable[[], Child],
+        *,
+        health_url: str,
+        log_path: Path,
+        ready: Callable[[str], bool] = answers,
+        start_timeout: float = 300.0,
+        poll_seconds: float = 0.25,
+        failures_allowed: int = 5,
+    ) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            spawn: starts the process.
+            health_url: answers 200 once it serves.
+            log_path: where its output goes, shown when it fails.
+            ready: asks ``health_url``.
+            start_timeout: seconds from spawning to the first 200.
+            poll_seconds: how often the child is looked at.
+            failures_allowed: consecutive deaths before serving that are answered by another start.
+        """
+        self.restarts = 0
+        self._spawn = spawn
+        self._health_url = health_url
+        self._log_path = log_path
+        self._ready = ready
+        self._start_timeout = start_timeout
+        self._poll_seconds = poll_seconds
+        self._failures_allowed = failures_allowed
+        self._child: Child | None = None
+        self._error: RuntimeFailedError | None = None
+        self._stopping = threading.Event()
+        self._serving = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="runtime-supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Start the process and return when it serves.
+
+        Raises:
+            RuntimeFailedError: when it does not.
+        """
+        self._thread.start()
+        while not self._serving.wait(self._poll_seconds):
+            self.check()
+
+    def check(self) -> None:
+        """Raise the error with which the supervisor gave up, if it did."""
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, timeout: float = 15.0) -> None:
+        """End the process and do not start it again."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout + self._start_timeout)
+        if self._child is not None:
+            self._child.stop(timeout)
+
+    def _watch(self) -> None:
+        """Keep one child serving until told to stop."""
+        failures = 0
+        while not self._stopping.is_set():
+            self._child = self._spawn()
+            if self._wait_until_serving(self._child):
+                failures = 0
+                self._serving.set()
+                while self._child.alive() and not self._stopping.wait(self._poll_seconds):
+                    pass
+                self._serving.clear()
+            if self._stopping.is_set():
+                return
+            self._child.stop(5.0)
+            failures += 1
+            if failures > self._failures_allowed:
+                self._error = RuntimeFailedError(self._describe(failures))
+                return
+            self.restarts += 1
+            logger.error("the runtime process ended and is started again (restart %d)\n%s", self.restarts, self._tail())
+
+    def _wait_until_serving(self, child: Child) -> bool:
+        deadline = time.monotonic() + self._start_timeout
+        while child.alive() and time.monotonic() < deadline and not self._stopping.is_set():
+            if self._ready(self._health_url):
+                return True
+            self._stopping.wait(self._poll_seconds)
+        return False
+
+    def _describe(self, failures: int) -> str:
+        return (
+            f"the runtime process ended {failures} times in a row without answering {self._health_url}; "
+            f"the end of {self._log_path}:\n{self._tail()}"
+        )
+
+    def _tail(self) -> str:
+        return self._log_path.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:] if self._log_path.exists() else ""

@@ -1,0 +1,134 @@
+"""Starts the runtime process of a run: where its ledger lies, what environment it gets, who watches it.
+
+Guarantees: the environment is checked by `RuntimeConfig` before anything starts, and nothing else listens on the port.
+State: one `RuntimeSupervisor` per method in this process (`_supervisors`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from openclaw.config import RuntimeConfig
+from openclaw.runtime_process import RuntimeSupervisor, free_port
+from slime.utils.process import spawn
+
+logger = logging.getLogger(__name__)
+
+LEDGER_NAME = "ledger.sqlite"
+RUNTIME_LOG_NAME = "runtime.log"
+# Variables that arguments give a value to when the caller does not; the first argument that is set counts.
+PROPOSED_BY_ARGUMENTS = {
+    "OPENCLAW_TOP_P": ("rollout_top_p",),
+    "OPENCLAW_MAX_TOKENS": ("rollout_max_response_len",),
+    "CONTEXT_LENGTH": ("rollout_max_context_len", "sglang_context_length"),
+    "PRM_M": ("prm_m",),
+    "PRM_TEMPERATURE": ("prm_temperature",),
+    "PRM_MAX_NEW_TOKENS": ("prm_max_new_tokens",),
+}
+
+_supervisors: dict[str, RuntimeSupervisor] = {}
+_supervisors_lock = threading.Lock()
+
+
+def ledger_path(args: Any, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the ledger file: ``OPENCLAW_LEDGER``, else next to the checkpoints (``--save``), else in ``--run-dir``."""
+    if environment.get("OPENCLAW_LEDGER"):
+        return Path(environment["OPENCLAW_LEDGER"]).absolute()
+    return Path(args.save or args.run_dir).absolute() / LEDGER_NAME
+
+
+def runtime_environment(args: Any, method_path: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of the runtime process: the caller's variables, over values from the arguments.
+
+    The child imports from where this process does. The addresses, the ledger, the temperature and the teacher are the
+    run's; a variable that says otherwise about the last two is an error, because turns sampled at another temperature
+    could not be trained.
+
+    Raises:
+        ValueError: when the run has no judge engine.
+        ConfigError: when a variable has a value that cannot be used.
+    """
+    if not getattr(args, "prm_router_ip", None):
+        raise ValueError("judging needs an engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH")
+    decided = {
+        "OPENCLAW_METHOD": method_path,
+        "OPENCLAW_POLICY_URL": f"http://{args.sglang_router_ip}:{args.sglang_router_port}",
+        "OPENCLAW_JUDGE_URL": f"http://{args.prm_router_ip}:{args.prm_router_port}",
+        "OPENCLAW_TOKENIZER": str(args.hf_checkpoint),
+        "OPENCLAW_JUDGE_TOKENIZER": str(args.prm_model_path or args.hf_checkpoint),
+        "OPENCLAW_LEDGER": str(ledger_path(args, environment)),
+        "OPENCLAW_OPD_TEACHER": args.opd_teacher,
+        "OPENCLAW_TEMPERATURE": str(args.rollout_temperature),
+    }
+    caller = RuntimeConfig.from_env(environment)
+    for name, (field, flag, value) in {
+        "OPENCLAW_TEMPERATURE": ("temperature", "--rollout-temperature", args.rollout_temperature),
+        "OPENCLAW_OPD_TEACHER": ("opd_teacher", "--opd-teacher", args.opd_teacher),
+    }.items():
+        if caller.sources[name] != "default" and getattr(caller, field) != value:
+            raise ValueError(f"{name}={getattr(caller, field)} contradicts {flag} {value}; unset {name}")
+    proposed = {
+        name: str(value)
+        for name, attributes in PROPOSED_BY_ARGUMENTS.items()
+        if caller.sources[name] == "default" and (value := _first_set(args, attributes)) is not None
+    }
+    result = {**environment, **proposed, **decided, "PYTHONPATH": os.pathsep.join(own_import_paths())}
+    RuntimeConfig.from_env(result)
+    return result
+
+
+def _first_set(args: Any, attributes: tuple[str, ...]) -> Any:
+    values = (getattr(args, attribute, None) for attribute in attributes)
+    return next((value for value in values if value is not None), None)
+
+
+def own_import_paths() -> list[str]:
+    """Return where this process imports from, the interpreter's own folders apart; the child finds the same modules."""
+    interpreter = (Path(sys.prefix), Path(sys.base_prefix))
+    paths = [Path(path or os.getcwd()).absolute() for path in sys.path]
+    own = [str(path) for path in paths if not any(path.is_relative_to(root) for root in interpreter)]
+    return list(dict.fromkeys(own))
+
+
+def reachable_host(host: str) -> str:
+    """Return what stands in a URL for a gateway that listens on ``host``."""
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{own}]" if ":" in own else own
+
+
+def start_runtime(args: Any, method_path: str) -> RuntimeSupervisor:
+    """Return the supervisor of the runtime process, starting both at the first call."""
+    with _supervisors_lock:
+        if method_path not in _supervisors:
+            environment = runtime_environment(args, method_path)
+            config = RuntimeConfig.from_env(environment)
+            log_path = Path(args.run_dir) / RUNTIME_LOG_NAME
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            host = reachable_host(config.host)
+            port = free_port(config.host, config.port)
+            environment["PORT"] = str(port)
+            supervisor = RuntimeSupervisor(
+                lambda: spawn(
+                    [sys.executable, "-m", "openclaw.runtime"], env=environment, log_path=log_path, name="runtime"
+                ),
+                health_url=f"http://{host}:{port}/healthz",
+                log_path=log_path,
+            )
+            supervisor.start()
+            logger.info("the gateway answers on http://%s:%d/v1, its log is %s", host, port, log_path)
+            _supervisors[method_path] = supervisor
+        return _supervisors[method_path]
+
+
+def stop_runtime() -> None:
+    """End every runtime process of this process."""
+    with _supervisors_lock:
+        for supervisor in _supervisors.values():
+            supervisor.stop()
+        _supervisors.clear()

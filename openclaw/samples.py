@@ -1,0 +1,51 @@
+"""A judged turn as a training sample.
+
+Guarantees: the sample holds exactly the ids and log-probabilities of the turn; every response token is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from openclaw.ledger.records import Turn
+from openclaw.text import response_text
+from slime.utils.types import Sample
+
+
+def make_sample(
+    turn: Turn,
+    reward: float,
+    *,
+    score: int | None,
+    teacher_log_probs: Sequence[float] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Sample:
+    """Return the sample that trains all response tokens of ``turn`` with ``reward``.
+
+    Args:
+        turn: the judged turn.
+        reward: the number that becomes the advantage of each token (Binary RL) or its first term (Combine).
+        score: the PRM's verdict, logged as raw reward; None when the PRM was not asked.
+        teacher_log_probs: one per response token, or None for a sample without a distillation term.
+        metadata: what else the method wants to keep with the sample.
+    """
+    return Sample(
+        prompt=turn.messages,
+        tokens=[*turn.prompt_ids, *turn.response_ids],
+        response=response_text(turn.response_message),
+        response_length=len(turn.response_ids),
+        reward=float(reward),
+        loss_mask=[1] * len(turn.response_ids),
+        weight_versions=list(dict.fromkeys(span.version for span in turn.weight_versions)),
+        rollout_log_probs=list(turn.response_logprobs),
+        teacher_log_probs=None if teacher_log_probs is None else list(teacher_log_probs),
+        session_id=turn.session_id,
+        status=Sample.Status.TRUNCATED if turn.finish_reason == "length" else Sample.Status.COMPLETED,
+        metadata={
+            "turn_index": turn.index,
+            "next_state_at": turn.next_state_at,
+            "raw_reward": float(score or 0),
+            **(metadata or {}),
+        },
+    )
