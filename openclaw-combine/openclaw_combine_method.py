@@ -1,0 +1,48 @@
+"""Combine: the sign of the next state for the whole reply, and the hint's correction for each of its tokens.
+
+    A[k] = w_rl * r + w_opd * (log pi_T(a[k] | s + hint) - log pi_old(a[k] | s))
+
+Guarantees: one sample per turn at most. Hint and r = +1 or -1: both terms; a hint alone: the second; r alone: the
+first; neither: none. ``w_rl`` (``OPENCLAW_COMBINE_W_RL``) is in the reward of the sample, once; ``w_opd``
+(``OPENCLAW_COMBINE_W_OPD``) is applied by the trainer (``--use-opd --opd-kl-coef``, or `combine_loss`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openclaw.config import RuntimeConfig
+from openclaw.ledger.records import JudgedTurn, Turn, Verdict
+from openclaw.method import JudgePlan, SampleDecision
+from openclaw.samples import make_sample
+from slime.utils.types import Sample
+
+DEFAULT_VOTES = 1
+
+
+class Combine:
+    """A `Method`; a pure function of its configuration."""
+
+    name = "openclaw-combine"
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._votes = config.prm_m or DEFAULT_VOTES
+        self._w_rl = config.combine_w_rl
+
+    def judges(self) -> JudgePlan:
+        """Both judges, and the teacher."""
+        return JudgePlan(prm_votes=self._votes, hint_votes=self._votes, needs_teacher=True)
+
+    def samples(self, turn: Turn, verdict: Verdict) -> SampleDecision:
+        """One sample with the terms that the verdict has."""
+        score = verdict.score or 0
+        teacher = verdict.teacher_log_probs
+        if self._w_rl * score == 0 and teacher is None:
+            return SampleDecision(reason="no_teacher_log_probs" if verdict.hint else "score_zero_no_hint")
+        metadata = {"hint": verdict.hint} if verdict.hint else {}
+        sample = make_sample(turn, self._w_rl * score, score=score, teacher_log_probs=teacher, metadata=metadata)
+        return SampleDecision([sample])
+
+    def session_samples(self, judged: Sequence[JudgedTurn]) -> list[tuple[str, Sample]]:
+        """Nothing beyond the turns themselves."""
+        return []

@@ -1,0 +1,12 @@
+"""``generate`` and ``reward_func`` of Binary RL, under the names that launch scripts know.
+
+They serve evaluation on data sets; live conversations go through `openclaw_rollout`.
+"""
+
+from __future__ import annotations
+
+from openclaw.evaluation import generate, judge_reward
+
+reward_func = judge_reward
+
+__all__ = ["generate", "reward_func"]

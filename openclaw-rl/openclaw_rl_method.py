@@ -1,0 +1,51 @@
+"""Binary RL: the sign of the next state is the advantage of every token of the reply.
+
+    A[k] = r,  r in {+1, -1} by majority of the PRM's votes
+
+Guarantees: each judged turn with r = +1 or -1 is a sample. A turn with r = 0 would carry no gradient and is none, but a
+session that ended with nothing but zeros contributes its last judged turn with A[k] = w, a small positive
+behaviour-cloning weight (``OPENCLAW_RL_SESSION_WEIGHT``, 0 turns it off): a conversation that ran to its end without
+one correction is weak evidence for the replies in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openclaw.config import RuntimeConfig
+from openclaw.ledger.records import JudgedTurn, Turn, Verdict
+from openclaw.method import JudgePlan, SampleDecision
+from openclaw.samples import make_sample
+from slime.utils.types import Sample
+
+DEFAULT_VOTES = 3
+SCORE_ZERO = "score_zero"
+
+
+class BinaryRL:
+    """A `Method`; a pure function of its configuration."""
+
+    name = "openclaw-rl"
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._votes = config.prm_m or DEFAULT_VOTES
+        self._session_weight = config.rl_session_weight
+
+    def judges(self) -> JudgePlan:
+        """The PRM alone."""
+        return JudgePlan(prm_votes=self._votes)
+
+    def samples(self, turn: Turn, verdict: Verdict) -> SampleDecision:
+        """One sample with reward +1 or -1, none for 0."""
+        if not verdict.score:
+            return SampleDecision(reason=SCORE_ZERO)
+        return SampleDecision([make_sample(turn, verdict.score, score=verdict.score)])
+
+    def session_samples(self, judged: Sequence[JudgedTurn]) -> list[tuple[str, Sample]]:
+        """The last turn with score 0 of a session in which no turn gave a sample."""
+        zeros = [item.turn for item in judged if item.turn.reason == SCORE_ZERO]
+        contributed = any(item.turn.reason is None for item in judged)
+        if contributed or not zeros or self._session_weight == 0:
+            return []
+        turn = zeros[-1]
+        return [(turn.id, make_sample(turn, self._session_weight, score=0, metadata={"session_weight": True}))]
