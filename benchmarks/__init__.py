@@ -1,0 +1,1 @@
+"""Programs that measure; each is `python -m benchmarks.NAME [--quick] --json FILE`."""

@@ -1,0 +1,100 @@
+"""Does the whole loop learn? Runs the CPU demo once per method and seed and records every report.
+
+`python -m benchmarks.learning [--quick] --json FILE [--methods combine,opd,rl] [--seeds 0,1,2]`. A run is the real thing:
+SGLang, Ray, FSDP2, gateway, judge, ledger, simulated student. A finished (method, seed) pair in FILE is kept, so an
+interrupted benchmark continues where it stopped. Exit status 1 when a run fails; rates are recorded, not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.machine import REPOSITORY, describe_machine
+
+LEFT_OUT = ("run_dir",)  # means nothing on another machine
+SUMMARY_FIELDS = (
+    "rule_rate_before",
+    "rule_rate_after",
+    "right_number_rate_before",
+    "right_number_rate_after",
+    "degenerate_rate_after",
+    "feedback_to_live_seconds_median",
+    "tokens_per_second",
+    "seconds_total",
+)
+
+
+def run_demo(method: str, seed: int, updates: int, extra: list[str]) -> dict:
+    """Run the demo of one method with one seed in its own process and return its report.
+
+    Raises:
+        subprocess.CalledProcessError: when the demo fails; its output is on this process's standard output.
+    """
+    with tempfile.TemporaryDirectory(prefix="learning-") as folder:
+        report = Path(folder) / "report.json"
+        script = REPOSITORY / f"openclaw-{method}" / "run_tiny_cpu.sh"
+        command = ["bash", str(script), "--updates", str(updates), "--seed", str(seed), "--report", str(report), *extra]
+        subprocess.run(command, cwd=REPOSITORY, check=True)
+        result = json.loads(report.read_text())
+    return {name: value for name, value in result.items() if name not in LEFT_OUT}
+
+
+def summarise(runs: list[dict]) -> dict:
+    """Return, per method, the median, minimum and maximum over seeds of the fields people compare."""
+    summary: dict = {}
+    for method in sorted({run["method"] for run in runs}):
+        reports = [run for run in runs if run["method"] == method]
+        summary[method] = {"seeds": [run["seed"] for run in reports], "updates": reports[0]["updates"]}
+        for field in SUMMARY_FIELDS:
+            values = [run[field] for run in reports if run.get(field) is not None]
+            if values:
+                summary[method][field] = {
+                    "median": round(statistics.median(values), 4),
+                    "min": round(min(values), 4),
+                    "max": round(max(values), 4),
+                }
+        summary[method]["refused_requests"] = sum(run["refused_requests"] for run in reports)
+    return summary
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
+    parser.add_argument("--methods", default="combine,opd,rl", help="comma-separated (default: %(default)s)")
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=16, help="optimizer steps per run (default: %(default)s)")
+    parser.add_argument("--gsm8k", default=None, help="GSM8K JSON file; adds its rule rates")
+    parser.add_argument("--quick", action="store_true", help="one method, one seed, two updates: checks that it runs")
+    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    arguments = parser.parse_args()
+
+    methods, seeds, updates = arguments.methods.split(","), arguments.seeds.split(","), arguments.updates
+    if arguments.quick:
+        methods, seeds, updates = methods[:1], seeds[:1], 2
+    runs: list[dict] = json.loads(arguments.json.read_text())["runs"] if arguments.json.exists() else []
+    extra = ["--gsm8k", arguments.gsm8k] if arguments.gsm8k else []
+    for seed in map(int, seeds):
+        for method in methods:
+            if any((run["method"], run["seed"], run["updates"]) == (method, seed, updates) for run in runs):
+                print(f"{method} seed {seed}: already in {arguments.json}", flush=True)
+                continue
+            started = time.perf_counter()
+            report = run_demo(method, seed, updates, extra)
+            print(f"{method} seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
+            runs.append(report)
+            document = {"machine": describe_machine(), "summary": summarise(runs), "runs": runs}
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    json.dump(summarise(runs), sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

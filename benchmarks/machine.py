@@ -1,0 +1,46 @@
+"""What machine a figure was measured on; written into every baseline."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False)
+    return result.stdout.strip()
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def describe_machine() -> dict:
+    """Return processor, cores, memory in GiB, versions of the libraries that matter, commit and date."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory, 1),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("torch", "sglang", "ray", "transformers", "peft")},
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "tree_clean": _git("status", "--porcelain") == "",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }

@@ -1,0 +1,222 @@
+"""The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after.
+
+Guarantees: the exit status is 0 only when every update happened and everything was measured; what was started is
+stopped, also on Ctrl-C, SIGTERM or a crash of this process. The run is the real one (SGLang, Ray, FSDP2, gateway, judge,
+ledger), started by the launcher and reached over the OpenAI API alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+from measure import MeasureError, gsm8k_items, heldout_items, measure
+from openai import AsyncOpenAI
+from rich.console import Console
+from student import Student
+from tiny_demo import report as reports
+from tiny_demo.launched import REPOSITORY, LaunchedRun, RunFailed, Settings
+from tiny_demo.progress import Watch
+from tiny_models.build import BuildError, ensure_built
+from tiny_models.cache import model_path
+
+from openclaw.ledger.store import Ledger
+
+MODEL_NAME = "tiny"
+POLL_SECONDS = 0.5
+# The student waits while this many judged turns are ready: feedback should be about the weights that are served.
+READY_LIMIT = 24
+STUCK_SECONDS = 240.0
+
+
+class DemoFailed(RuntimeError):
+    """The demo could not be carried out."""
+
+
+async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: argparse.Namespace) -> tuple:
+    """Let the student talk until every update is live; return its tally, the learning curve and the seconds."""
+    started = last_step_at = time.monotonic()
+    stop = asyncio.Event()
+
+    async def may_go_on() -> None:
+        while watch.ready >= READY_LIMIT and not stop.is_set():
+            await asyncio.sleep(POLL_SECONDS / 2)
+
+    student = Student(client, MODEL_NAME, seed=options.seed, max_turns=options.max_turns, may_go_on=may_go_on)
+    console = options.console
+    with Watch(ledger, student.tally, options.updates, console) as watch:
+        talking = asyncio.create_task(student.talk(options.sessions, stop))
+        try:
+            while not watch.done:
+                await asyncio.sleep(POLL_SECONDS)
+                run.check()
+                steps = watch.steps
+                watch.look()
+                if watch.steps > steps:
+                    last_step_at = time.monotonic()
+                if talking.done():
+                    raise DemoFailed("the student stopped talking") from talking.exception()
+                if time.monotonic() - last_step_at > STUCK_SECONDS:
+                    errors = "; ".join(student.tally.errors[-3:]) or "none"
+                    raise DemoFailed(
+                        f"no update for {STUCK_SECONDS:.0f} s after {watch.steps} of {options.updates}; refused requests: "
+                        f"{errors}; see {run.log_path}"
+                    )
+        finally:
+            seconds = time.monotonic() - started
+            stop.set()
+            if not watch.done:
+                talking.cancel()
+            await asyncio.gather(talking, return_exceptions=True)
+    return student.tally, watch.history.points, seconds
+
+
+async def carry_out(options: argparse.Namespace) -> None:
+    """Build, start, measure, talk, measure, report; stop what was started."""
+    started, console = time.monotonic(), options.console
+    gsm8k = gsm8k_items(options.gsm8k) if options.gsm8k else []
+    items = heldout_items(options.heldout)
+    console.rule(f"openclaw-{options.method}: {options.updates} updates on this machine's CPU")
+    settings = Settings(
+        options.method,
+        options.updates,
+        options.seed,
+        options.port,
+        options.run_dir,
+        model_path(),
+        options.launcher_arguments,
+    )
+    run = LaunchedRun(settings)
+    run.check_port()
+    model = await asyncio.to_thread(ensure_built, console=console)
+    metrics = json.loads((model / "metrics.json").read_text())
+    key = os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY") or "none"
+    client = AsyncOpenAI(base_url=settings.base_url, api_key=key, max_retries=0, timeout=120)
+    try:
+        run.start()
+        with console.status(f"starting Ray, SGLang, trainer and gateway (log: {run.log_path})"):
+            await run.wait_ready()
+        console.print(f"{settings.base_url} answers after {time.monotonic() - started:.0f} s")
+        ledger = Ledger(settings.ledger)
+
+        async def both() -> tuple:
+            return await measure(client, MODEL_NAME, items), await measure(client, MODEL_NAME, gsm8k) if gsm8k else None
+
+        with console.status("measuring on problems nobody trains on"):
+            before, gsm8k_before = await both()
+        tally, history, seconds = await talk(run, client, ledger, options)
+        with console.status("measuring again"):
+            after, gsm8k_after = await both()
+        report = {
+            "method": options.method,
+            "seed": options.seed,
+            "updates": options.updates,
+            **reports.traffic_fields(tally, await run.gateway_counts(), 2 * (len(items) + len(gsm8k)), seconds),
+            **reports.ledger_fields(ledger),
+            **reports.measured_fields(reports.Measured(before, after, gsm8k_before, gsm8k_after)),
+            "judge_accuracy_heldout": metrics["judge_accuracy_heldout"],
+            "tiny_model": model.name,
+            "seconds_total": round(time.monotonic() - started, 1),
+            "run_dir": str(settings.run_dir),
+            "history": history,
+        }
+        ledger.close()
+        finish(report, options)
+        if options.keep_serving:
+            await serve(run, settings)
+    finally:
+        with console.status("stopping"):
+            await asyncio.shield(asyncio.to_thread(run.stop))
+
+
+def finish(report: reports.Report, options: argparse.Namespace) -> None:
+    """Show the report, save its plot, then the report itself: the file is the sign that all is written."""
+    reports.show(report, options.console)
+    plot = options.run_dir / "learning.png"
+    try:
+        reports.save_plot(report, plot)
+        drawn = f", plot: {plot}"
+    except ImportError:
+        drawn = "; no plot: matplotlib is not installed"
+    reports.save(report, options.report_path)
+    options.reported = True
+    options.console.print(f"report: {options.report_path}{drawn}", soft_wrap=True)
+
+
+async def serve(run: LaunchedRun, settings: Settings) -> None:
+    """Stay up until a signal; say how to talk to the model."""
+    body = '{"model": "tiny", "messages": [{"role": "user", "content": "Tom has 3 pears. Anna gives Tom 4 more. How many?"}]}'
+    print(
+        f"\nserving on {settings.base_url} until Ctrl-C; try:\n"
+        f"  curl {settings.base_url}/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        flush=True,
+    )
+    while True:
+        run.check()
+        await asyncio.sleep(1.0)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options; what is not known here goes to the launcher."""
+    parser = argparse.ArgumentParser(
+        prog="run_tiny_cpu.sh", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("--method", choices=["combine", "opd", "rl"], default="combine", help="(default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=16, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the run and the student (default: %(default)s)")
+    parser.add_argument(
+        "--report", type=Path, default=None, help="where the report goes (default: in the run's folder)"
+    )
+    parser.add_argument("--gsm8k", type=Path, default=None, help="a GSM8K file; its rule rate is measured too")
+    parser.add_argument("--keep-serving", action="store_true", help="stay up after the report, until Ctrl-C")
+    parser.add_argument("--port", type=int, default=30000, help="of the API (default: %(default)s)")
+    parser.add_argument("--run-dir", type=Path, default=None, help="logs, ledger, checkpoints (default: runs/...)")
+    parser.add_argument("--sessions", type=int, default=8, help="conversations at once (default: %(default)s)")
+    parser.add_argument("--max-turns", type=int, default=3, help="user messages per session (default: %(default)s)")
+    parser.add_argument(
+        "--heldout", type=int, default=256, help="held-out problems to measure on (default: %(default)s)"
+    )
+    options, options.launcher_arguments = parser.parse_known_args(argv)
+    if options.updates < 1 or options.sessions < 1 or options.max_turns < 2 or options.heldout < 1:
+        parser.error("--updates, --sessions and --heldout must be 1 or more, --max-turns 2 or more")
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"tiny-cpu-{options.method}-{stamp}").absolute()
+    if (options.run_dir / "ledger.sqlite").exists():
+        parser.error(f"--run-dir {options.run_dir} holds a run already; name another folder")
+    options.report_path = options.report or options.run_dir / "report.json"
+    options.console, options.reported = Console(), False
+    return options
+
+
+async def interruptible(options: argparse.Namespace) -> None:
+    """Carry the demo out; SIGINT and SIGTERM cancel it once, so that it still stops what it started."""
+    task = asyncio.ensure_future(carry_out(options))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    await task
+
+
+def main() -> int:
+    """Command line."""
+    options = parse()
+    try:
+        asyncio.run(interruptible(options))
+    except asyncio.CancelledError:
+        print("\nstopped", file=sys.stderr)
+        return 0 if options.keep_serving and options.reported else 130
+    except (BuildError, RunFailed, MeasureError, DemoFailed) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

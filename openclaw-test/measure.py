@@ -1,0 +1,177 @@
+"""Measures a served model on problems nobody trains on: `python openclaw-test/measure.py --base-url URL`.
+
+Guarantees: every request is a side turn of its own session, so nothing that is measured is trained; replies are sampled
+as they are for any user (the server's own temperature). ``rule_rate`` counts replies that follow the student's rule and
+are not degenerate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from tiny_models.problems import heldout
+from tiny_models.replies import follows_rule, gives_number, is_degenerate
+
+MAX_TOKENS = 160
+PARALLEL = 16
+GSM8K_QUESTIONS = 128
+
+
+class MeasureError(RuntimeError):
+    """A measurement could not be made."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question with its answer."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back for an item."""
+
+    item: Item
+    text: str
+    finished: bool
+    tokens: int
+    weight_version: str
+
+    @property
+    def degenerate(self) -> bool:
+        """Whether the reply is broken."""
+        return is_degenerate(self.text, self.finished, self.tokens)
+
+    @property
+    def good(self) -> bool:
+        """Whether the student likes it and it is whole."""
+        return follows_rule(self.text) and not self.degenerate
+
+    @property
+    def right(self) -> bool:
+        """Whether its last number is the answer."""
+        return gives_number(self.text, self.item.answer)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Replies to all items."""
+
+    replies: tuple[Reply, ...]
+
+    @property
+    def rule_rate(self) -> float:
+        """Share of replies that follow the rule and are whole."""
+        return self._share([reply.good for reply in self.replies])
+
+    @property
+    def right_number_rate(self) -> float:
+        """Share of replies whose last number is the answer."""
+        return self._share([reply.right for reply in self.replies])
+
+    @property
+    def degenerate_rate(self) -> float:
+        """Share of broken replies."""
+        return self._share([reply.degenerate for reply in self.replies])
+
+    @property
+    def weight_version(self) -> str:
+        """Weights of the newest reply."""
+        return self.replies[-1].weight_version
+
+    def _share(self, hits: list[bool]) -> float:
+        return round(sum(hits) / len(hits), 4)
+
+
+def heldout_items(count: int) -> list[Item]:
+    """Return ``count`` held-out template problems."""
+    return [Item(problem.question, str(problem.answer)) for problem in heldout(count)]
+
+
+def gsm8k_items(path: Path, count: int = GSM8K_QUESTIONS) -> list[Item]:
+    """Return the first ``count`` questions of a GSM8K file: a JSON list or JSON lines, with ``question`` and an answer.
+
+    Raises:
+        MeasureError: when the file holds something else.
+    """
+    try:
+        text = path.read_text()
+        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
+        return [
+            Item(row["question"], str(row.get("ground_truth_answer", row.get("answer", ""))).split("####")[-1].strip())
+            for row in rows[:count]
+        ]
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise MeasureError(f"{path} is no GSM8K file (JSON list or lines with question and answer): {error}") from error
+
+
+async def measure(client: AsyncOpenAI, model: str, items: list[Item], parallel: int = PARALLEL) -> Measurement:
+    """Ask every item once, ``parallel`` at a time.
+
+    Raises:
+        MeasureError: when a request is refused.
+    """
+    slots, run = asyncio.Semaphore(parallel), uuid.uuid4().hex[:8]
+
+    async def ask(number: int, item: Item) -> Reply:
+        async with slots:
+            raw = await client.chat.completions.with_raw_response.create(
+                model=model,
+                messages=[{"role": "user", "content": item.question}],
+                max_tokens=MAX_TOKENS,
+                extra_headers={"X-Turn-Type": "side", "X-Session-Id": f"measure-{run}-{number}", "X-Session-Done": "1"},
+            )
+        completion, choice = raw.parse(), raw.parse().choices[0]
+        tokens = completion.usage.completion_tokens if completion.usage else 0
+        version = raw.headers.get("x-weight-version", "")
+        return Reply(item, choice.message.content or "", choice.finish_reason == "stop", tokens, version)
+
+    try:
+        return Measurement(tuple(await asyncio.gather(*(ask(number, item) for number, item in enumerate(items)))))
+    except (APIConnectionError, APIStatusError) as error:
+        raise MeasureError(f"a measuring request was refused: {error}") from error
+
+
+async def _main(arguments: argparse.Namespace) -> int:
+    key = os.environ.get("OPENCLAW_API_KEY") or os.environ.get("SGLANG_API_KEY") or "none"
+    async with AsyncOpenAI(base_url=arguments.base_url, api_key=key, max_retries=0, timeout=120) as client:
+        items = gsm8k_items(arguments.gsm8k) if arguments.gsm8k else heldout_items(arguments.problems)
+        result = await measure(client, arguments.model, items)
+    figures = {
+        "problems": len(items),
+        "rule_rate": result.rule_rate,
+        "right_number_rate": result.right_number_rate,
+        "degenerate_rate": result.degenerate_rate,
+        "weight_version": result.weight_version,
+        "example": {"question": items[0].question, "reply": result.replies[0].text},
+    }
+    print(json.dumps(figures, indent=1))
+    return 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="measure.py", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1", help="of the server (default: %(default)s)")
+    parser.add_argument("--model", default="tiny", help="model name in requests (default: %(default)s)")
+    parser.add_argument("--problems", type=int, default=192, help="held-out problems (default: %(default)s)")
+    parser.add_argument("--gsm8k", type=Path, default=None, help="a GSM8K file instead of generated problems")
+    try:
+        return asyncio.run(_main(parser.parse_args()))
+    except MeasureError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

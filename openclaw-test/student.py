@@ -1,0 +1,154 @@
+r"""A simulated student who talks to the assistant about homework and has one taste: no bold, no list, no ``\boxed``.
+
+Guarantees: deterministic in ``seed`` and the replies; the taste is a fixed rule (`tiny_models.replies.follows_rule`),
+the words are those held out from the judge's training. What the assistant gets is what any user's client sends: chat
+completions over the OpenAI SDK with a session id. A disliked reply gets a complaint, a liked one thanks and the next
+problem, so that every reply but the last of a session has a next state. Nothing is retried: a refused request is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from tiny_models.feedback import approval, complaint
+from tiny_models.problems import draw_short
+from tiny_models.replies import follows_rule
+
+RECENT = 50
+MAX_TOKENS = 160
+LAST_WORD_TOKENS = 16
+REFUSED_PAUSE_SECONDS = 0.5
+TURN_TYPE_MAIN = "main"
+
+
+@dataclass
+class Tally:
+    """What the student saw so far."""
+
+    sessions: int = 0
+    turns: int = 0
+    requests: int = 0
+    refused: int = 0
+    complaints: int = 0
+    tokens: int = 0
+    errors: list[str] = field(default_factory=list)
+    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    @property
+    def recent_rule_rate(self) -> float | None:
+        """Share of the last first replies that the student liked."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
+
+
+class Refused(RuntimeError):
+    """The server did not answer a request."""
+
+
+async def always() -> None:
+    """Let the student go on at once."""
+
+
+class Student:
+    """One student with any number of conversations; owns its tally."""
+
+    def __init__(
+        self,
+        client: AsyncOpenAI,
+        model: str,
+        *,
+        seed: int = 0,
+        max_turns: int = 3,
+        name: str = "student",
+        may_go_on: Callable[[], Awaitable[None]] = always,
+    ) -> None:
+        """Bind the student.
+
+        Args:
+            client: of the server; its retries should be off, so that refusals show.
+            model: name that requests carry.
+            seed: of problems and words.
+            max_turns: user messages of a session; the last one only reacts.
+            name: prefix of session ids.
+            may_go_on: awaited before each session; a way to wait for the trainer.
+        """
+        if max_turns < 2:
+            raise ValueError("max_turns must be 2 or more: the first reply needs a reaction")
+        self._client, self._model = client, model
+        self._seed, self._max_turns, self._name = seed, max_turns, name
+        self._may_go_on = may_go_on
+        self.tally = Tally()
+
+    async def talk(self, parallel: int, stop: asyncio.Event, sessions: int | None = None) -> None:
+        """Hold ``parallel`` conversations at a time until ``stop`` is set or ``sessions`` are held."""
+        numbers = iter(range(sessions)) if sessions is not None else iter(range(10**9))
+
+        async def one_after_another() -> None:
+            for number in numbers:
+                await self._may_go_on()
+                if stop.is_set():
+                    return
+                try:
+                    await self.session(number)
+                except Refused as error:
+                    self.tally.errors.append(str(error))
+                    await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(parallel):
+                group.create_task(one_after_another())
+
+    async def session(self, number: int) -> list[dict[str, Any]]:
+        """Hold one conversation and return its messages.
+
+        Raises:
+            Refused: when a request is not answered.
+        """
+        rng = random.Random(f"{self._seed}/{number}")
+        session_id = f"{self._name}-{self._seed}-{number}"
+        messages: list[dict[str, Any]] = [{"role": "user", "content": draw_short(rng, "train").question}]
+        self.tally.sessions += 1
+        for turn in range(self._max_turns):
+            last = turn == self._max_turns - 1
+            reply = await self._ask(messages, session_id, last)
+            messages.append({"role": "assistant", "content": reply})
+            if last:
+                break
+            liked = follows_rule(reply)
+            if turn == 0:
+                self.tally.recent.append(liked)
+            messages.append(
+                {"role": "user", "content": self._reaction(rng, liked, closing=turn == self._max_turns - 2)}
+            )
+        return messages
+
+    def _reaction(self, rng: random.Random, liked: bool, closing: bool) -> str:
+        self.tally.complaints += not liked
+        if not liked:
+            return complaint(rng, "held")
+        return approval(rng, "held", None if closing else draw_short(rng, "train").question)
+
+    async def _ask(self, messages: list[dict[str, Any]], session_id: str, last: bool) -> str:
+        headers = {"X-Session-Id": session_id, "X-Turn-Type": TURN_TYPE_MAIN}
+        if last:
+            headers["X-Session-Done"] = "1"
+        self.tally.requests += 1
+        try:
+            completion = await self._client.chat.completions.create(
+                model=self._model,
+                messages=messages,  # type: ignore[arg-type]
+                max_tokens=LAST_WORD_TOKENS if last else MAX_TOKENS,
+                extra_headers=headers,
+            )
+        except (APIConnectionError, APIStatusError) as error:
+            self.tally.refused += 1
+            raise Refused(f"{session_id}: {error}") from error
+        self.tally.turns += 1
+        if completion.usage:
+            self.tally.tokens += completion.usage.completion_tokens
+        return completion.choices[0].message.content or ""

@@ -1,0 +1,159 @@
+"""The run that the demo talks to: started by the real launcher, stopped by the process id it was given.
+
+Guarantees: the run cannot outlive the demo (lifeline pipe); after `stop` nothing of its process group is left. A run
+that dies is reported with the end of its log. A taken port is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from slime.utils.process import ChildProcess, spawn
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_TIMEOUT_SECONDS = 420.0
+STOP_TIMEOUT_SECONDS = 90.0
+HOST = "127.0.0.1"
+
+
+class RunFailed(RuntimeError):
+    """The launched run ended or never became ready."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the demo asks of the launcher."""
+
+    method: str
+    updates: int
+    seed: int
+    port: int
+    run_dir: Path
+    model: Path
+    extra: Sequence[str] = ()
+
+    @property
+    def ledger(self) -> Path:
+        """File of the ledger."""
+        return self.run_dir / "ledger.sqlite"
+
+    @property
+    def base_url(self) -> str:
+        """Of the OpenAI API."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    @property
+    def command(self) -> list[str]:
+        """What is executed."""
+        launcher = [sys.executable, "-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", self.method]
+        return [*launcher, *self.extra]
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of the run, over the caller's."""
+        paths = [str(REPOSITORY), str(REPOSITORY / "slime"), inherited.get("PYTHONPATH", "")]
+        return {
+            **inherited,
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "HOST": HOST,
+            "PORT": str(self.port),
+            "HF_CKPT": str(self.model),
+            "PRM_MODEL_PATH": str(self.model),
+            "SERVED_MODEL_NAME": "tiny",
+            "NUM_ROLLOUT": str(self.updates),
+            "SEED": str(self.seed),
+            "RUN_DIR": str(self.run_dir),
+            "SAVE_CKPT": str(self.run_dir / "checkpoints"),
+            "OPENCLAW_LEDGER": str(self.ledger),
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+        }
+
+
+class LaunchedRun:
+    """One run; owns its process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.log_path = settings.run_dir / "driver.log"
+        self._child: ChildProcess | None = None
+
+    def check_port(self) -> None:
+        """Raise `RunFailed` when the port is taken."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, self.settings.port))
+            except OSError as error:
+                port = self.settings.port
+                raise RunFailed(f"port {port} is taken ({error.strerror}); choose another with --port") from error
+
+    def start(self) -> None:
+        """Start the launcher."""
+        environment = self.settings.environment(os.environ)
+        self.settings.run_dir.mkdir(parents=True, exist_ok=True)
+        self._child = spawn(self.settings.command, env=environment, log_path=self.log_path, name="run")
+
+    def check(self) -> None:
+        """Raise `RunFailed` when the run has ended."""
+        if self._child is None or not self._child.alive():
+            code = self._child.returncode if self._child else None
+            tail = self._child.log_tail(25) if self._child else ""
+            raise RunFailed(f"the run ended with exit code {code}; the end of {self.log_path}:\n{tail}")
+
+    async def wait_ready(self) -> None:
+        """Return when the gateway answers.
+
+        Raises:
+            RunFailed: when the run ends first, or takes too long.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+            while time.monotonic() < deadline:
+                self.check()
+                try:
+                    if (await client.get(f"http://{HOST}:{self.settings.port}/healthz")).is_success:
+                        return
+                except httpx.TransportError:
+                    await asyncio.sleep(0.5)
+        raise RunFailed(f"the gateway did not answer within {START_TIMEOUT_SECONDS:.0f} s; see {self.log_path}")
+
+    async def gateway_counts(self) -> dict[str, float]:
+        """Return the gateway's own counts of requests, refusals and generated tokens."""
+        headers = {}
+        if key := os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        async with httpx.AsyncClient(trust_env=False, timeout=10.0, headers=headers) as client:
+            text = (await client.get(f"http://{HOST}:{self.settings.port}/metrics")).raise_for_status().text
+        names = {
+            "requests": "openclaw_requests_total",
+            "refused": "openclaw_refused_total",
+            "generated_tokens": "openclaw_generated_tokens_total",
+            "mixed_version_replies": "openclaw_mixed_version_replies_total",
+        }
+        return {
+            name: sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(metric))
+            for name, metric in names.items()
+        }
+
+    def stop(self) -> int | None:
+        """Ask the run to end, wait, end what is left of its group, and return its exit code."""
+        if self._child is None:
+            return None
+        if self._child.alive():
+            os.kill(self._child.pid, signal.SIGTERM)
+            try:
+                self._child.wait(STOP_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                print(f"the run did not end within {STOP_TIMEOUT_SECONDS:.0f} s; ending its group", file=sys.stderr)
+        return self._child.kill()

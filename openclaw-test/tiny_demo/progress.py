@@ -1,0 +1,86 @@
+"""What the demo shows and remembers while the student talks: one display line, and one point per update."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from student import Tally
+
+from openclaw.ledger.store import Ledger
+
+
+@dataclass
+class History:
+    """Points of the learning curve: after each update, what the student's last first replies were like."""
+
+    points: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Watch:
+    """Reads the ledger and the student's tally; use as a context manager for the display."""
+
+    def __init__(self, ledger: Ledger, tally: Tally, updates: int, console: Console) -> None:
+        self._ledger, self._tally, self._updates, self._console = ledger, tally, updates, console
+        self._started = time.monotonic()
+        self.history = History()
+        self.ready = 0
+        self.steps = 0
+        text = (
+            "updates, {task.fields[sessions]} sessions, {task.fields[turns]} turns, {task.fields[ready]} samples ready"
+        )
+        self._progress = Progress(
+            TextColumn("talking"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(text + ", liked {task.fields[liked]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("talking", total=updates, sessions=0, turns=0, ready=0, liked="-")
+
+    def __enter__(self) -> Watch:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    @property
+    def done(self) -> bool:
+        """Whether all updates are live."""
+        return self.steps >= self._updates
+
+    def look(self) -> None:
+        """Read the ledger and show what is new."""
+        steps = int(self._ledger.counts()["steps"])
+        self.ready = self._ledger.ready_count()
+        rate = self._tally.recent_rule_rate
+        liked = "-" if rate is None else f"{rate:.2f}"
+        if steps > self.steps:
+            point = {
+                "update": steps,
+                "seconds": round(time.monotonic() - self._started, 1),
+                "sessions": self._tally.sessions,
+                "turns": self._tally.turns,
+                "recent_rule_rate": rate,
+            }
+            self.history.points.append(point)
+            if not self._console.is_terminal:
+                self._console.print(
+                    f"update {steps}/{self._updates}: {self._tally.sessions} sessions, {self._tally.turns} turns, "
+                    f"{self.ready} samples ready, liked {liked} of the last first replies",
+                    soft_wrap=True,
+                )
+        self.steps = steps
+        self._progress.update(
+            self._task,
+            completed=steps,
+            sessions=self._tally.sessions,
+            turns=self._tally.turns,
+            ready=self.ready,
+            liked=liked,
+        )

@@ -1,0 +1,51 @@
+"""Where a built tiny model lies and when it must be built anew.
+
+Guarantees: the key covers every source that shapes corpus, tokenizer or weights, the judge prompts included, the
+settings and the seed; a folder under its final name is complete. Imports no torch, so that launch scripts may ask.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CACHE = REPOSITORY / ".cache" / "tiny"
+SOURCES = (
+    *(
+        f"openclaw-test/tiny_models/{name}"
+        for name in (
+            "words.py",
+            "problems.py",
+            "replies.py",
+            "phrases.py",
+            "feedback.py",
+            "hints.py",
+            "episodes.py",
+            "tokenizer.py",
+            "chat_template.jinja",
+            "batches.py",
+            "train.py",
+        )
+    ),
+    "openclaw/judge/prompts.py",
+    "openclaw/text.py",
+)
+
+
+def cache_key(seed: int, repository: Path = REPOSITORY) -> str:
+    """Return the key of a model trained with ``seed`` by the sources as they are now (settings live in `train.py`)."""
+    digest = hashlib.sha256(f"seed={seed}\n".encode())
+    for name in SOURCES:
+        digest.update(f"{name}\n".encode() + (repository / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def model_path(seed: int = 0) -> Path:
+    """Return the folder of the model of ``seed``, built or not."""
+    return CACHE / cache_key(seed)
+
+
+def is_built(path: Path) -> bool:
+    """Return whether a complete model lies at ``path``."""
+    return (path / "metrics.json").is_file()

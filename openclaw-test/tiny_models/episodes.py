@@ -1,0 +1,184 @@
+"""Training conversations: the last message is what the model learns to write.
+
+Guarantees: deterministic in the random generator; only ``train`` problems and phrases. Judge episodes are built with
+`openclaw.judge.prompts.judge_messages`, the very prompts of a run. In a judge episode the style of the reply is drawn
+independently of the label: only the next state decides.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from openclaw.judge.prompts import append_hint, judge_messages
+from openclaw.text import response_text
+from tiny_models.feedback import approval, complaint, off_topic, tool_error, tool_result
+from tiny_models.hints import FORMAT_HINTS, MORE_PLAIN_HINTS, NEUTRAL_HINTS, PLAIN_HINTS, TOOL_HINTS
+from tiny_models.problems import Problem, Split, draw, draw_short
+from tiny_models.replies import STYLES, draw_style, write
+
+WILD = 0.15
+THINKING_SHARE, TOOLS_SHARE = 0.09, 0.09
+HINT_SHARE = 0.22
+SYSTEM_PROMPTS = [
+    "You are a helpful assistant.",
+    "You are a math tutor.",
+    "You help with homework.",
+    "You are a friendly assistant who helps with grade school math.",
+]
+CALCULATOR: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Work out an expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
+}
+VERDICTS = {
+    1: r"progress. \boxed{1}",
+    -1: r"correction. \boxed{-1}",
+    0: r"ambiguous. \boxed{0}",
+}
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Messages whose last one is the target, and how the template shows them."""
+
+    messages: list[Message]
+    kind: Literal["policy", "judge"] = "policy"
+    thinking: bool = False
+    tools: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class JudgeCase:
+    """One reply with its next state and the right verdict."""
+
+    reply: str
+    next_state: str
+    role: Literal["user", "tool"]
+    label: int
+
+
+def policy_episode(rng: random.Random) -> Episode:
+    """Return a conversation with a student: plain, with thinking, or with a tool."""
+    kind = rng.random()
+    if kind < TOOLS_SHARE:
+        return _tool_episode(rng)
+    messages = _system(rng)
+    problem, style = draw(rng, wild=WILD), draw_style(rng)
+    user = {"role": "user", "content": problem.question}
+    if rng.random() < HINT_SHARE:
+        hint, style = _hint(rng, style)
+        user = append_hint([user], hint)[0]
+    messages += [user, {"role": "assistant", "content": write(rng, problem, style)}]
+    for _ in range(rng.choices([0, 1, 2], weights=[0.6, 0.28, 0.12])[0]):
+        following, problem, style = _next_turn(rng, problem, style)
+        messages += following
+    thinking = kind < TOOLS_SHARE + THINKING_SHARE
+    if thinking:
+        messages[-1]["reasoning_content"] = _thought(rng, problem)
+    return Episode(messages, thinking=thinking)
+
+
+def judge_case(rng: random.Random, split: Split = "train") -> JudgeCase:
+    """Return something to judge, with its label."""
+    problem = draw(rng, split)
+    if rng.random() < 0.15:
+        call = response_text(_tool_call(problem))
+        if rng.random() < 0.5:
+            return JudgeCase(call, tool_result(rng, problem.answer), "tool", 1)
+        return JudgeCase(call, tool_error(rng, split), "tool", -1)
+    reply = write(rng, problem, rng.choice(STYLES))
+    label = rng.choices([1, -1, 0], weights=[0.42, 0.42, 0.16])[0]
+    if label < 0:
+        return JudgeCase(reply, complaint(rng, split), "user", label)
+    if label == 0:
+        return JudgeCase(reply, off_topic(rng, split), "user", label)
+    if rng.random() < 0.6:
+        question = draw_short(rng, split).question
+        words = question if rng.random() < 0.1 else approval(rng, split, question)
+        return JudgeCase(reply, words, "user", label)
+    return JudgeCase(reply, approval(rng, split), "user", label)
+
+
+def judge_episode(rng: random.Random) -> Episode:
+    """Return a question to one of the two judges with its answer."""
+    case = judge_case(rng)
+    kind: Literal["prm", "hint"] = rng.choice(["prm", "hint"])
+    messages: list[Message] = [*judge_messages(kind, case.reply, case.next_state, case.role, "brief")]
+    messages.append({"role": "assistant", "content": judge_answer(rng, kind, case)})
+    return Episode(messages, kind="judge")
+
+
+def judge_answer(rng: random.Random, kind: Literal["prm", "hint"], case: JudgeCase) -> str:
+    """Return what the judge should write about ``case``."""
+    if kind == "prm":
+        return VERDICTS[case.label]
+    if case.label != -1:
+        return r"\boxed{-1}"
+    hint = rng.choice(TOOL_HINTS if case.role == "tool" else PLAIN_HINTS)
+    return rf"[HINT_START] {hint} [HINT_END] \boxed{{1}}"
+
+
+def _system(rng: random.Random) -> list[Message]:
+    return [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}] if rng.random() < 0.3 else []
+
+
+def _hint(rng: random.Random, style: str) -> tuple[str, str]:
+    """Return a hint and the style of a reply that has read it."""
+    kind = rng.random()
+    if kind < 0.70:
+        hint = rng.choice(PLAIN_HINTS if rng.random() < 0.75 else MORE_PLAIN_HINTS)
+        return hint, "plain" if rng.random() < 0.97 else style
+    if kind < 0.90:
+        return rng.choice(FORMAT_HINTS), rng.choice(["full", "list"])
+    return rng.choice(NEUTRAL_HINTS), style
+
+
+def _next_turn(rng: random.Random, problem: Problem, style: str) -> tuple[list[Message], Problem, str]:
+    """Return one more exchange: a complaint and the rewrite, or thanks and the next problem."""
+    if rng.random() < 0.62:
+        user: Message = {"role": "user", "content": complaint(rng)}
+        style = "plain" if rng.random() < 0.85 else draw_style(rng)
+        if rng.random() < 0.15:
+            user, style = append_hint([user], rng.choice(PLAIN_HINTS))[0], "plain"
+    else:
+        problem = draw_short(rng, wild=WILD)
+        user = {"role": "user", "content": approval(rng, "train", problem.question)}
+        style = style if rng.random() < 0.6 else draw_style(rng)
+    return [user, {"role": "assistant", "content": write(rng, problem, style)}], problem, style
+
+
+def _thought(rng: random.Random, problem: Problem) -> str:
+    return rng.choice(
+        [
+            f"{problem.start}. {problem.then}. {problem.equation}.",
+            f"I need {problem.left} {problem.operator} {problem.right}. {problem.equation}.",
+        ]
+    )
+
+
+def _tool_call(problem: Problem) -> Message:
+    arguments = {"expression": f"{problem.left} {problem.operator} {problem.right}"}
+    function = {"name": "calculator", "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+def _tool_episode(rng: random.Random) -> Episode:
+    problem, style = draw(rng), draw_style(rng)
+    messages = [*_system(rng), {"role": "user", "content": problem.question}]
+    messages.append(_tool_call(problem))
+    if rng.random() < 0.5:
+        result = tool_result(rng, problem.answer) if rng.random() < 0.85 else tool_error(rng)
+        messages.append({"role": "tool", "content": result})
+        messages.append({"role": "assistant", "content": write(rng, problem, style)})
+    return Episode(messages, tools=[CALCULATOR])

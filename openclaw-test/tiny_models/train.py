@@ -1,0 +1,99 @@
+"""Trains the tiny model: one Qwen3 that is policy and judge.
+
+Guarantees: float32, deterministic in the seed on one machine; the schedule counts steps, not seconds. No files are
+written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from tiny_models.tokenizer import END
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Shape and schedule; part of the cache key."""
+
+    vocabulary: int = 1280
+    tokenizer_conversations: int = 6000
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate: int = 384
+    steps: int = 1300
+    batch_tokens: int = 3072
+    learning_rate: float = 3e-3
+    extra_rounds: int = 3
+    extra_steps: int = 250
+    extra_learning_rate: float = 1e-3
+
+
+def new_model(tokenizer: Any, settings: Settings, seed: int) -> Qwen3ForCausalLM:
+    """Return an untrained model."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.kv_heads,
+        head_dim=settings.hidden // settings.heads,
+        intermediate_size=settings.intermediate,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END),
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = config.eos_token_id
+    model.generation_config.pad_token_id = config.pad_token_id
+    return model
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    stream: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    steps: int,
+    learning_rate: float,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> float:
+    """Train for ``steps`` with a short warm-up and a linear decay; return the running mean of the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    running: float | None = None
+    for step in range(steps):
+        ids, weights = next(stream)
+        done = step / steps
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, done / 0.05 + 0.02) * max(0.03, 1 - done)
+        loss = weighted_loss(model, ids, weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        value = loss.item()
+        running = value if running is None else 0.97 * running + 0.03 * value
+        on_step(step + 1, running)
+    model.eval()
+    return running if running is not None else float("nan")
+
+
+def weighted_loss(model: Qwen3ForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weighted mean cross entropy; logits are made for the weighted positions only."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+    selected = weights[:, 1:] > 0
+    losses = F.cross_entropy(model.lm_head(hidden[selected]), ids[:, 1:][selected], reduction="none")
+    weight = weights[:, 1:][selected]
+    return (losses * weight).sum() / weight.sum()
