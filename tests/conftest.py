@@ -1,0 +1,51 @@
+"""Fixtures shared by all tests, and the rule that GPU tests need a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their folder and skip GPU tests where CUDA sees no device."""
+    for item in items:
+        folder = Path(item.path).relative_to(REPOSITORY / "tests").parts[0]
+        if folder == "integration":
+            item.add_marker(pytest.mark.integration)
+        elif folder == "gpu":
+            item.add_marker(pytest.mark.gpu)
+            import torch
+
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def tiny_random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 checkpoint with random weights, untied embeddings."""
+    from tests.helpers import tiny_random
+
+    return tiny_random.build(tmp_path_factory.mktemp("model") / "random")
+
+
+@pytest.fixture(scope="session")
+def tiny_random_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 checkpoint with random weights, embeddings tied to the LM head."""
+    from tests.helpers import tiny_random
+
+    return tiny_random.build(tmp_path_factory.mktemp("model") / "tied", seed=1, tie_word_embeddings=True)

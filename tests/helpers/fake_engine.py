@@ -1,0 +1,59 @@
+"""Stand-ins for an engine's `/generate`: scripted answers, and scoring by a function of the ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+Score = Callable[[Sequence[int]], list[float]]
+
+
+class FakeEngine:
+    """Answers questions with ``answer(payload)`` and scores ids with ``score``; keeps every payload."""
+
+    def __init__(
+        self,
+        answer: Callable[[dict[str, Any]], str] | None = None,
+        score: Score | None = None,
+        versions: Sequence[str] = ("1",),
+    ) -> None:
+        """``versions``: weight version of each scoring answer in turn; the last one repeats."""
+        self.payloads: list[dict[str, Any]] = []
+        self._answer = answer
+        self._score = score
+        self._versions = list(versions)
+
+    async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+        self.payloads.append(payload)
+        if not payload.get("return_logprob"):
+            assert self._answer is not None
+            return {"text": self._answer(payload), "meta_info": {"finish_reason": {"type": "stop"}}}
+        assert self._score is not None
+        ids, start = payload["input_ids"], payload["logprob_start_len"]
+        values = self._score(ids)
+        entries = [[None, ids[start], None]]
+        entries += [[values[position], ids[position], None] for position in range(start + 1, len(ids))]
+        version = self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
+        return {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": version}}
+
+
+def scripted_transport(replies: Sequence[int | Exception | dict[str, Any]]) -> tuple[httpx.MockTransport, list[Any]]:
+    """Return a transport that gives ``replies`` one after the other (the last repeats), and the list of its requests.
+
+    An int is a status code, an exception is raised, a dict is a JSON body with 200.
+    """
+    left = list(replies)
+    requests: list[Any] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        reply = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(reply, Exception):
+            raise reply
+        if isinstance(reply, int):
+            return httpx.Response(reply, text=f"status {reply}")
+        return httpx.Response(200, json=reply)
+
+    return httpx.MockTransport(handle), requests

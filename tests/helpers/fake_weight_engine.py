@@ -1,0 +1,107 @@
+"""An engine's side of the weight broadcast, in a process of its own, behind the methods of the engine actor."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime.weight_sync.group import create_group
+
+
+def _serve(pipe: Any, ranks: int) -> None:
+    groups: dict[str, Any] = {}
+    weights: dict[str, torch.Tensor] = {}
+    calls: list[Any] = []
+
+    def init_weights_update_group(address, port, offset, world_size, name, backend):
+        groups[name] = create_group(
+            address=address, port=port, rank=offset, world_size=world_size, name=name, backend=backend,
+            timeout=timedelta(seconds=30),
+        )  # fmt: skip
+
+    def destroy_weights_update_group(name):
+        dist.destroy_process_group(groups.pop(name))
+
+    def update_weights_from_distributed(
+        names, dtypes, shapes, group_name, flush_cache=False, weight_version=None, load_format=None
+    ):
+        kinds = [getattr(torch, dtype) for dtype in dtypes]
+        sizes = [torch.Size(shape).numel() * kind.itemsize for shape, kind in zip(shapes, kinds, strict=True)]
+        data = torch.empty(sum(sizes), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=groups[group_name])
+        parts = data.split(sizes)
+        for name, part, kind, shape in zip(names, parts, kinds, shapes, strict=True):
+            weights[name] = part.view(kind).view(shape)
+        calls[-1] = ("bucket", flush_cache, weight_version, load_format)
+
+    def forget():
+        calls.clear()
+        weights.clear()
+
+    methods = {
+        "num_weight_ranks": lambda: ranks,
+        "init_weights_update_group": init_weights_update_group,
+        "destroy_weights_update_group": destroy_weights_update_group,
+        "update_weights_from_distributed": update_weights_from_distributed,
+        "weights": lambda: {name: value.numpy() for name, value in weights.items()},
+        "calls": lambda: list(calls),
+        "forget": forget,
+    }
+    while True:
+        name, args, kwargs = pipe.recv()
+        if name == "stop":
+            return
+        calls.append(name)
+        try:
+            result = methods[name](*args, **kwargs) if name in methods else None
+            pipe.send((result, None))
+        except (RuntimeError, KeyError, ValueError) as error:
+            pipe.send((None, repr(error)))
+
+
+class _Method:
+    def __init__(self, engine: FakeWeightEngine, name: str) -> None:
+        self._engine, self._name = engine, name
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._engine.submit(self._name, args, kwargs)
+
+
+class FakeWeightEngine:
+    """``engine.method.remote(...)`` gives a future. ``failing`` names methods that raise instead."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, 1), daemon=True)
+        self._process.start()
+        self._thread = ThreadPoolExecutor(1)
+        self.failing: set[str] = set()
+
+    def submit(self, name: str, args: Any, kwargs: Any) -> Any:
+        def call() -> Any:
+            if name in self.failing:
+                raise RuntimeError(f"{name} failed")
+            self._pipe.send((name, args, kwargs))
+            result, error = self._pipe.recv()
+            if error:
+                raise RuntimeError(error)
+            return result
+
+        return self._thread.submit(call)
+
+    def __getattr__(self, name: str) -> _Method:
+        return _Method(self, name)
+
+    def call(self, name: str) -> Any:
+        return self.submit(name, (), {}).result(60)
+
+    def stop(self) -> None:
+        self._pipe.send(("stop", (), {}))
+        self._process.join(20)
+        self._thread.shutdown()

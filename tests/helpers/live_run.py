@@ -1,0 +1,168 @@
+"""A live run of the launcher on the tiny model, and clients that talk to it, for tests of the whole loop."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from openai import AsyncOpenAI
+
+from slime.utils.http_utils import find_available_port
+
+WAIT_SECONDS = 240.0
+
+
+def wait_until(condition: Callable[[], Any], what: Callable[[], str], seconds: float = WAIT_SECONDS) -> Any:
+    """Return the first true value of ``condition``; fail with ``what`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(what())
+
+
+class LiveRun:
+    """``python -m openclaw.launch --profile tiny_cpu`` as a child, its output in a file."""
+
+    def __init__(self, repository: Path, folder: Path, model: Path, method: str, *flags: str, **variables: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = find_available_port()
+        self.output = folder / f"launch-{len(list(folder.glob('launch-*')))}.log"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(repository), str(repository / "slime")]),
+            "HF_CKPT": str(model),
+            "PRM_MODEL_PATH": str(model),
+            "RUN_DIR": str(folder),
+            "PORT": str(self.port),
+            **{name: str(value) for name, value in variables.items()},
+        }
+        command = [sys.executable, "-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", method, *flags]
+        with self.output.open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+
+    @property
+    def base_url(self) -> str:
+        """The OpenAI base URL."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def ledger_path(self) -> Path:
+        """The ledger's file."""
+        return self.folder / "checkpoints" / "ledger.sqlite"
+
+    def text(self) -> str:
+        """What the driver has printed."""
+        return self.output.read_text(errors="replace")
+
+    def steps(self) -> list[int]:
+        """Rollout ids of the steps that the driver has reported, in order."""
+        return [int(line.split()[1]) for line in self.text().splitlines() if line.startswith("step ")]
+
+    def healthy(self) -> bool:
+        """Whether the gateway answers; fails when the driver has ended."""
+        assert self.process.poll() is None, f"the run ended with {self.process.returncode}:\n{self.text()[-4000:]}"
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=2, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def wait_ready(self) -> None:
+        """Wait until the gateway answers."""
+        wait_until(self.healthy, lambda: f"the gateway did not come up:\n{self.text()[-4000:]}")
+
+    def family(self) -> list[psutil.Process]:
+        """Every process of the run."""
+        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+
+    def trainer_in_a_step(self) -> psutil.Process | None:
+        """The trainer's process while it is inside ``train``, else None; Ray writes the method into its title."""
+        for process in self.family():
+            try:
+                title = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if title.startswith("ray::") and "FSDPTrainActor.train" in title:
+                return process
+        return None
+
+    def stop(self) -> int:
+        """End it as a user does, and return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(120)
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Return those that still run after a grace of 30 seconds."""
+    _, left = psutil.wait_procs(processes, timeout=30)
+    return [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+async def talk(
+    base_url: str, rng: random.Random, session: str, *, thinking: bool = False, stream: bool = False
+) -> list[str]:
+    """Have one conversation of three messages with the student's taste and return the ids of the replies."""
+    from tiny_models.feedback import approval, complaint
+    from tiny_models.problems import draw_short
+    from tiny_models.replies import follows_rule
+
+    ids, messages = [], [{"role": "user", "content": draw_short(rng, "held").question}]
+    extra: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}} if thinking else {}
+    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120) as client:
+        for _ in range(3):
+            request: dict[str, Any] = {"model": "tiny", "messages": messages, "extra_body": extra}
+            request["extra_headers"] = {"X-Session-Id": session}
+            if stream:
+                text = ""
+                async for chunk in await client.chat.completions.create(stream=True, **request):
+                    reply_id = chunk.id
+                    text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+            else:
+                reply = await client.chat.completions.create(**request)
+                reply_id, text = reply.id, reply.choices[0].message.content or ""
+            ids.append(reply_id)
+            words = (
+                approval(rng, "held", draw_short(rng, "held").question)
+                if follows_rule(text)
+                else complaint(rng, "held")
+            )
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": words}]
+    return ids
+
+
+async def call_tool(base_url: str, rng: random.Random, session: str) -> list[str]:
+    """Offer a calculator, answer the call if one comes, and return the ids of the replies."""
+    from tiny_models.episodes import CALCULATOR
+    from tiny_models.problems import draw_short
+
+    problem = draw_short(rng, "held")
+    messages: list[Any] = [{"role": "user", "content": problem.question}]
+    ids = []
+    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120) as client:
+        for _ in range(2):
+            reply = await client.chat.completions.create(
+                model="tiny",
+                messages=messages,
+                tools=[CALCULATOR],  # type: ignore[list-item]
+                extra_headers={"X-Session-Id": session},
+            )
+            ids.append(reply.id)
+            message = reply.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or []:
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(problem.answer)})
+            if not message.tool_calls:
+                messages.append({"role": "user", "content": "Thanks!"})
+    return ids

@@ -1,0 +1,177 @@
+"""A policy engine without a model: SGLang's `/generate` on a loopback port, with replies that the test decides.
+
+Guarantees: the wire format is the one of SGLang 0.5 with incremental streaming; ids come from the script, log-probabilities
+are a pure function of position and id. Owns the server task; use it as an async context manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+Script = Callable[[list[int]], Sequence[int]]
+
+
+def logprob_of(position: int, token: int) -> float:
+    """Return the log-probability that the engine gives ``token`` at ``position`` of a reply."""
+    return -((token * 7919 + position * 104729) % 1000 + 1) / 257.0
+
+
+class MockEngine:
+    """State of one stand-in engine; tests change it between and during requests."""
+
+    def __init__(self, script: Script) -> None:
+        """Bind the engine.
+
+        Args:
+            script: prompt ids to reply ids. A request that goes on from delivered tokens gets the rest of them.
+        """
+        self.script = script
+        self.version = "1"
+        self.requests: list[dict[str, Any]] = []
+        self.aborted: list[str] = []
+        self.running: set[str] = set()
+        self.cumulative = False
+        self.chunk_tokens = 1
+        self.fail_with: list[int] = []
+        self.break_after: int | None = None
+        self.open = asyncio.Event()
+        self.open.set()
+        self.token_gate: asyncio.Semaphore | None = None
+        self.changed = asyncio.Condition()
+        self.app = self._build()
+        self.url = ""
+
+    def pause(self) -> None:
+        """Hold new and running requests, as an update does."""
+        self.open.clear()
+
+    def resume(self, version: str) -> None:
+        """Go on with the weights ``version``."""
+        self.version = version
+        self.open.set()
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Return once ``condition`` holds; it is looked at whenever the engine's state changes."""
+        async with self.changed, asyncio.timeout(10):
+            await self.changed.wait_for(condition)
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _build(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/generate")
+        async def generate(request: Request) -> Any:
+            payload = json.loads(await request.body())
+            self.requests.append(payload)
+            await self._notify()
+            if self.fail_with:
+                status = self.fail_with.pop(0)
+                return JSONResponse({"error": {"message": f"failed with {status}"}}, status)
+            return StreamingResponse(self._stream(payload), media_type="text/event-stream")
+
+        @app.post("/abort_request")
+        async def abort(request: Request) -> dict[str, Any]:
+            rid = json.loads(await request.body())["rid"]
+            self.aborted.append(rid)
+            self.running.discard(rid)
+            await self._notify()
+            return {}
+
+        return app
+
+    async def _stream(self, payload: dict[str, Any]) -> AsyncIterator[str]:
+        rid, prompt = payload["rid"], payload["input_ids"]
+        reply = list(self.script(prompt))
+        limit = payload["sampling_params"]["max_new_tokens"]
+        finish = {"type": "stop", "matched": reply[-1] if reply else None}
+        if len(reply) > limit:
+            reply, finish = reply[:limit], {"type": "length", "length": limit}
+        self.running.add(rid)
+        await self._notify()
+        try:
+            spans: list[dict[str, Any]] = []
+            for start in range(0, len(reply), self.chunk_tokens):
+                if self.token_gate is not None:
+                    await self.token_gate.acquire()
+                await self.open.wait()
+                end = min(start + self.chunk_tokens, len(reply))
+                if spans and spans[-1]["version"] == self.version:
+                    spans[-1]["end"] = end
+                else:
+                    spans.append({"version": self.version, "start": start, "end": end})
+                last = end == len(reply)
+                yield self._event(reply, start, end, spans if last else None, finish if last else None)
+                if self.break_after is not None and end >= self.break_after and not last:
+                    self.break_after = None
+                    return
+            yield "data: [DONE]\n\n"
+        finally:
+            self.running.discard(rid)
+            await self._notify()
+
+    def _event(
+        self,
+        reply: list[int],
+        start: int,
+        end: int,
+        spans: list[dict[str, Any]] | None,
+        finish: dict[str, Any] | None,
+    ) -> str:
+        first = 0 if self.cumulative else start
+        ids = reply[first:end]
+        meta: dict[str, Any] = {
+            "completion_tokens": end,
+            "output_token_logprobs": [[logprob_of(first + n, token), token, None] for n, token in enumerate(ids)],
+            "weight_version": self.version,
+            "finish_reason": finish,
+            "cached_tokens": 3,
+        }
+        if spans:
+            meta["weight_versions"] = spans
+        return f"data: {json.dumps({'text': '', 'output_ids': ids, 'meta_info': meta})}\n\n"
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        """Leave the signals to the test runner."""
+
+
+@asynccontextmanager
+async def serve(app: Any) -> AsyncIterator[str]:
+    """Serve an ASGI application on a free loopback port; yield its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, lifespan="on")
+    server = _Server(config)
+    task = asyncio.create_task(server._serve([listener]))
+    try:
+        while not server.started:
+            if task.done():
+                task.result()
+                raise RuntimeError("the server ended before it served")
+            await asyncio.sleep(0.005)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+@asynccontextmanager
+async def mock_engine(script: Script) -> AsyncIterator[MockEngine]:
+    """Serve a stand-in engine."""
+    engine = MockEngine(script)
+    async with serve(engine.app) as url:
+        engine.url = url
+        yield engine

@@ -1,0 +1,114 @@
+"""Builds a Qwen3 model with random weights and its own byte-level tokenizer, in about a second.
+
+The tokenizer is trained on the text of this repository's Python files, has ChatML's special tokens and Qwen3's thinking
+and tool-call markers as ordinary added tokens, and a chat template in Qwen3's format. Same seed, same bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKER_TOKENS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+
+CHAT_TEMPLATE = """{%- if tools %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+
+{% endif %}# Tools
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+<|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}{%- for m in messages %}{% if m.role == 'tool' %}<|im_start|>user
+<tool_response>
+{{ m.content }}
+</tool_response><|im_end|>
+{% elif m.role != 'system' %}<|im_start|>{{ m.role }}
+{{ m.content or '' }}{% if m.tool_calls %}{% for c in m.tool_calls %}
+<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endif %}<|im_end|>
+{% endif %}{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% if not (enable_thinking is defined and enable_thinking) %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+
+
+def build_tokenizer(vocab_size: int = 640):
+    """Return a byte-level BPE ``PreTrainedTokenizerFast`` of about ``vocab_size`` tokens with ``CHAT_TEMPLATE``."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    tokenizer.train_from_iterator([source.read_text() for source in sources], trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in CHATML_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in MARKER_TOKENS])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def build(
+    path: Path,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    tie_word_embeddings: bool = False,
+    vocab_multiple: int = 16,
+    initializer_range: float = 0.08,
+) -> Path:
+    """Write a random Qwen3 checkpoint and tokenizer to ``path`` and return it; an existing one is kept.
+
+    Args:
+        path: the folder; written once.
+        seed: seed of the weights.
+        dtype: torch dtype name of the saved weights.
+        hidden_size: model width; heads of 16, half as many key/value heads as query heads.
+        num_layers: decoder layers.
+        tie_word_embeddings: share the embedding with the LM head.
+        vocab_multiple: the embedding has the tokenizer's size rounded up to this.
+        initializer_range: std of the weights; large enough that logits are far from uniform.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    path = Path(path)
+    if (path / "config.json").exists():
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    vocab_size = -(-len(tokenizer) // vocab_multiple) * vocab_multiple
+    heads = max(2, hidden_size // 16)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 2,
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 2),
+        head_dim=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=tie_word_embeddings,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=initializer_range,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
+    tokenizer.save_pretrained(path)
+    model.save_pretrained(path)
+    return path

@@ -1,0 +1,102 @@
+"""What a rank does in the tests of the trainer; at module level, so that new processes can import it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slime.backends.fsdp_utils import train_step
+from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.weights import gather
+from tests.helpers import trainer
+
+CPU = torch.device("cpu")
+
+
+def start_actor(args: Any, rank: int, world_size: int, port: int) -> tuple[FSDPTrainActor, int]:
+    """Return a ready actor and the rollout it starts with."""
+    actor = FSDPTrainActor(world_size, rank, "127.0.0.1", port)
+    return actor, actor.init(args)
+
+
+def randomise_lora(actor: FSDPTrainActor) -> None:
+    """Fill the adapters with the same random values on any number of ranks."""
+    from torch.distributed.tensor import distribute_tensor
+
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in actor.policy.hf.named_parameters():
+            if ".lora_" in name:
+                value = torch.randn(parameter.shape, generator=generator) * 0.1
+                parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements))
+
+
+def full_parameters(actor: FSDPTrainActor, of: Callable[[Tensor], Tensor | None] = lambda p: p) -> dict[str, Tensor]:
+    """Return whole copies of the trainable parameters (or of what ``of`` makes of them), by name."""
+    result = {}
+    for name, parameter in actor.policy.hf.named_parameters():
+        value = of(parameter)
+        if parameter.requires_grad and value is not None:
+            result[name.replace(".default.weight", "")] = gather(value, CPU).clone()
+    return result
+
+
+def gradients_of_cases(
+    rank: int, world_size: int, ports: list[int], cases: list[dict[str, Any]], model: str, out: str
+) -> None:
+    """For each case write loss, gradients, and adapters: ``{case index: (metrics, gradients, adapters)}``."""
+    results = {}
+    original = train_step.apply_gradients
+    for index, (port, changes) in enumerate(zip(ports, cases, strict=True)):
+        args = trainer.trainer_args(model, **changes)
+        actor, _ = start_actor(args, rank, world_size, port)
+        if args.use_lora:
+            randomise_lora(actor)
+        captured: dict[str, Tensor] = {}
+
+        def capture(policy, optimizer, schedule, clip_grad, actor=actor, captured=captured):
+            captured |= full_parameters(actor, lambda parameter: parameter.grad)
+            return original(policy, optimizer, schedule, clip_grad)
+
+        adapters = full_parameters(actor) if args.use_lora else {}
+        train_step.apply_gradients = capture
+        metrics = actor.train(0, trainer.shards(args, trainer.train_data(), world_size)[rank])
+        train_step.apply_gradients = original
+        results[index] = (metrics, captured, adapters)
+        actor.shutdown()
+    if rank == 0:
+        torch.save(results, out)
+
+
+def train_save_train(
+    rank: int, world_size: int, port: int, changes: dict[str, Any], model: str, steps: list[int], out: str
+) -> None:
+    """Start (or resume), train the rollouts ``steps`` and save after each; write start, parameters, and versions."""
+    args = trainer.trainer_args(model, **changes)
+    actor, start = start_actor(args, rank, world_size, port)
+    before = full_parameters(actor)
+    metrics = []
+    for step in steps:
+        shard = trainer.shards(args, trainer.train_data(seed=step), world_size)[rank]
+        metrics.append(actor.train(step, shard))
+        actor.save(step)
+    after = full_parameters(actor)
+    random_number = float(torch.rand(()))
+    if dist.get_rank() == 0:
+        torch.save(
+            {
+                "start": start,
+                "before": before,
+                "after": after,
+                "version": actor.weight_version,
+                "lr_steps": actor.schedule.steps,
+                "random": random_number,
+                "metrics": metrics,
+            },
+            out,
+        )
+    actor.shutdown()

@@ -1,0 +1,155 @@
+"""From a chat message to a batch: the real runtime process between a stand-in engine and the rollout function.
+
+The process is killed with SIGKILL in the middle; it comes back, and what was said before counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+from transformers import AutoTokenizer
+
+from openclaw.rollout import LedgerDataSource, generate_rollout
+from openclaw.runtime_process import free_port
+from openclaw.runtime_start import start_runtime
+from tests.helpers.mock_engine import MockEngine, logprob_of, serve
+
+METHOD = "openclaw_combine_method.Combine"
+DEADLINE = 60.0
+HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
+
+
+class PolicyAndJudge(MockEngine):
+    """Streams replies, answers votes by what the judge is asked, and scores tokens by the length of their input."""
+
+    def __init__(self, tokenizer: Any, reply: list[int]) -> None:
+        super().__init__(lambda prompt: reply)
+        self._tokenizer = tokenizer
+
+    def _build(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/generate")
+        async def generate(request: Request) -> Any:
+            payload = json.loads(await request.body())
+            self.requests.append(payload)
+            if payload.get("stream"):
+                return StreamingResponse(self._stream(payload), media_type="text/event-stream")
+            if payload.get("return_logprob"):
+                ids, start = payload["input_ids"], payload["logprob_start_len"]
+                entries = [[None, ids[start], None], *([-len(ids) / 100, token, None] for token in ids[start + 1 :])]
+                return {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": self.version}}
+            question = self._tokenizer.decode(payload["input_ids"])
+            return {"text": HINT_ANSWER if "extract hints" in question else "\\boxed{-1}", "meta_info": {}}
+
+        return app
+
+
+@pytest.fixture
+async def engine(tiny_random_model: Path) -> AsyncIterator[PolicyAndJudge]:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_random_model)
+    reply = [*tokenizer.encode("The sum is five.", add_special_tokens=False), tokenizer.eos_token_id]
+    engine = PolicyAndJudge(tokenizer, reply)
+    async with serve(engine.app) as url:
+        engine.url = url
+        yield engine
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port("127.0.0.1", 0)
+
+
+@pytest.fixture
+def args(
+    engine: PolicyAndJudge, port: int, tiny_random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Namespace:
+    monkeypatch.setenv("PORT", str(port))
+    monkeypatch.setenv("OPENCLAW_JUDGE_PROMPTS", "brief")
+    monkeypatch.setenv("OPENCLAW_MIN_RESPONSE_TOKENS", "2")
+    host, _, engine_port = engine.url.removeprefix("http://").partition(":")
+    return Namespace(
+        save=None,
+        run_dir=str(tmp_path),
+        rollout_batch_size=2,
+        global_batch_size=2,
+        n_samples_per_prompt=1,
+        max_weight_staleness=None,
+        sglang_router_ip=host,
+        sglang_router_port=engine_port,
+        prm_router_ip=host,
+        prm_router_port=engine_port,
+        hf_checkpoint=str(tiny_random_model),
+        prm_model_path=str(tiny_random_model),
+        opd_teacher="policy",
+        rollout_temperature=0.6,
+        rollout_top_p=1.0,
+        rollout_max_response_len=64,
+        rollout_max_context_len=2048,
+        prm_m=1,
+        prm_temperature=0.6,
+        prm_max_new_tokens=32,
+    )
+
+
+async def ask(client: httpx.AsyncClient, session: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    answer = await client.post(
+        "/v1/chat/completions", json={"model": "m", "messages": messages}, headers={"X-Session-Id": session}
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]
+
+
+async def converse(client: httpx.AsyncClient, session: str) -> None:
+    """A problem, a reply, a complaint."""
+    problem = {"role": "user", "content": f"{session}: what is 2 + 3?"}
+    reply = await ask(client, session, [problem])
+    assert reply["content"] == "The sum is five."
+    assert await ask(client, session, [problem, reply, {"role": "user", "content": "No bold please."}])
+
+
+async def test_conversations_become_batches_across_a_kill(
+    engine: PolicyAndJudge, args: Namespace, port: int, tmp_path: Path
+) -> None:
+    source = LedgerDataSource(args)
+    source.load(None)
+    try:
+        supervisor = await asyncio.to_thread(start_runtime, args, METHOD)
+        batch = asyncio.create_task(asyncio.to_thread(generate_rollout, args, 0, source, method_path=METHOD))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE) as client:
+            await converse(client, "first")
+            problem = {"role": "user", "content": "second: what is 2 + 3?"}
+            reply = await ask(client, "second", [problem])
+            child = supervisor._child
+            assert child is not None
+            os.kill(child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            async with asyncio.timeout(DEADLINE):
+                while supervisor.restarts == 0 or not supervisor._serving.is_set():
+                    await asyncio.sleep(0.02)
+            await ask(client, "second", [problem, reply, {"role": "user", "content": "No bold please."}])
+            output = await asyncio.wait_for(batch, DEADLINE)
+    finally:
+        await asyncio.to_thread(source.dispose)
+    assert output.metrics["openclaw/runtime_restarts"] == 1.0
+    assert sorted(sample.session_id for [sample] in output.samples) == ["first", "second"]
+    for [sample] in output.samples:
+        ids = sample.tokens[-sample.response_length :]
+        assert ids == engine.script([])
+        assert sample.rollout_log_probs == [logprob_of(position, token) for position, token in enumerate(ids)]
+        assert sample.reward == -1.0
+        drops = [t - old for t, old in zip(sample.teacher_log_probs, sample.rollout_log_probs, strict=True)]
+        assert all(drop == pytest.approx(drops[0]) and drop < 0 for drop in drops)
+    source.weights_live(0, "2")
+    assert len(source.ledger.feedback_to_live_seconds()) == 2
+    assert free_port("127.0.0.1", port) == port

@@ -1,0 +1,142 @@
+"""The CPU demo as a user starts it: it learns, reports, keeps serving, and leaves nothing, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slime.utils.http_utils import find_available_port
+
+pytestmark = pytest.mark.timeout(1500)
+
+FIELDS = {
+    "method",
+    "seed",
+    "updates",
+    "sessions",
+    "samples_trained",
+    "samples_dropped",
+    "heldout_problems",
+    "rule_rate_before",
+    "rule_rate_after",
+    "right_number_rate_before",
+    "right_number_rate_after",
+    "gsm8k_rule_rate_before",
+    "gsm8k_rule_rate_after",
+    "degenerate_rate_after",
+    "judge_accuracy_heldout",
+    "refused_requests",
+    "requests_total",
+    "weight_version",
+    "feedback_to_live_seconds_median",
+    "tokens_per_second",
+    "seconds_total",
+}
+
+
+def processes_of(run_dir: Path) -> list[int]:
+    """Return the processes that know the run's folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if str(run_dir).encode() in text and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+def wait_for(
+    condition: Callable[[], bool], seconds: float, what: str, demo: subprocess.Popen[str] | None = None
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        assert demo is None or demo.poll() is None, f"the demo ended with {demo.returncode} before: {what}"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def demo(repository: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        paths = [repository, repository / "slime", repository / "openclaw-test"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        command = [sys.executable, str(repository / "openclaw-test" / "demo.py"), "--run-dir", str(tmp_path / "run")]
+        with (tmp_path / "demo.log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    print((tmp_path / "demo.log").read_text())
+
+
+def test_two_updates_then_serving_until_interrupted(demo: Callable, tmp_path: Path) -> None:
+    port, report_path, gsm8k = find_available_port(), tmp_path / "report.json", tmp_path / "gsm8k.jsonl"
+    gsm8k.write_text("\n".join(json.dumps({"question": f"What is {n} + 2?", "answer": str(n + 2)}) for n in range(8)))
+    process = demo(
+        *("--updates", "2", "--heldout", "32", "--port", str(port), "--gsm8k", str(gsm8k)),
+        *("--report", str(report_path), "--keep-serving"),
+    )
+    wait_for(report_path.exists, 1200, "the report", process)
+    report = json.loads(report_path.read_text())
+    assert set(report) >= FIELDS
+    assert report["updates"] == 2
+    assert report["samples_trained"] == 32
+    assert report["weight_version"] == "2"
+    assert report["refused_requests"] == 0
+    assert report["rule_rate_before"] < 0.6
+    assert report["feedback_to_live_seconds_median"] > 0
+    assert (tmp_path / "run" / "learning.png").stat().st_size > 1000
+
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Tom has 3 pears and gets 4 more. How many?"}]}
+    reply = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    assert reply.json()["choices"][0]["message"]["content"]
+
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 0
+    wait_for(lambda: not processes_of(tmp_path / "run"), 20, "every process is gone")
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_killed_demo_takes_its_run_along(demo: Callable, tmp_path: Path) -> None:
+    port = find_available_port()
+    process = demo("--updates", "50", "--port", str(port))
+
+    def answers() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_for(answers, 1200, "the gateway", process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    wait_for(lambda: not processes_of(tmp_path / "run"), 60, "every process is gone")
+
+
+def test_a_taken_port_is_refused_at_once(demo: Callable, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = demo("--port", str(taken.getsockname()[1]))
+        assert process.wait(1200) == 1
+    assert "choose another with --port" in (tmp_path / "demo.log").read_text()

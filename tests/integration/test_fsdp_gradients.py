@@ -1,0 +1,38 @@
+"""The trainer's loss and gradients are those of a plain float64 loop over samples, on one and on two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime.utils.http_utils import find_available_port
+from tests.helpers import trainer, trainer_ranks
+from tests.helpers.gradient_cases import CASES, check
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path, tiny_random_tied_model: Path):
+    """Metrics, gradients and adapters of every case, by (tied, ranks)."""
+    out = tmp_path_factory.mktemp("gradients")
+    found = {}
+    for tied, model in ((False, tiny_random_model), (True, tiny_random_tied_model)):
+        for ranks in (1, 2):
+            cases = list(CASES.values()) if not tied else list(CASES.values())[:1]
+            ports = [find_available_port() for _ in cases]
+            file = out / f"{tied}-{ranks}.pt"
+            trainer.on_ranks(ranks, trainer_ranks.gradients_of_cases, ports, cases, str(model), str(file))
+            found[tied, ranks] = torch.load(file, weights_only=False)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_equal_the_reference(results, tiny_random_model: Path, name: str, ranks: int) -> None:
+    check(tiny_random_model, name, results[False, ranks][list(CASES).index(name)])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_with_tied_embeddings(results, tiny_random_tied_model: Path, ranks: int) -> None:
+    check(tiny_random_tied_model, "packed", results[True, ranks][0])

@@ -1,0 +1,94 @@
+"""Teacher log-probabilities by a real SGLang engine are those of a transformers float32 forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question
+from openclaw.judge.exceptions import EngineRefusedError
+from openclaw.judge.prompts import append_hint
+from openclaw.judge.teacher import TeacherScorer, score
+from tests.helpers.ledger_records import make_turn
+from tests.helpers.live_engine import live_engine
+
+TEMPERATURE, TOLERANCE = 0.6, 1e-4
+HINT = "Write plain prose without bold."
+MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
+
+
+@pytest.fixture(scope="module")
+def url(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with live_engine(tiny_random_model, tmp_path_factory.mktemp("run"), context_length=4096) as engine:
+        yield engine.url()
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_random_model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_random_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_random_model)
+
+
+def forward(model: Any, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0) -> list[float]:
+    ids = torch.tensor([*prompt, *response])
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0] / temperature
+    log_probs = torch.log_softmax(logits[:-1], dim=-1).gather(1, ids[1:, None])[:, 0]
+    return log_probs[-len(response) :].tolist()
+
+
+async def test_advantage_is_the_forwards_log_ratio(url: str, reference: Any, tokenizer: Any) -> None:
+    def render(messages: Any, tools: Any, keywords: dict[str, Any]) -> list[int]:
+        return tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False, **keywords
+        )
+
+    engine = EngineHttp(url, timeout=60.0, concurrency=8)
+    prompt, hinted = render(MESSAGES, None, {}), render(append_hint(MESSAGES, HINT), None, {})
+    for length in (1, 2, 40):
+        answer = await engine.generate(
+            {
+                "input_ids": prompt,
+                "sampling_params": {"temperature": TEMPERATURE, "max_new_tokens": length, "ignore_eos": True},
+                "return_logprob": True,
+            }
+        )
+        entries = answer["meta_info"]["output_token_logprobs"]
+        sampled, response = [entry[0] for entry in entries], [entry[1] for entry in entries]
+        assert sampled == pytest.approx(forward(reference, prompt, response, TEMPERATURE), abs=TOLERANCE)
+        scores = await score(engine, prompt, response)
+        assert scores.log_probs == pytest.approx(forward(reference, prompt, response), abs=TOLERANCE)
+        turn = make_turn(
+            messages=MESSAGES,
+            prompt_ids=prompt,
+            response_ids=response,
+            response_logprobs=sampled,
+            temperature=TEMPERATURE,
+            weight_versions=[],
+        )
+        scorer = TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=2)
+        result = await scorer.score_turn(turn, HINT)
+        advantage = [teacher - old for teacher, old in zip(result.log_probs, sampled, strict=True)]
+        ratio = zip(forward(reference, hinted, response), forward(reference, prompt, response), strict=True)
+        assert advantage == pytest.approx([with_hint - without for with_hint, without in ratio], abs=TOLERANCE)
+    with pytest.raises(EngineRefusedError, match="context length"):
+        await score(engine, prompt * 300, response)
+    await engine.close()
+
+
+async def test_judge_is_asked_as_often_as_told(url: str, tokenizer: Any) -> None:
+    engine = EngineHttp(url, timeout=60.0, concurrency=8)
+    judge = JudgeClient(engine, tokenizer, "full", JudgeSampling(max_new_tokens=8))
+    votes = await judge.votes("prm", Question("It is five.", "Thanks!", "user"), 3)
+    assert [vote.judge for vote in votes] == ["prm"] * 3
+    assert all(vote.answer for vote in votes)
+    await engine.close()

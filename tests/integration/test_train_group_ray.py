@@ -1,0 +1,104 @@
+"""Training ranks as Ray actors: a call is over when all are, and a dead rank is named at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from slime.exceptions import TrainerError
+from slime.ray.actor_group import TrainGroup
+from slime.ray.cluster import ray_cluster
+from slime.ray.placement import ReservedPlacement, create_placement
+
+
+class StandInActor:
+    """A rank that does what it is told in its shard."""
+
+    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
+        self.rank = rank
+        self.facts = (world_size, rank, os.environ["RANK"], os.environ["MASTER_PORT"] == str(master_port))
+
+    def init(self, args: Namespace) -> int:
+        return args.starts[self.rank]
+
+    def train(self, rollout_id: int, shard: Any) -> Any:
+        if shard == "die":
+            os._exit(1)
+        if shard == "raise":
+            raise ValueError("a bad shard")
+        if shard == "wait":
+            threading.Event().wait()
+        return {"facts": self.facts, "shard": shard, "rollout": rollout_id}
+
+    def shutdown(self) -> None:
+        """Nothing to leave."""
+
+
+@pytest.fixture(scope="module")
+def args(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+    return Namespace(
+        device="cpu",
+        run_dir=str(tmp_path_factory.mktemp("run")),
+        debug_rollout_only=False,
+        debug_train_only=True,
+        colocate=False,
+        actor_num_nodes=1,
+        actor_num_gpus_per_node=2,
+        rollout_num_gpus=0,
+        rollout_num_gpus_per_engine=1,
+        prm_enable=False,
+        prm_num_gpus=0,
+        prm_num_gpus_per_engine=1,
+        num_gpus=2,
+        starts=(3, 3),
+    )
+
+
+@pytest.fixture(scope="module")
+def reserved(args: Namespace, repository: Path) -> Iterator[ReservedPlacement]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{repository / 'slime'}{os.pathsep}{repository}")
+        with ray_cluster(args, num_gpus=2):
+            yield create_placement(args)
+
+
+def group(args: Namespace, reserved: ReservedPlacement) -> TrainGroup:
+    return TrainGroup(args, reserved, f"{__name__}.StandInActor")
+
+
+def test_every_rank_gets_its_shard(args: Namespace, reserved: ReservedPlacement) -> None:
+    ranks = group(args, reserved)
+    assert ranks.init() == 3
+    assert ranks.train(5, [ray.put("first"), ray.put("second")]) == {
+        "facts": (2, 0, "0", True),
+        "shard": "first",
+        "rollout": 5,
+    }
+    with pytest.raises(TrainerError, match="1 shards for 2 ranks"):
+        ranks.train(5, ["first"])
+    with pytest.raises(TrainerError, match=r"rank 1 failed in train: .*"):
+        ranks.train(6, ["first", "raise"])
+    ranks.shutdown()
+
+
+def test_a_dead_rank_is_named_while_the_others_wait(args: Namespace, reserved: ReservedPlacement) -> None:
+    ranks = group(args, reserved)
+    with pytest.raises(TrainerError, match="training rank 1 died in train"):
+        ranks.train(0, ["wait", "die"])
+    ranks._ranks = []
+
+
+def test_ranks_must_agree_on_the_first_rollout(args: Namespace, reserved: ReservedPlacement) -> None:
+    ranks = group(args, reserved)
+    disagreeing = Namespace(**{**vars(args), "starts": (1, 2)})
+    ranks._args = disagreeing
+    with pytest.raises(TrainerError, match="disagree"):
+        ranks.init()
+    ranks.shutdown()

@@ -1,0 +1,103 @@
+"""The whole loop on a CPU: Ray, a real engine and the trainer; an engine crash, a signal, a resumed run, a clean end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+WAIT_SECONDS = 150
+
+
+class Driver:
+    """A run of ``train_async.py`` with its output in a file."""
+
+    def __init__(self, repository: Path, run_dir: Path, model: Path, *flags: str) -> None:
+        prompts = run_dir / "prompts.jsonl"
+        run_dir.mkdir(parents=True, exist_ok=True)
+        prompts.write_text("\n".join(json.dumps({"prompt": f"def f{number}(x):"}) for number in range(40)))
+        self.output = run_dir / f"driver-{len(list(run_dir.glob('driver-*')))}.log"
+        command = f"""slime/train_async.py --device cpu --hf-checkpoint {model} --run-dir {run_dir}
+            --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --rollout-batch-size 2 --n-samples-per-prompt 4
+            --prompt-data {prompts} --input-key prompt --rollout-max-response-len 24
+            --custom-rm-path tests.helpers.rewards.prefer_even_ids --use-dynamic-batch-size --max-tokens-per-gpu 512
+            --lr 1e-3 --save {run_dir}/checkpoints --save-interval 2 --rollout-health-check-interval 1""".split()
+        environment = {**os.environ, "PYTHONPATH": f"{repository / 'slime'}{os.pathsep}{repository}"}
+        with self.output.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command, *flags], cwd=repository, env=environment, stdout=log, stderr=log
+            )
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def wait_for(self, words: str) -> None:
+        self.wait_until(lambda: words in self.text(), f"{words!r}")
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if condition():
+                return
+            time.sleep(0.1)
+        assert condition(), f"waiting for {what}; the driver's output:\n{self.text()}"
+
+    def engine_url(self) -> str:
+        line = next(line for line in self.text().splitlines() if line.startswith("policy engine: "))
+        return line.removeprefix("policy engine: ")
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def live_version(url: str) -> str | None:
+    try:
+        return httpx.get(f"{url}/model_info", timeout=5, trust_env=False).json()["weight_version"]
+    except httpx.TransportError:
+        return None
+
+
+@pytest.mark.timeout(600)
+def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_random_model: Path) -> None:
+    run_dir = tmp_path / "run"
+    driver = Driver(repository, run_dir, tiny_random_model, "--num-rollout", "3", "--serve-when-done")
+    driver.wait_for("serving until")
+    url = driver.engine_url()
+    assert live_version(url) == "3"
+    steps = [line for line in driver.text().splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in steps] == ["0", "1", "2"]
+    assert [line.split()[-1] for line in steps] == ["1", "2", "3"]
+
+    server = next(process for process in driver.family() if "sglang_utils.server" in " ".join(process.cmdline()))
+    server.kill()
+    driver.wait_for("engine(s) started again, sending the weights")
+    driver.wait_until(lambda: live_version(url) == "3", "the weights on the new engine")
+
+    family = driver.family()
+    driver.process.send_signal(signal.SIGTERM)
+    assert driver.process.wait(60) == 0, driver.text()
+    assert_all_gone(family)
+    assert (run_dir / "checkpoints/latest_checkpointed_iteration.txt").read_text().strip() == "3"
+
+    resumed = Driver(repository, run_dir, tiny_random_model, "--num-rollout", "4", "--resume", "--serve-when-done")
+    resumed.wait_for("serving until")
+    assert [line.split()[1] for line in resumed.text().splitlines() if line.startswith("step ")] == ["3"]
+    assert live_version(resumed.engine_url()) == "4"
+    family = resumed.family()
+    resumed.process.kill()
+    resumed.process.wait()
+    assert_all_gone(family)

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Runs the tests; sets up the environment first if it is missing or old.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+case "${1:-}" in
+    -h | --help)
+        cat <<'TEXT'
+usage: tests/run.sh [--fast | --lint] [pytest arguments]
+
+  (nothing)  lint, unit, contract and integration tests (real SGLang, Ray and training on the CPU)
+  --fast     unit and contract tests only, under two minutes
+  --lint     ruff, pyright and shellcheck only
+TEXT
+        exit 0
+        ;;
+esac
+
+scripts/setup.sh
+export PATH="$root/.venv/bin:$PATH" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+
+lint() {
+    ruff format --check .
+    ruff check .
+    pyright
+    git ls-files -z -- '*.sh' .ci/run | xargs -0 shellcheck -x
+}
+
+case "${1:-}" in
+    --lint) lint ;;
+    --fast) shift; exec python -m pytest tests/unit tests/contract "$@" ;;
+    *)
+        if [ "$#" -eq 0 ]; then lint; fi
+        exec python -m pytest tests "$@"
+        ;;
+esac

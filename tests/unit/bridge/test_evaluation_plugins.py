@@ -1,0 +1,84 @@
+"""``generate`` and ``reward_func`` of the method folders do real work under the contract's names."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from openclaw import evaluation
+from slime.utils.types import Sample
+from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.tiny_random import build_tokenizer
+
+SERVERS = ["openclaw_api_server", "openclaw_opd_api_server", "openclaw_combine_api_server"]
+ARGS = Namespace(
+    prm_router_ip="127.0.0.1",
+    prm_router_port=1,
+    prm_model_path="/models/judge",
+    prm_m=3,
+    prm_temperature=0.6,
+    prm_max_new_tokens=64,
+)
+
+
+class ClosableEngine(FakeEngine):
+    """A fake engine that knows whether it was closed."""
+
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def judge_engine(monkeypatch: pytest.MonkeyPatch) -> ClosableEngine:
+    answers = iter(["\\boxed{1}", "\\boxed{1}", "\\boxed{-1}"] * 2)
+    engine = ClosableEngine(lambda _: next(answers))
+    monkeypatch.setattr(evaluation, "EngineHttp", lambda url, **keywords: engine)
+    monkeypatch.setattr(evaluation, "load_judge_tokenizer", lambda path: build_tokenizer())
+    return engine
+
+
+@pytest.mark.parametrize("module", SERVERS)
+def test_names_and_parameters_are_those_of_the_contract(module: str) -> None:
+    plugin = __import__(module)
+    assert inspect.iscoroutinefunction(plugin.generate)
+    assert inspect.iscoroutinefunction(plugin.reward_func)
+    assert list(inspect.signature(plugin.generate).parameters) == ["args", "sample", "sampling_params", "evaluation"]
+    parameters = inspect.signature(plugin.reward_func).parameters
+    assert next(iter(parameters)) == "args"
+    assert parameters["kwargs"].kind is inspect.Parameter.VAR_KEYWORD
+
+
+async def test_generate_asks_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+        sample.response = f"{args.name} {sampling_params['temperature']}"
+        return sample
+
+    monkeypatch.setattr(evaluation.sglang_rollout, "generate", answer)
+    sample = await evaluation.generate(Namespace(name="engine"), Sample(), {"temperature": 0.5}, evaluation=True)
+    assert sample.response == "engine 0.5"
+
+
+async def test_reward_is_the_judges_majority(judge_engine: ClosableEngine) -> None:
+    sample = Sample(response="The sum is 5.", metadata={"next_state": "Thanks!"})
+    assert await evaluation.judge_reward(ARGS, sample) == {"score": 1.0, "acc": 1.0, "reason": "judged"}
+    assert len(judge_engine.payloads) == 3
+    assert judge_engine.closed
+
+
+async def test_reward_without_next_state_is_zero_with_its_reason(judge_engine: ClosableEngine) -> None:
+    reward = {"score": 0.0, "acc": 0.0, "reason": "no_next_state"}
+    assert await evaluation.judge_reward(ARGS, Sample()) == reward
+    assert await evaluation.judge_reward(ARGS, [Sample(), Sample()]) == [reward, reward]
+    assert await evaluation.judge_reward(ARGS, []) == []
+    assert judge_engine.payloads == []
+
+
+async def test_reward_needs_a_judge_engine() -> None:
+    sample = Sample(response="x", metadata={"next_state": [{"role": "tool", "content": "done"}]})
+    with pytest.raises(ValueError, match="--prm-enable"):
+        await evaluation.judge_reward(Namespace(prm_router_ip=None), sample)

@@ -1,0 +1,302 @@
+"""The rollout function hands out full batches of fresh samples, and keeps the runtime process up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw import rollout
+from openclaw.config import RuntimeConfig
+from openclaw.exceptions import ConfigError
+from openclaw.rollout import LedgerDataSource, generate_rollout, staleness
+from openclaw.runtime_process import RuntimeFailedError, RuntimeSupervisor, free_port
+from openclaw.runtime_start import ledger_path, reachable_host, runtime_environment
+from slime.utils.types import Sample
+from tests.helpers.ledger_records import judged_sample
+
+DEADLINE = 20.0
+
+
+class FakeChild:
+    """A child process that lives until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.dead = threading.Event()
+        self.stopped = False
+
+    def alive(self) -> bool:
+        return not self.dead.is_set()
+
+    def stop(self, timeout: float) -> None:
+        self.stopped = True
+        self.dead.set()
+
+
+class Nursery:
+    """Spawns fake children and lets a test wait for the next one."""
+
+    def __init__(self, stillborn: int = 0) -> None:
+        self.children: list[FakeChild] = []
+        self.born = threading.Semaphore(0)
+        self._stillborn = stillborn
+
+    def spawn(self) -> FakeChild:
+        child = FakeChild()
+        if len(self.children) < self._stillborn:
+            child.dead.set()
+        self.children.append(child)
+        self.born.release()
+        return child
+
+    def wait(self) -> FakeChild:
+        assert self.born.acquire(timeout=DEADLINE), "no child was started"
+        return self.children[-1]
+
+
+def supervise(nursery: Nursery, tmp_path: Path, **changes: Any) -> RuntimeSupervisor:
+    return RuntimeSupervisor(
+        nursery.spawn,
+        health_url="http://none",
+        log_path=tmp_path / "runtime.log",
+        ready=lambda url: True,
+        poll_seconds=0.005,
+        **changes,
+    )
+
+
+@pytest.fixture
+def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    monkeypatch.delenv("OPENCLAW_LEDGER", raising=False)
+    return Namespace(
+        save=None,
+        run_dir=str(tmp_path),
+        rollout_batch_size=2,
+        global_batch_size=2,
+        n_samples_per_prompt=1,
+        max_weight_staleness=None,
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=1111,
+        prm_router_ip="127.0.0.1",
+        prm_router_port=2222,
+        hf_checkpoint="/models/policy",
+        prm_model_path="/models/judge",
+        opd_teacher="policy",
+        rollout_temperature=0.6,
+        rollout_top_p=1.0,
+        rollout_max_response_len=512,
+        rollout_max_context_len=4096,
+        prm_m=3,
+        prm_temperature=0.6,
+        prm_max_new_tokens=256,
+    )
+
+
+@pytest.fixture
+def source(args: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LedgerDataSource]:
+    supervisor = supervise(Nursery(), tmp_path)
+    supervisor.start()
+    monkeypatch.setattr(rollout, "start_runtime", lambda args, method_path: supervisor)
+    monkeypatch.setattr(rollout, "POLL_SECONDS", 0.005)
+    yield LedgerDataSource(args)
+    supervisor.stop()
+
+
+def claim(args: Namespace, source: LedgerDataSource, rollout_id: int) -> Any:
+    return generate_rollout(args, rollout_id, source, method_path="m.M")
+
+
+def ids(output: Any) -> list[int]:
+    return [sample.metadata["ledger_id"] for group in output.samples for sample in group]
+
+
+def test_batch_is_full_and_the_surplus_waits(args: Namespace, source: LedgerDataSource) -> None:
+    for number in range(3):
+        judged_sample(source.ledger, f"turn-{number}")
+    output = claim(args, source, 0)
+    assert ids(output) == [1, 2]
+    assert [len(group) for group in output.samples] == [1, 1]
+    assert output.metrics["openclaw/queue_depth"] == 1.0
+    assert output.metrics["openclaw/turns/judged"] == 3.0
+    assert [sample.index for [sample] in output.samples] == [1, 2]
+    assert len(source) == 1
+
+
+def test_rollout_waits_for_the_missing_sample_and_says_so(
+    args: Namespace, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rollout, "PROGRESS_SECONDS", 0.0)
+    caplog.set_level(logging.INFO)
+    judged_sample(source.ledger, "turn-0")
+    outputs: list[Any] = []
+    thread = threading.Thread(target=lambda: outputs.append(claim(args, source, 0)))
+    thread.start()
+    while "1 of 2 samples ready" not in caplog.text:
+        assert thread.is_alive()
+        thread.join(0.005)
+    judged_sample(source.ledger, "turn-1")
+    thread.join(DEADLINE)
+    assert ids(outputs[0]) == [1, 2]
+
+
+def test_disposing_ends_a_waiting_rollout(args: Namespace, source: LedgerDataSource) -> None:
+    source.stopped.set()
+    with pytest.raises(InterruptedError, match="0 of 2 samples"):
+        claim(args, source, 0)
+
+
+def test_stale_samples_are_dropped_with_a_reason_and_replaced(args: Namespace, source: LedgerDataSource) -> None:
+    args.max_weight_staleness = 2
+    for number, version in enumerate(["1", "4", "default", "5"]):
+        judged_sample(source.ledger, f"turn-{number}", version=version)
+    source.weights_live(0, "5")
+    output = claim(args, source, 1)
+    assert ids(output) == [2, 4]
+    assert output.metrics["openclaw/dropped_stale"] == 2.0
+    assert output.metrics["openclaw/staleness_max"] == 1.0
+    assert source.ledger.counts()["sample_reasons"] == {"stale": 2}
+
+
+def test_without_a_bound_nothing_is_stale(args: Namespace, source: LedgerDataSource) -> None:
+    for number in range(2):
+        judged_sample(source.ledger, f"turn-{number}")
+    source.weights_live(0, "50")
+    output = claim(args, source, 1)
+    assert output.metrics["openclaw/staleness_mean"] == 49.0
+
+
+def test_staleness_counts_the_oldest_weights_and_undone_ones_too() -> None:
+    assert staleness(Sample(weight_versions=["3", "4"]), "6") == 3
+    assert staleness(Sample(weight_versions=["9"]), "6") == 3
+    assert staleness(Sample(weight_versions=["9"]), None) == 0
+
+
+def test_checkpoint_and_restore_move_the_ledger(args: Namespace, source: LedgerDataSource) -> None:
+    for number in range(4):
+        judged_sample(source.ledger, f"turn-{number}")
+    claim(args, source, 0)
+    source.save(0)
+    lost = ids(claim(args, source, 1))
+    restarted = LedgerDataSource(args)
+    restarted.load(0)
+    assert source.ledger.counts()["samples"] == {"ready": 2, "trained": 2}
+    assert ids(claim(args, restarted, 1)) == lost
+    restarted.load(None)
+    assert len(restarted) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_samples_per_prompt": 8}, "--n-samples-per-prompt 8 by 1"),
+        ({"rollout_batch_size": 3}, "multiple of --global-batch-size 2"),
+    ],
+)
+def test_arguments_that_would_waste_samples_are_refused(
+    args: Namespace, source: LedgerDataSource, changes: dict[str, Any], words: str
+) -> None:
+    vars(args).update(changes)
+    with pytest.raises(ValueError, match=words):
+        claim(args, source, 0)
+
+
+def test_another_data_source_is_refused(args: Namespace) -> None:
+    with pytest.raises(ValueError, match="--data-source-path openclaw"):
+        generate_rollout(args, 0, object(), method_path="m.M")
+
+
+def test_prompts_are_not_in_the_ledger(source: LedgerDataSource) -> None:
+    with pytest.raises(RuntimeError, match="--rollout-function-path"):
+        source.get_samples(1)
+    with pytest.raises(RuntimeError, match="checkpoint"):
+        source.add_samples([])
+
+
+def test_ledger_lies_with_the_checkpoints(args: Namespace, tmp_path: Path) -> None:
+    assert ledger_path(args, {}) == tmp_path / "ledger.sqlite"
+    args.save = "/checkpoints"
+    assert ledger_path(args, {}) == Path("/checkpoints/ledger.sqlite")
+    assert ledger_path(args, {"OPENCLAW_LEDGER": "/elsewhere.db"}) == Path("/elsewhere.db")
+
+
+def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(args: Namespace) -> None:
+    given = {
+        "PATH": "/bin",
+        "MAJORITY_VOTE_N": "1",
+        "PORT": "30001",
+        "OPENCLAW_JUDGE_PROMPTS": "brief",
+        "CONTEXT_LENGTH": "",
+    }
+    environment = runtime_environment(args, "m.M", given)
+    config = RuntimeConfig.from_env(environment)
+    assert environment["PATH"] == "/bin"
+    assert (config.method, config.prm_m, config.port, config.judge_prompts) == ("m.M", 1, 30001, "brief")
+    assert (config.policy_url, config.judge_url) == ("http://127.0.0.1:1111", "http://127.0.0.1:2222")
+    assert (config.tokenizer, config.judge_tokenizer) == ("/models/policy", "/models/judge")
+    assert (config.temperature, config.max_tokens, config.context_length) == (0.6, 512, 4096)
+    assert config.prm_max_new_tokens == 256
+    assert config.ledger is not None
+    assert str(Path(rollout.__file__).parent.parent) in environment["PYTHONPATH"].split(os.pathsep)
+    assert sys.prefix not in environment["PYTHONPATH"]
+
+
+def test_contradicting_temperature_and_missing_judge_are_refused(args: Namespace) -> None:
+    with pytest.raises(ValueError, match="contradicts --rollout-temperature"):
+        runtime_environment(args, "m.M", {"OPENCLAW_TEMPERATURE": "1.0"})
+    with pytest.raises(ConfigError, match="PORT"):
+        runtime_environment(args, "m.M", {"PORT": "many"})
+    args.prm_router_ip = None
+    with pytest.raises(ValueError, match="--prm-enable"):
+        runtime_environment(args, "m.M", {})
+
+
+def test_dead_runtime_is_started_again_and_counted(tmp_path: Path) -> None:
+    nursery = Nursery()
+    supervisor = supervise(nursery, tmp_path)
+    supervisor.start()
+    first = nursery.wait()
+    first.dead.set()
+    second = nursery.wait()
+    assert second is not first
+    assert supervisor.restarts == 1
+    supervisor.stop()
+    assert second.stopped
+    assert len(nursery.children) == 2
+
+
+def test_runtime_that_keeps_dying_is_an_error_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "runtime.log").write_text("Traceback: no module named m")
+    supervisor = supervise(Nursery(stillborn=99), tmp_path, failures_allowed=2)
+    supervisor._ready = lambda url: False
+    with pytest.raises(RuntimeFailedError, match=r"ended 3 times in a row(.|\n)*no module named m"):
+        supervisor.start()
+
+
+def test_stop_before_start_does_nothing(tmp_path: Path) -> None:
+    nursery = Nursery()
+    supervise(nursery, tmp_path).stop()
+    assert nursery.children == []
+
+
+def test_port_in_use_is_said_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="set PORT to a free port"):
+            free_port("127.0.0.1", taken.getsockname()[1])
+    assert free_port("127.0.0.1", 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("box.local", "box.local")]
+)
+def test_address_of_the_gateway_in_a_url(host: str, expected: str) -> None:
+    assert reachable_host(host) == expected

@@ -1,0 +1,154 @@
+"""Advantages, reducers and losses on values small enough to compute by hand."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.algorithms.advantages import compute_advantages
+from slime.algorithms.losses import LOSSES
+from slime.algorithms.losses.custom import BATCH_KEYS, custom_loss
+from slime.algorithms.losses.reduce import make_reducer, sum_of_sample_mean, token_sum
+from tests.helpers.trainer import trainer_args
+
+
+def rollout(teacher: list[Any] | None) -> dict[str, Any]:
+    return {
+        "rewards": [1.0, -1.0],
+        "response_lengths": [2, 1],
+        "log_probs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])],
+        "teacher_log_probs": teacher,
+    }
+
+
+TEACHER = [torch.tensor([-0.5, -2.5]), None]
+
+
+def advantages(teacher: list[Any] | None, **changes: Any) -> list[list[float]]:
+    return [values.tolist() for values in compute_advantages(trainer_args("", **changes), rollout(teacher))]
+
+
+def test_grpo_broadcasts_the_reward() -> None:
+    assert advantages(TEACHER) == [[1.0, 1.0], [-1.0]]
+
+
+def test_teacher_term_is_added_where_there_is_a_teacher() -> None:
+    assert advantages(TEACHER, use_opd=True, opd_kl_coef=2.0) == [[2.0, 0.0], [-1.0]]
+    assert advantages(None, use_opd=True) == [[1.0, 1.0], [-1.0]]
+
+
+def test_on_policy_distillation_needs_every_teacher() -> None:
+    both = [TEACHER[0], torch.tensor([-1.0])]
+    assert advantages(both, advantage_estimator="on_policy_distillation") == [[0.5, -0.5], [2.0]]
+    with pytest.raises(ValueError, match=r"missing on \[1\].*--use-opd"):
+        advantages(TEACHER, advantage_estimator="on_policy_distillation")
+    with pytest.raises(ValueError, match="all samples"):
+        advantages(None, advantage_estimator="on_policy_distillation")
+
+
+def test_unknown_estimator_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="grpo, on_policy_distillation"):
+        advantages(None, advantage_estimator="magic")
+
+
+def test_reducers_by_hand() -> None:
+    values = torch.tensor([1.0, 3.0, 10.0, 7.0, 8.0])
+    lengths, masks = [2, 1, 2], [torch.tensor([1, 1]), torch.tensor([1]), torch.tensor([0, 0])]
+    assert float(sum_of_sample_mean(lengths, masks)(values)) == 12.0
+    assert float(token_sum(lengths, masks)(values)) == 14.0
+    with pytest.raises(ValueError, match="5 tokens"):
+        token_sum(lengths, masks)(values[:4])
+
+
+@given(st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_reducers_add_up_over_micro_batches(samples: list[list[tuple[float, bool]]]) -> None:
+    for per_token in (False, True):
+
+        def reduced(part: list[list[tuple[float, bool]]], per_token: bool = per_token) -> float:
+            masks = [torch.tensor([int(kept) for _, kept in sample]) for sample in part]
+            flat = torch.tensor([value for sample in part for value, _ in sample], dtype=torch.float64)
+            return float(make_reducer(per_token, [len(sample) for sample in part], masks)(flat))
+
+        assert reduced(samples) == pytest.approx(sum(reduced([sample]) for sample in samples), abs=1e-9)
+
+
+def batch(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "total_lengths": [3, 2],
+        "response_lengths": [2, 1],
+        "unconcat_tokens": [torch.tensor([5, 6, 7]), torch.tensor([8, 9])],
+        "loss_masks": [torch.tensor([1, 0]), torch.tensor([1])],
+        "log_probs": [torch.tensor([-1.0, -1.0]), torch.tensor([-2.0])],
+        "advantages": [torch.tensor([1.0, 5.0]), torch.tensor([-1.0])],
+        "rollout_log_probs": [torch.tensor([-1.0 - math.log(3), -1.0]), torch.tensor([-2.0])],
+    }
+    return values | changes
+
+
+def run(name: str, data: dict[str, Any], **changes: Any) -> tuple[float, dict[str, float]]:
+    args = trainer_args("", **changes)
+    reduce = make_reducer(args.calculate_per_token_loss, data["response_lengths"], data["loss_masks"])
+    new = [torch.tensor([-1.0 + math.log(2), -1.0]), torch.tensor([-2.0])]
+    entropy = [torch.tensor([0.5, 9.0]), torch.tensor([1.0])]
+    loss, metrics = LOSSES[name](args, data, new, entropy, reduce)
+    return float(loss), {key: float(value) for key, value in metrics.items()}
+
+
+def test_policy_loss_by_hand() -> None:
+    loss, metrics = run("policy_loss", batch())
+    assert loss == pytest.approx(-1.28 + 1.0)
+    assert metrics["pg_clipfrac"] == 1.0
+    assert metrics["ppo_kl"] == pytest.approx(-math.log(2))
+    assert metrics["entropy_loss"] == pytest.approx(1.5)
+    assert metrics["train_rollout_logprob_abs_diff"] == pytest.approx(math.log(3))
+
+
+def test_terms_of_the_policy_loss_by_hand() -> None:
+    assert run("policy_loss", batch(), entropy_coef=0.1)[0] == pytest.approx(-0.28 - 0.15)
+    loss, metrics = run("policy_loss", batch(), use_tis=True)
+    assert loss == pytest.approx(-1.28 * 2.0 + 1.0)
+    assert metrics["tis"] == pytest.approx(3.0 + 1.0)
+    assert metrics["tis_clipfrac"] == 1.0
+    reference = batch(ref_log_probs=[torch.tensor([-1.0, -1.0]), torch.tensor([-2.0])])
+    loss, metrics = run("policy_loss", reference, use_kl_loss=True, kl_loss_coef=0.5, kl_loss_type="k1")
+    assert metrics["kl_loss"] == pytest.approx(math.log(2))
+    assert loss == pytest.approx(-0.28 + 0.5 * math.log(2))
+
+
+def test_truncated_weights_need_rollout_log_probs() -> None:
+    with pytest.raises(ValueError, match="rollout_log_probs"):
+        run("policy_loss", batch(rollout_log_probs=None), use_tis=True)
+
+
+def test_sft_loss_by_hand() -> None:
+    assert run("sft_loss", batch())[0] == pytest.approx(1.0 - math.log(2) + 2.0)
+
+
+def test_custom_loss_gets_every_key_of_the_contract() -> None:
+    seen: dict[str, Any] = {}
+
+    def function(args: Namespace, data: dict[str, Any], logits: torch.Tensor, reduce: Any) -> Any:
+        seen.update(data)
+        return logits.sum() * 2, {"mine": torch.tensor(3.0)}
+
+    loss, metrics = custom_loss(function, trainer_args(""), batch(), torch.ones(1, 5, 4), lambda x: x.sum())
+    assert set(BATCH_KEYS) <= set(seen)
+    assert seen["ref_log_probs"] is None
+    assert seen["tokens"].tolist() == [[5, 6, 7, 8, 9]]
+    assert seen["full_loss_masks"].tolist() == [[1, 0, 0, 1, 0]]
+    assert (float(loss), float(metrics["loss"]), float(metrics["mine"])) == (40.0, 40.0, 3.0)
+
+
+@pytest.mark.parametrize("result", [torch.tensor(1.0), (torch.ones(2), {})])
+def test_a_wrong_custom_loss_is_named(result: Any) -> None:
+    def wrong(*_: Any) -> Any:
+        return result
+
+    with pytest.raises((TypeError, ValueError), match="custom loss wrong"):
+        custom_loss(wrong, trainer_args(""), batch(), torch.ones(1, 5, 4), lambda x: x.sum())

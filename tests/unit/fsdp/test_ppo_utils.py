@@ -1,0 +1,71 @@
+"""Policy-gradient arithmetic against hand-computed values and float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from slime.utils.ppo_utils import compute_approx_kl, compute_log_probs, compute_policy_loss, log_probs_and_entropy
+
+
+def test_clipped_surrogate_by_hand() -> None:
+    # ratios 1, 2, 0.5, 2, 0.5 with advantages +1, +1, +1, -1, -1 and bounds [0.8, 1.28]
+    ppo_kl = torch.tensor([0.0, -math.log(2), math.log(2), -math.log(2), math.log(2)])
+    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0])
+    losses, clipped = compute_policy_loss(ppo_kl, advantages, 0.2, 0.28)
+    torch.testing.assert_close(losses, torch.tensor([-1.0, -1.28, -0.5, 2.0, 0.8]))
+    assert clipped.tolist() == [0.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def test_dual_clip_bounds_only_negative_advantages() -> None:
+    ppo_kl = torch.tensor([-math.log(10.0), -math.log(10.0)])
+    losses, _ = compute_policy_loss(ppo_kl, torch.tensor([-1.0, 1.0]), 0.2, 0.2, eps_clip_c=3.0)
+    torch.testing.assert_close(losses, torch.tensor([3.0, -1.2]))
+    with pytest.raises(ValueError, match="above 1"):
+        compute_policy_loss(ppo_kl, torch.tensor([-1.0, 1.0]), 0.2, 0.2, eps_clip_c=0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5), ("low_var_kl", math.exp(-0.5) - 0.5)],
+)
+def test_kl_estimators_by_hand(kind: str, expected: float) -> None:
+    estimate = compute_approx_kl(torch.tensor([-1.0]), torch.tensor([-1.5]), kind)
+    assert float(estimate) == pytest.approx(expected, rel=1e-6)
+    weighted = compute_approx_kl(torch.tensor([-1.0]), torch.tensor([-1.5]), kind, importance_ratio=torch.tensor([2.0]))
+    assert float(weighted) == pytest.approx(2 * expected, rel=1e-6)
+
+
+def test_low_variance_kl_is_bounded_and_k3_is_not() -> None:
+    new, base = torch.tensor([-20.0]), torch.tensor([-1.0])
+    assert float(compute_approx_kl(new, base, "low_var_kl")) == 10.0
+    assert float(compute_approx_kl(new, base, "k3")) > 1e6
+
+
+def test_unknown_kl_estimator_names_the_flag() -> None:
+    with pytest.raises(ValueError, match="--kl-loss-type"):
+        compute_approx_kl(torch.zeros(1), torch.zeros(1), "k9")
+
+
+def test_log_probs_leave_the_logits_alone_and_match_float64() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)) * 5
+    tokens = torch.arange(6)
+    before = logits.clone()
+    log_probs, entropy = log_probs_and_entropy(logits, tokens, with_entropy=True)
+    assert torch.equal(logits, before)
+    table = torch.log_softmax(logits.double(), dim=-1)
+    torch.testing.assert_close(log_probs.double(), table[torch.arange(6), tokens], atol=1e-5, rtol=0)
+    assert entropy is not None
+    torch.testing.assert_close(entropy.double(), -(table.exp() * table).sum(-1), atol=1e-5, rtol=0)
+    assert torch.equal(compute_log_probs(logits, tokens, None), log_probs.unsqueeze(-1))
+
+
+def test_a_split_vocabulary_is_refused() -> None:
+    class Group:
+        def size(self) -> int:
+            return 2
+
+    with pytest.raises(ValueError, match="whole vocabulary"):
+        compute_log_probs(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), Group())

@@ -1,0 +1,73 @@
+"""Learning rates by step, and flat buckets as the engine unpacks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.backends.fsdp_utils.actor import mean_of_steps
+from slime.backends.fsdp_utils.optimizer import Schedule
+from slime.weight_sync.buckets import BucketBuffer
+from tests.helpers.trainer import trainer_args
+
+
+def rates(steps: int, total: int | None = None, **changes: Any) -> list[float]:
+    schedule = Schedule(trainer_args("", lr=1.0, **changes), total)
+    found = []
+    for _ in range(steps):
+        found.append(round(schedule.lr(), 6))
+        schedule.steps += 1
+    return found
+
+
+def test_schedules_by_hand() -> None:
+    assert rates(3) == [1.0, 1.0, 1.0]
+    assert rates(3, lr_warmup_iters=2) == [0.5, 1.0, 1.0]
+    assert rates(6, 4, lr_decay_style="linear", min_lr=0.2) == [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
+    assert rates(5, lr_decay_style="cosine", lr_decay_iters=4)[::2] == [1.0, 0.5, 0.0]
+    assert rates(4, 4, lr_decay_style="linear", lr_warmup_fraction=0.5) == [0.5, 1.0, 1.0, 0.5]
+
+
+def test_a_decay_without_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="--lr-decay-iters"):
+        rates(1, None, lr_decay_style="cosine")
+    with pytest.raises(ValueError, match="constant, linear, cosine"):
+        rates(1, None, lr_decay_style="wsd")
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 100), st.sampled_from(["float32", "bfloat16"])
+)
+def test_buckets_hold_every_weight_once_and_in_order(sizes: list[int], capacity: int, dtype: str) -> None:
+    weights = [(f"w{i}", torch.arange(size).to(getattr(torch, dtype)) + i) for i, size in enumerate(sizes)]
+    received, last = [], []
+    for bucket in BucketBuffer(capacity, torch.device("cpu")).fill(iter(weights)):
+        start = 0
+        last.append(bucket.is_last)
+        assert bucket.data.numel() <= capacity or len(bucket.names) == 1
+        for name, kind, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
+            size = torch.Size(shape).numel() * getattr(torch, kind).itemsize
+            value = bucket.data[start : start + size].clone().view(getattr(torch, kind)).view(shape)
+            received.append((name, value))
+            start += size
+        assert start == bucket.data.numel()
+    assert last == [False] * (len(last) - 1) + [True]
+    assert [name for name, _ in received] == [name for name, _ in weights]
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(received, weights, strict=True))
+
+
+def test_a_buffer_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="--update-weight-buffer-size"):
+        BucketBuffer(0, torch.device("cpu"))
+
+
+def test_metrics_of_several_steps() -> None:
+    steps = [
+        {"loss": 1.0, "lr-pg_0": 0.1, "skipped_steps": 1.0},
+        {"loss": 3.0, "tis": 2.0, "lr-pg_0": 0.2, "skipped_steps": 1.0},
+    ]
+    assert mean_of_steps(steps) == {"loss": 2.0, "tis": 2.0, "lr-pg_0": 0.2, "skipped_steps": 2.0}

@@ -1,0 +1,111 @@
+"""A whole gateway on a loopback port: stand-in engine, real tokenizer, real ledger, real SDK."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
+
+from openclaw.config import RuntimeConfig
+from openclaw.gateway.app import create_app
+from openclaw.gateway.assemble import build_service
+from openclaw.gateway.chat import ChatService
+from openclaw.ledger.records import Turn
+from openclaw.ledger.store import Ledger
+from tests.helpers.mock_engine import MockEngine, mock_engine, serve
+from tests.helpers.tiny_random import build_tokenizer
+
+CONTEXT_LENGTH = 2048
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return build_tokenizer()
+
+
+@dataclass
+class Stack:
+    """A running gateway and what stands behind it."""
+
+    engine: MockEngine
+    ledger: Ledger
+    service: ChatService
+    registry: CollectorRegistry
+    tokenizer: Any
+    url: str
+    replies: list[list[int]]
+    clock: list[float]
+
+    @property
+    def client(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
+
+    def say(self, *texts: str) -> None:
+        """Let the engine answer the next requests with ``texts``."""
+        end = self.tokenizer.eos_token_id
+        self.replies.extend([*self.tokenizer.encode(text, add_special_tokens=False), end] for text in texts)
+
+    def turns(self) -> list[Turn]:
+        return [record.turn for record in self.ledger.export_turns()]
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+Starter = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
+    """A function that starts a gateway with changed configuration; all of them are stopped at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def start_gateway(*, tokenizer: Any = tokenizer, engine_url: str | None = None, **changes: Any) -> Stack:
+            replies: list[list[int]] = []
+            current: dict[str, list[int]] = {}
+
+            def script(prompt: list[int]) -> Sequence[int]:
+                completion, _, attempt = engine.requests[-1]["rid"].removeprefix("chatcmpl-").partition("-")
+                if not attempt:
+                    current[completion] = replies.pop(0)
+                reply = current[completion]
+                done = max((n for n in range(len(reply)) if prompt[-n:] == reply[:n]), default=0) if attempt else 0
+                return reply[done:]
+
+            engine = await stack.enter_async_context(mock_engine(script))
+            config = RuntimeConfig(
+                policy_url=engine_url or engine.url,
+                tokenizer="tiny-policy",
+                ledger=str(tmp_path / "ledger.sqlite"),
+                context_length=CONTEXT_LENGTH,
+                engine_wait_seconds=5.0,
+                prm_max_new_tokens=512,
+            )
+            config = replace(config, **changes)
+            config.validate()
+            clock = [1000.0]
+            ledger = Ledger(config.ledger, clock=lambda: clock[0])
+            registry = CollectorRegistry()
+            service = build_service(config, tokenizer, ledger, registry, clock=lambda: clock[0])
+            url = await stack.enter_async_context(serve(create_app(service, registry)))
+            return Stack(engine, ledger, service, registry, tokenizer, url, replies, clock)
+
+        yield start_gateway
+
+
+@pytest.fixture
+async def stack(start: Starter) -> Stack:
+    return await start()
+
+
+@pytest.fixture
+async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+        yield client

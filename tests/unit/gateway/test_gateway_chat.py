@@ -1,0 +1,237 @@
+"""Chat completions through the real OpenAI SDK: streamed and whole say the same, and the turn is exact."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.mock_engine import logprob_of
+from tests.unit.gateway.conftest import Stack, Starter
+
+USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
+]
+CALL = 'Let me look.\n<tool_call>\n{"name": "read", "arguments": {"path": "a <b>.txt"}}\n</tool_call>'
+TWO_CALLS = CALL + '\n<tool_call>\n{"name": "read", "arguments": {"path": "b.txt"}}\n</tool_call>'
+THOUGHT = "<think>\nTwo and three.\n</think>\n\nThe sum is **5** — déjà vu 🙂."
+
+
+async def merged_stream(stack: Stack, **request: Any) -> dict[str, Any]:
+    """Stream a reply and add its chunks up."""
+    stream = await stack.client.chat.completions.create(
+        model="any", stream=True, stream_options={"include_usage": True}, **request
+    )
+    result: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}, "finish": None, "usage": None, "chunks": 0}
+    async for chunk in stream:
+        result["id"] = chunk.id
+        if chunk.usage:
+            assert chunk.choices == []
+            result["usage"] = chunk.usage
+            continue
+        choice = chunk.choices[0]
+        result["chunks"] += 1
+        result["content"] += choice.delta.content or ""
+        result["reasoning"] += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or []:
+            entry = result["calls"].setdefault(call.index, {"id": None, "name": "", "arguments": ""})
+            entry["id"] = call.id or entry["id"]
+            entry["name"] += (call.function.name if call.function else None) or ""
+            entry["arguments"] += (call.function.arguments if call.function else None) or ""
+        result["finish"] = choice.finish_reason or result["finish"]
+    return result
+
+
+@pytest.mark.parametrize("text", ["The sum is 5.", THOUGHT, "", "café <tool_call> is text without tools"])
+async def test_streamed_and_whole_replies_are_the_same(stack: Stack, text: str) -> None:
+    stack.say(text, text)
+    streamed = await merged_stream(stack, messages=USER)
+    whole = await stack.client.chat.completions.create(model="any", messages=USER)
+    message = whole.choices[0].message
+    assert streamed["content"] == message.content
+    assert streamed["reasoning"] == (getattr(message, "reasoning_content", None) or "")
+    assert streamed["finish"] == whole.choices[0].finish_reason == "stop"
+    assert streamed["usage"].model_dump() == whole.usage.model_dump()
+    expected = text.split("</think>\n\n")[-1]
+    assert message.content == expected
+    if expected is not text:
+        assert streamed["reasoning"] == "Two and three."
+        assert streamed["chunks"] > 10
+
+
+async def test_the_turn_holds_what_the_engine_saw_and_sampled(stack: Stack) -> None:
+    stack.say(THOUGHT)
+    streamed = await merged_stream(stack, messages=USER)
+    (turn,) = stack.turns()
+    (sent,) = stack.engine.requests
+    assert turn.id == streamed["id"]
+    assert turn.prompt_ids == sent["input_ids"]
+    assert turn.prompt_ids == stack.tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
+    assert turn.response_ids == [
+        *stack.tokenizer.encode(THOUGHT, add_special_tokens=False),
+        stack.tokenizer.eos_token_id,
+    ]
+    assert turn.response_logprobs == [logprob_of(n, token) for n, token in enumerate(turn.response_ids)]
+    assert [(span.version, span.start, span.end) for span in turn.weight_versions] == [("1", 0, len(turn.response_ids))]
+    assert (turn.kind, turn.state, turn.finish_reason, turn.temperature, turn.top_p) == (
+        "main",
+        "waiting",
+        "stop",
+        0.6,
+        1.0,
+    )
+    assert turn.messages == USER
+    assert turn.response_message["reasoning_content"] == "Two and three."
+    usage = streamed["usage"]
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(turn.prompt_ids), len(turn.response_ids))
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+@pytest.mark.parametrize("text", [CALL, TWO_CALLS])
+async def test_tool_calls_streamed_and_whole(stack: Stack, text: str) -> None:
+    stack.say(text, text)
+    streamed = await merged_stream(stack, messages=USER, tools=TOOLS, tool_choice="auto")
+    whole = await stack.client.chat.completions.create(model="any", messages=USER, tools=TOOLS)
+    calls = whole.choices[0].message.tool_calls or []
+    assert whole.choices[0].message.content == streamed["content"] == "Let me look."
+    assert streamed["finish"] == whole.choices[0].finish_reason == "tool_calls"
+    assert [call.function.arguments for call in calls] == [call["arguments"] for call in streamed["calls"].values()]
+    assert [call.function.name for call in calls] == ["read"] * len(calls)
+    assert json.loads(calls[0].function.arguments) == {"path": "a <b>.txt"}
+    ids = [call.id for call in calls] + [call["id"] for call in streamed["calls"].values()]
+    assert len(set(ids)) == 2 * len(calls)
+    assert all(name.isalnum() for name in ids)
+
+
+async def test_malformed_tool_call_comes_back_as_text(stack: Stack) -> None:
+    text = "<tool_call>\nread the file\n</tool_call>"
+    stack.say(text)
+    reply = await stack.client.chat.completions.create(model="any", messages=USER, tools=TOOLS)
+    assert reply.choices[0].message.content == text
+    assert reply.choices[0].finish_reason == "stop"
+    assert stack.metric("openclaw_malformed_tool_calls_total") == 1
+
+
+async def test_history_with_calls_reasoning_and_parts_is_rendered(stack: Stack) -> None:
+    history: list[Any] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Read "}, {"type": "text", "text": "a."}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "I need the file.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "hello"},
+    ]
+    stack.say("Done.")
+    await stack.client.chat.completions.create(model="any", messages=history, tools=TOOLS)
+    text = stack.tokenizer.decode(stack.engine.requests[0]["input_ids"])
+    assert "<|im_start|>system\nBe brief." in text
+    assert "<|im_start|>user\nRead a.<|im_end|>" in text
+    assert '{"name": "read", "arguments": {"path": "a"}}' in text
+    assert "<tool_response>\nhello\n</tool_response>" in text
+    assert stack.turns()[0].messages == history
+
+
+async def test_sampling_parameters_reach_the_engine_and_the_turn(stack: Stack) -> None:
+    stack.say("a", "b", "c")
+    create = stack.client.chat.completions.create
+    await create(model="any", messages=USER)
+    await create(model="any", messages=USER, temperature=1.0, top_p=0.9, max_completion_tokens=7)
+    await create(model="any", messages=USER, presence_penalty=0.5, seed=3, user="u", store=False, metadata={"a": "b"})
+    first, second, third = [request["sampling_params"] for request in stack.engine.requests]
+    assert (first["temperature"], first["top_p"]) == (0.6, 1.0)
+    assert second == {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 7}
+    assert third["presence_penalty"] == 0.5
+    turns = stack.turns()
+    assert [turn.temperature for turn in turns] == [0.6, 1.0, 0.6]
+    assert [turn.reason for turn in turns] == [None, None, "sampling_parameters"]
+
+
+async def test_length_limit_and_room(stack: Stack) -> None:
+    stack.say("one two three four five six", "x")
+    reply = await stack.client.chat.completions.create(model="any", messages=USER, max_tokens=3)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage
+    assert reply.usage.completion_tokens == 3
+    await stack.client.chat.completions.create(model="any", messages=USER, max_tokens=10**6)
+    request = stack.engine.requests[1]
+    assert request["sampling_params"]["max_new_tokens"] == 2048 - len(request["input_ids"])
+
+
+async def test_stop_string_ends_the_text_and_the_generation(stack: Stack) -> None:
+    stack.say("one two STOP three", "one two STOP three")
+    streamed = await merged_stream(stack, messages=USER, stop=["STOP"])
+    whole = await stack.client.chat.completions.create(model="any", messages=USER, stop="STOP")
+    assert streamed["content"] == whole.choices[0].message.content == "one two "
+    assert streamed["finish"] == whole.choices[0].finish_reason == "stop"
+    turn = stack.turns()[0]
+    assert len(turn.response_ids) == len(turn.response_logprobs) == turn.weight_versions[-1].end
+    assert stack.tokenizer.decode(turn.response_ids).startswith("one two STOP")
+
+
+class LossyTokenizer:
+    """A tokenizer whose round trip changes ids, and that counts how often text is tokenised."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.rendered = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("text was tokenised outside of the renderer")
+
+    encode = batch_encode_plus = encode_plus = __call__
+
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+        self.rendered += 1
+        return self._inner.apply_chat_template(*args, **kwargs)
+
+
+async def test_no_text_is_tokenised_twice(start: Starter, tokenizer: Any) -> None:
+    lossy = LossyTokenizer(tokenizer)
+    stack = await start(tokenizer=lossy)
+    text = "the the assistant <think>x</think> import é"
+    pieces = tokenizer.convert_tokens_to_ids([chr(byte) if 33 <= byte < 127 else "Ġ" for byte in text.encode()])
+    sampled = [*pieces, tokenizer.eos_token_id]
+    assert tokenizer.encode(tokenizer.decode(sampled), add_special_tokens=False) != sampled
+    stack.replies.append(sampled)
+    reply = await stack.client.chat.completions.create(model="any", messages=USER)
+    stack.replies.append(sampled)
+    follow_up = [*USER, {"role": "assistant", "content": reply.choices[0].message.content}, USER[0]]
+    await stack.client.chat.completions.create(model="any", messages=follow_up)
+    assert [turn.response_ids for turn in stack.turns()] == [sampled, sampled]
+    assert [turn.prompt_ids for turn in stack.turns()] == [request["input_ids"] for request in stack.engine.requests]
+    assert lossy.rendered == 2
+
+
+async def test_models_health_and_metrics(stack: Stack, http: httpx.AsyncClient) -> None:
+    models = await stack.client.models.list()
+    assert [model.id for model in models.data] == ["tiny-policy"]
+    assert (await stack.client.models.retrieve("tiny-policy")).id == "tiny-policy"
+    assert (await http.get("/healthz")).json()["status"] == "ok"
+    stack.say("hi")
+    await stack.client.chat.completions.create(model="any", messages=USER)
+    text = (await http.get("/metrics")).text
+    assert 'openclaw_requests_total{code="200"} 1.0' in text
+    assert 'openclaw_turns_total{kind="main",outcome="stop"} 1.0' in text
+    assert "openclaw_refused_total 0.0" in text
+
+
+async def test_reply_carries_the_weight_version(stack: Stack, http: httpx.AsyncClient) -> None:
+    stack.engine.version = "7"
+    stack.say("hi")
+    response = await http.post("/v1/chat/completions", json={"messages": USER})
+    assert response.headers["x-weight-version"] == "7"
+    assert response.json()["id"] == response.headers["x-request-id"] == stack.turns()[0].id

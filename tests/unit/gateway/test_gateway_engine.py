@@ -1,0 +1,216 @@
+"""The engine goes away, comes back, is paused, answers oddly: requests are held, tokens stay exact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from openclaw.engine_client import EngineClient, TokenChunk
+from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
+from openclaw.gateway.schema import parse_request
+from openclaw.gateway.stream import EventStream
+from tests.helpers.mock_engine import MockEngine, logprob_of, mock_engine
+from tests.unit.gateway.conftest import Stack, Starter
+
+USER: Any = [{"role": "user", "content": "Hello?"}]
+REPLY = [5, 6, 7, 8, 9]
+SAMPLING = {"temperature": 0.6, "max_new_tokens": 50}
+
+
+async def collect(engine: MockEngine, **options: Any) -> list[TokenChunk]:
+    client = EngineClient(engine.url, wait_seconds=options.pop("wait_seconds", 5.0), **options)
+    try:
+        return [chunk async for chunk in client.generate("rid", [1, 2, 3], SAMPLING)]
+    finally:
+        await client.close()
+
+
+def joined(chunks: list[TokenChunk]) -> tuple[list[int], list[float]]:
+    return [token for chunk in chunks for token in chunk.ids], [value for chunk in chunks for value in chunk.logprobs]
+
+
+@pytest.mark.parametrize("cumulative", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 5])
+async def test_both_streaming_forms_give_the_same_tokens(cumulative: bool, chunk_tokens: int) -> None:
+    async with mock_engine(lambda prompt: REPLY) as engine:
+        engine.cumulative, engine.chunk_tokens = cumulative, chunk_tokens
+        chunks = await collect(engine)
+    assert joined(chunks) == (REPLY, [logprob_of(n, token) for n, token in enumerate(REPLY)])
+    assert [chunk.finish for chunk in chunks if chunk.finish] == ["stop"]
+    assert [(span.version, span.start, span.end) for span in chunks[-1].versions] == [("1", 0, 5)]
+
+
+async def test_an_engine_that_is_away_holds_the_request() -> None:
+    retries: list[str] = []
+    async with mock_engine(lambda prompt: REPLY) as engine:
+        engine.fail_with = [503, 502]
+        chunks = await collect(engine, on_retry=retries.append)
+        names = [request["rid"] for request in engine.requests]
+    assert joined(chunks)[0] == REPLY
+    assert retries == ["away", "away"]
+    assert len(set(names)) == 3
+
+
+async def test_a_reply_that_broke_off_goes_on_from_its_tokens() -> None:
+    def script(prompt: list[int]) -> list[int]:
+        return REPLY[len(prompt) - 3 :]
+
+    async with mock_engine(script) as engine:
+        engine.break_after = 2
+        chunks = await collect(engine)
+        second = engine.requests[1]
+    assert joined(chunks)[0] == REPLY
+    assert second["input_ids"] == [1, 2, 3, 5, 6]
+    assert second["sampling_params"]["max_new_tokens"] == 48
+    assert [(span.start, span.end) for span in chunks[-1].versions] == [(2, 5)]
+
+
+async def test_the_wait_is_bounded() -> None:
+    async with mock_engine(lambda prompt: REPLY) as engine:
+        engine.fail_with = [503] * 50
+        with pytest.raises(EngineAwayError, match="no answer for"):
+            await collect(engine, wait_seconds=0.1)
+
+
+async def test_a_refusal_is_not_repeated() -> None:
+    async with mock_engine(lambda prompt: REPLY) as engine:
+        engine.fail_with = [400]
+        with pytest.raises(EngineRejectedError):
+            await collect(engine)
+        assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"completion_tokens": 1, "output_token_logprobs": [[-1.0, 99, None]]},
+        {"completion_tokens": 1, "output_token_logprobs": []},
+        {"completion_tokens": 4, "output_token_logprobs": [[-1.0, 5, None]]},
+        {},
+    ],
+)
+async def test_tokens_without_their_own_logprob_are_an_error(meta: dict[str, Any]) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(
+            200, stream=httpx.ByteStream(b"data: " + _json({"output_ids": [5], "meta_info": meta}) + b"\n\n")
+        )
+
+    client = EngineClient("http://engine", wait_seconds=0, transport=httpx.MockTransport(answer))
+    with pytest.raises(EngineProtocolError):
+        await anext(client.generate("rid", [1], SAMPLING))
+    await client.close()
+
+
+def _json(value: Any) -> bytes:
+    import orjson
+
+    return orjson.dumps(value)
+
+
+async def test_requests_wait_while_the_engine_is_paused(stack: Stack) -> None:
+    stack.say("one two three", "hi")
+    stack.engine.token_gate = asyncio.Semaphore(2)
+    create = stack.client.chat.completions.create
+    running = asyncio.create_task(create(model="any", messages=USER))
+    gate = stack.engine.token_gate
+    await stack.engine.wait_for(lambda: bool(stack.engine.running))
+    async with asyncio.timeout(10):
+        while not gate.locked():
+            await asyncio.sleep(0)
+    stack.engine.pause()
+    waiting = asyncio.create_task(create(model="any", messages=USER))
+    await stack.engine.wait_for(lambda: len(stack.engine.requests) == 2)
+    for _ in range(100):
+        gate.release()
+    assert not running.done()
+    assert not waiting.done()
+    stack.engine.resume("2")
+    replies = await asyncio.gather(running, waiting)
+    assert [reply.choices[0].message.content for reply in replies] == ["one two three", "hi"]
+    by_id = {turn.id: turn for turn in stack.turns()}
+    first, second = by_id[replies[0].id], by_id[replies[1].id]
+    assert [span.version for span in first.weight_versions] == ["1", "2"]
+    assert first.weight_versions[0].end == first.weight_versions[1].start == 2
+    assert [span.version for span in second.weight_versions] == ["2"]
+    assert stack.metric("openclaw_refused_total") == 0
+    assert stack.metric("openclaw_mixed_version_replies_total") == 1
+
+
+async def test_a_crash_in_the_middle_of_a_reply_is_not_seen(stack: Stack) -> None:
+    stack.say("one two three four")
+    stack.engine.break_after = 2
+    chunks = [
+        chunk async for chunk in await stack.client.chat.completions.create(model="any", messages=USER, stream=True)
+    ]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three four"
+    (turn,) = stack.turns()
+    assert (turn.state, turn.finish_reason) == ("waiting", "stop")
+    assert len(turn.response_ids) == len(turn.response_logprobs) == turn.weight_versions[-1].end
+    assert stack.metric("openclaw_engine_retries_total", kind="resumed") == 1
+
+
+async def test_an_engine_that_stays_away_is_a_503(start: Starter) -> None:
+    stack = await start(engine_url="http://127.0.0.1:9", engine_wait_seconds=0.1)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await stack.client.chat.completions.create(model="any", messages=USER, stream=True)
+    assert caught.value.status_code == 503
+    assert caught.value.code == "engine_unavailable"
+    assert stack.turns() == []
+    assert stack.metric("openclaw_refused_total") == 1
+    assert stack.metric("openclaw_requests_in_flight") == 0
+
+
+async def test_a_stream_whose_engine_is_lost_counts_as_refused(start: Starter) -> None:
+    stack = await start(engine_wait_seconds=0.1)
+    stack.say("one two three")
+    stack.engine.break_after = 2
+    stack.engine.token_gate = asyncio.Semaphore(2)
+    body = {"model": "any", "messages": USER, "stream": True}
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            stack.engine.fail_with = [503] * 50
+            for _ in range(100):
+                stack.engine.token_gate.release()
+            text = (await response.aread()).decode()
+    assert "engine_unavailable" in text
+    async with asyncio.timeout(10):
+        while stack.metric("openclaw_requests_total", code="503") != 1:
+            await asyncio.sleep(0)
+    assert stack.metric("openclaw_refused_total") == 1
+    assert stack.metric("openclaw_requests_total", code="200") == 0
+
+
+async def test_a_stream_that_cannot_begin_is_given_up() -> None:
+    ended: list[int] = []
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        yield b"never"
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        raise OSError("broken pipe")
+
+    with pytest.raises(OSError, match="broken pipe"):
+        await EventStream(source(), {}, ended.append)({"type": "http"}, receive, send)
+    assert ended == [499]
+
+
+async def test_a_reply_given_up_unread_is_recorded_once(stack: Stack) -> None:
+    stack.say("one two three")
+    request, raw = parse_request(_json({"model": "any", "messages": USER, "stream": True}))
+    reply = await stack.service.start(request, raw, {})
+    reply.give_up()
+    reply.give_up()
+    async with asyncio.timeout(10):
+        while stack.metric("openclaw_turns_total", kind="main", outcome="abort") != 1:
+            await asyncio.sleep(0)
+    assert [turn.finish_reason for turn in stack.turns()] == ["abort"]
+    assert stack.metric("openclaw_requests_in_flight") == 0

@@ -1,0 +1,66 @@
+"""The configuration: declared once, checked before anything starts, secrets unseen."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from openclaw.config import VARIABLES, RuntimeConfig
+from openclaw.exceptions import ConfigError
+
+
+def test_table_and_fields_agree() -> None:
+    fields = {field.name: field.default for field in dataclasses.fields(RuntimeConfig) if field.name != "sources"}
+    assert fields == {variable.field: variable.default for variable in VARIABLES}
+    names = [name for variable in VARIABLES for name in variable.names]
+    assert len(names) == len(set(names))
+    assert RuntimeConfig.from_env({}) == RuntimeConfig()
+
+
+def test_values_and_sources() -> None:
+    config = RuntimeConfig.from_env(
+        {"PORT": "31000", "OPENCLAW_API_KEY": "k", "OPENCLAW_EVAL_MODE": "yes", "PRM_M": ""}
+    )
+    assert (config.port, config.api_key, config.eval_mode, config.prm_m) == (31000, "k", True, None)
+    assert config.sources["SGLANG_API_KEY"] == "OPENCLAW_API_KEY"
+    assert config.sources["HOST"] == "default"
+
+
+def test_secrets_are_hidden() -> None:
+    config = RuntimeConfig.from_env({"SGLANG_API_KEY": "s3cret"})
+    assert "s3cret" not in repr(config) + str(config.describe())
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"PORT": "many"}, "PORT='many' is not a whole number"),
+        ({"PORT": "70000"}, "65535"),
+        ({"OPENCLAW_TEMPERATURE": "nan"}, "finite"),
+        ({"OPENCLAW_TOP_P": "0"}, "above 0"),
+        ({"OPENCLAW_JUDGE_PROMPTS": "short"}, "full, brief"),
+        ({"OPENCLAW_EVAL_MODE": "maybe"}, "1 or 0"),
+        ({"HOST": "0.0.0.0"}, "SGLANG_API_KEY"),
+        ({"HOST": "example.org"}, "SGLANG_API_KEY"),
+        ({"HOST": "[::1]"}, "write ::1"),
+        ({"SGLANG_API_KEY": "a", "OPENCLAW_API_KEY": "b"}, "differ"),
+        ({"OPENCLAW_POLICY_URL": "localhost:1"}, "http://HOST:PORT"),
+        ({"CONTEXT_LENGTH": "4096"}, "PRM_MAX_NEW_TOKENS"),
+        ({"OPENCLAW_METHOD": "Combine"}, "module.attribute"),
+    ],
+)
+def test_what_cannot_be_used_is_named(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        RuntimeConfig.from_env(environment)
+
+
+def test_an_open_address_with_a_key() -> None:
+    assert RuntimeConfig.from_env({"HOST": "0.0.0.0", "SGLANG_API_KEY": "k"}).host == "0.0.0.0"
+    for host in ("127.0.0.1", "::1", "localhost"):
+        assert RuntimeConfig.from_env({"HOST": host}).host == host
+
+
+def test_missing_values_are_named() -> None:
+    with pytest.raises(ConfigError, match="OPENCLAW_LEDGER is not set"):
+        RuntimeConfig().require("ledger")

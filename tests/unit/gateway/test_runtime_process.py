@@ -1,0 +1,91 @@
+"""`python -m openclaw.runtime` as a process: serves, ends cleanly on SIGTERM, and says what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from openclaw.ledger.store import Ledger
+from slime.utils.http_utils import find_available_port
+from tests.helpers.mock_engine import mock_engine
+
+
+def environment(repository: Path, **variables: str) -> dict[str, str]:
+    paths = [str(repository / name) for name in (".", "slime", "openclaw-combine")]
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "OMP_NUM_THREADS")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", **variables}
+
+
+def test_what_is_missing_is_named_at_once(repository: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "openclaw.runtime"],
+        env=environment(repository),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 2
+    assert process.stderr.startswith("openclaw.runtime: OPENCLAW_POLICY_URL is not set")
+
+
+async def test_serves_and_ends_on_sigterm(repository: Path, tiny_random_model: Path, tmp_path: Path) -> None:
+    port = find_available_port()
+    async with mock_engine(lambda prompt: list(range(70, 90))) as engine:
+        engine.token_gate = asyncio.Semaphore(20 + 3)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "openclaw.runtime",
+            env=environment(
+                repository,
+                PORT=str(port),
+                OPENCLAW_POLICY_URL=engine.url,
+                OPENCLAW_JUDGE_URL=engine.url,
+                OPENCLAW_TOKENIZER=str(tiny_random_model),
+                OPENCLAW_JUDGE_TOKENIZER=str(tiny_random_model),
+                OPENCLAW_METHOD="openclaw_combine_method.Combine",
+                OPENCLAW_LEDGER=str(tmp_path / "ledger.sqlite"),
+                OPENCLAW_ENGINE_WAIT_SECONDS="1",
+                OPENCLAW_GRACE_SECONDS="1",
+            ),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
+                await healthy(client, process)
+                request = {"messages": [{"role": "user", "content": "hi"}]}
+                assert (await client.post("/v1/chat/completions", json=request)).status_code == 200
+                assert "openclaw_judge_in_flight" in (await client.get("/metrics")).text
+                cut_off = asyncio.create_task(client.post("/v1/chat/completions", json=request))
+                await engine.wait_for(lambda: bool(engine.running))
+                process.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(process.wait(), 30) == 0
+                await asyncio.gather(cut_off, return_exceptions=True)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    turns = [record.turn for record in ledger.export_turns()]
+    ledger.close()
+    assert [turn.finish_reason for turn in turns] == ["stop", "abort"]
+    assert turns[1].response_ids == [70, 71, 72]
+
+
+async def healthy(client: httpx.AsyncClient, process: asyncio.subprocess.Process) -> None:
+    """Wait until the process answers."""
+    async with asyncio.timeout(60):
+        while process.returncode is None:
+            try:
+                if (await client.get("/healthz")).status_code == 200:
+                    return
+            except httpx.ConnectError:
+                await asyncio.sleep(0.05)
+    assert process.stderr is not None
+    raise AssertionError((await process.stderr.read()).decode())

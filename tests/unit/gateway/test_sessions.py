@@ -1,0 +1,395 @@
+"""Sessions: whose conversation, whose turn, and which messages are the next state."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw.classify import is_internal, next_state_after, side_kind
+from openclaw.ledger.records import Turn
+from openclaw.ledger.store import Ledger
+from openclaw.sessions import Sessions, TurnContext, stated_identity
+from tests.helpers.ledger_records import make_turn
+
+SYSTEM = {"role": "system", "content": "You are helpful."}
+INTERNAL = {"role": "user", "content": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"}
+INTERNAL_PARTS = {"role": "user", "content": [{"type": "text", "text": INTERNAL["content"]}]}
+NUMBERS = itertools.count()
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None, *calls: tuple[str, str], ids: str = "call") -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"{ids}{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for n, (name, arguments) in enumerate(calls)
+        ]
+    return message
+
+
+def tool(text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "x", "content": text}
+
+
+class World:
+    """Sessions over a real ledger, a clock, and the events they reported."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = 1000.0
+        self.events: list[str] = []
+        self.ledger = Ledger(path, clock=lambda: self.now)
+        self.sessions = self.new_sessions()
+
+    def new_sessions(self, max_sessions: int = 100) -> Sessions:
+        return Sessions(
+            self.ledger,
+            idle_seconds=60,
+            max_sessions=max_sessions,
+            clock=lambda: self.now,
+            on_event=self.events.append,
+        )
+
+    async def turn(
+        self, messages: list[dict[str, Any]], reply: dict[str, Any], *, session: str | None = None, **options: Any
+    ) -> tuple[TurnContext, Turn]:
+        """One request with its reply."""
+        headers = {"x-session-id": session} if session else {}
+        context = await self.sessions.begin(headers, messages, **options)
+        turn = make_turn(
+            f"turn-{next(NUMBERS)}",
+            session_id=context.session_id,
+            kind=context.kind,
+            messages=messages,
+            response_message=reply,
+            finished_at=self.now,
+        )
+        return context, await self.sessions.finish(context, turn)
+
+    def next_state(self, turn: Turn) -> list[dict[str, Any]] | None:
+        return self.ledger.turn(turn.id).next_state
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path / "ledger.sqlite")
+    yield world
+    await world.sessions.close()
+    world.ledger.close()
+
+
+RUNTIME = "hello\n\nRuntime: agent=main | session=agent:main:x | sessionId=from-runtime | host=vm"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "first", "expected"),
+    [
+        ({"x-session-id": "a", "session_id": "b:1"}, "c", RUNTIME, ("a", "header")),
+        ({"session_id": "b:1"}, "c", RUNTIME, ("c", "body")),
+        ({"session_id": "b:12", "x-session-affinity": "d:1"}, None, RUNTIME, ("b", "affinity")),
+        ({"x-session-affinity": "d"}, None, RUNTIME, ("d", "affinity")),
+        ({}, None, RUNTIME, ("from-runtime", "runtime")),
+        ({}, None, "hello", (None, "fingerprint")),
+        ({}, None, "I wrote sessionId=nothing", (None, "fingerprint")),
+    ],
+)
+def test_order_of_trust(headers: dict[str, str], body: str | None, first: str, expected: tuple[Any, str]) -> None:
+    identity = stated_identity(headers, body, [SYSTEM, user(first), assistant("x"), user("y")])
+    assert (identity.session_id, identity.origin) == expected
+
+
+@pytest.mark.parametrize(
+    ("messages", "kind"),
+    [
+        ([user("hi")], None),
+        ([SYSTEM, user("[Sat 2026-11-21 07:45 UTC] hi"), INTERNAL], None),
+        ([SYSTEM, user("[Sat 2026-11-21 08:01 UTC] [OpenClaw heartbeat poll]"), INTERNAL_PARTS], "heartbeat"),
+        (
+            [SYSTEM, user("Follow the heartbeat monitor scratch context when provided."), assistant("a"), tool("b")],
+            "heartbeat",
+        ),
+        ([SYSTEM, user("[cron:c4c0 probe] say hi")], "cron"),
+        ([SYSTEM, user("hi"), assistant("x"), user("Pre-compaction memory flush. Store")], "memory_flush"),
+        ([{"role": "system", "content": "You are a context summarization assistant. Your"}, user("x")], "compaction"),
+        (
+            [
+                user(
+                    "[Sat 2026-11-21 08:05 UTC] [Queued user message from a previous active turn; x]\n[OpenClaw heartbeat poll]"
+                )
+            ],
+            "heartbeat",
+        ),
+        ([user("[Sat 2026-11-21 08:05 UTC] [Queued user message from a previous active turn; x]\nhello")], None),
+    ],
+)
+def test_main_and_side(messages: list[dict[str, Any]], kind: str | None) -> None:
+    assert side_kind(messages) == kind
+
+
+def test_next_state_is_everything_new_and_nothing_internal() -> None:
+    messages = [user("q"), assistant("a"), tool("1"), tool("2"), INTERNAL]
+    assert next_state_after(messages, 1) == [tool("1"), tool("2")]
+    messages = [user("q"), assistant("a"), user("[OpenClaw heartbeat poll]"), assistant("ok"), user("thanks")]
+    assert next_state_after(messages, 1) == [user("thanks")]
+    messages = [user("q"), assistant("a"), user("b"), assistant("c"), user("d")]
+    assert next_state_after(messages, 1) == [user("b")]
+    assert next_state_after([*messages[:2], INTERNAL], 1) == []
+    assert is_internal(INTERNAL_PARTS)
+
+
+async def test_a_tool_loop_gives_each_turn_its_results(world: World) -> None:
+    start = [SYSTEM, user("read both")]
+    calls = assistant("", ("read", '{"path": "a"}'), ("read", '{"path":"b"}'))
+    _, first = await world.turn([*start, INTERNAL], calls, session="s")
+    back = assistant(None, ("read", '{"path":"a"}'), ("read", '{"path": "b"}'), ids="other")
+    history = [*start, back, tool("A"), tool("B")]
+    context, second = await world.turn([*history, INTERNAL], assistant("Done. "), session="s")
+    assert context.next_state_of == first.id
+    assert world.next_state(first) == [tool("A"), tool("B")]
+    assert world.ledger.turn(first.id).state == "pending"
+    await world.turn([*history, assistant("Done."), user("thanks"), INTERNAL], assistant("ok"), session="s")
+    assert world.next_state(second) == [user("thanks")]
+    assert [world.ledger.turn(turn.id).index for turn in (first, second)] == [0, 1]
+
+
+async def test_plain_clients_are_told_apart_by_what_they_say(world: World) -> None:
+    first, turn_a = await world.turn([user("q1")], assistant("a1"))
+    other, _ = await world.turn([user("q2")], assistant("a1"))
+    assert first.session_id != other.session_id
+    again, turn_b = await world.turn([user("q1"), assistant("a1"), user("no bold")], assistant("a2"))
+    assert (again.session_id, again.next_state_of) == (first.session_id, turn_a.id)
+    assert world.next_state(turn_a) == [user("no bold")]
+    branch, _ = await world.turn([user("q1"), assistant("a1"), user("edited")], assistant("a3"))
+    assert (branch.session_id, branch.next_state_of) == (first.session_id, None)
+    third, _ = await world.turn(
+        [user("q1"), assistant("a1"), user("no bold"), assistant("a2"), user("good")], assistant("a4")
+    )
+    assert third.next_state_of == turn_b.id
+    assert world.ledger.counts()["sessions"] == 2
+
+
+async def test_two_plain_clients_with_the_same_words_each_get_a_session(world: World) -> None:
+    one, turn_one = await world.turn([user("q")], assistant("a"))
+    two, turn_two = await world.turn([user("q")], assistant("a"))
+    assert one.session_id != two.session_id
+    replies = [await world.turn([user("q"), assistant("a"), user(text)], assistant("b")) for text in ("x", "y")]
+    assert {context.next_state_of for context, _ in replies} == {turn_one.id, turn_two.id}
+    assert {context.session_id for context, _ in replies} == {one.session_id, two.session_id}
+
+
+async def test_a_regenerated_reply_leaves_the_first_one_waiting(world: World) -> None:
+    _, first = await world.turn([user("q")], assistant("a1"), session="s")
+    again, second = await world.turn([user("q")], assistant("a2"), session="s")
+    assert again.next_state_of is None
+    chosen, _ = await world.turn([user("q"), assistant("a1"), user("this one")], assistant("b"), session="s")
+    assert chosen.next_state_of == first.id
+    assert world.next_state(second) is None
+
+
+async def test_side_turns_neither_wait_nor_answer(world: World) -> None:
+    _, main = await world.turn([user("q")], assistant("a"), session="s")
+    heartbeat = [user("q"), assistant("a"), user("[OpenClaw heartbeat poll]")]
+    side, side_turn = await world.turn(heartbeat, assistant("ok"), session="s")
+    assert (side.kind, side.next_state_of) == ("side", None)
+    assert world.ledger.turn(side_turn.id).reason == "side"
+    after, _ = await world.turn([*heartbeat, assistant("ok"), user("thanks")], assistant("b"), session="s")
+    assert after.next_state_of == main.id
+    assert world.next_state(main) == [user("thanks")]
+
+
+async def test_the_clients_word_on_the_kind_counts(world: World) -> None:
+    context, _ = await world.turn([user("hi")], assistant("a"), session="s", stated_kind="side")
+    assert context.kind == "side"
+    context, _ = await world.turn([user("[cron:1 x] y")], assistant("a"), session="s", stated_kind="main")
+    assert context.kind == "main"
+
+
+async def test_compaction_keeps_the_link(world: World) -> None:
+    _, last = await world.turn([SYSTEM, user("long"), assistant("x"), user("more")], assistant("reply"), session="s")
+    compacted = [SYSTEM, user("<summary>…</summary>"), assistant("reply"), user("next"), INTERNAL]
+    context, _ = await world.turn(compacted, assistant("b"), session="s")
+    assert context.next_state_of == last.id
+
+
+@pytest.mark.parametrize("session", ["s", None])
+async def test_a_restart_loses_no_feedback(world: World, session: str | None) -> None:
+    context, turn = await world.turn([user("q")], assistant("a"), session=session)
+    await world.sessions.close()
+    world.sessions = world.new_sessions()
+    assert await world.sessions.restore() == 1
+    again, second = await world.turn([user("q"), assistant("a"), user("b")], assistant("c"), session=session)
+    assert (again.session_id, again.next_state_of) == (context.session_id, turn.id)
+    assert second.index == 1
+
+
+async def test_an_unknown_session_is_read_from_the_ledger(world: World) -> None:
+    _, turn = await world.turn([user("q")], assistant("a"), session="s")
+    await world.sessions.close()
+    world.sessions = world.new_sessions()
+    asked = [
+        world.sessions.begin({"x-session-id": "s"}, [user("q"), assistant("a"), user(text)]) for text in ("x", "y", "z")
+    ]
+    contexts = await asyncio.gather(*asked)
+    assert [context.next_state_of for context in contexts].count(turn.id) == 1
+    assert "revived" in world.events
+    for context in contexts:
+        world.sessions.abandon(context)
+
+
+async def test_idle_sessions_end_and_come_back(world: World) -> None:
+    _, turn = await world.turn([user("q")], assistant("a"), session="s")
+    busy = await world.sessions.begin({"x-session-id": "busy"}, [user("q")])
+    world.now += 61
+    assert await world.sessions.sweep() == 1
+    assert world.ledger.turn(turn.id).state == "ended"
+    assert await world.sessions.sweep() == 0
+    world.sessions.abandon(busy)
+    context, _ = await world.turn([user("q"), assistant("a"), user("still here")], assistant("b"), session="s")
+    assert context.next_state_of == turn.id
+    assert world.ledger.turn(turn.id).state == "pending"
+
+
+async def test_a_session_ends_when_the_client_says_so(world: World) -> None:
+    _, turn = await world.turn([user("q")], assistant("a"), session="s", done=True)
+    assert world.ledger.turn(turn.id).state == "ended"
+    assert "ended_done" in world.events
+
+
+async def test_memory_is_bounded_and_nothing_is_lost(world: World) -> None:
+    await world.sessions.close()
+    world.sessions = world.new_sessions(max_sessions=5)
+    turns = [(await world.turn([user(f"q{n}")], assistant("a"), session=f"s{n}"))[1] for n in range(20)]
+    assert len(world.sessions) == 5
+    context, _ = await world.turn([user("q0"), assistant("a"), user("b")], assistant("c"), session="s0")
+    assert context.next_state_of == turns[0].id
+    await world.sessions.sweep()
+    assert world.ledger.turn(turns[1].id).state == "ended"
+
+
+async def test_a_cancelled_request_does_not_lose_the_next_state(world: World) -> None:
+    _, turn = await world.turn([user("q")], assistant("a"), session="s")
+    task = asyncio.create_task(world.sessions.begin({"x-session-id": "s"}, [user("q"), assistant("a"), user("b")]))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await world.sessions.close()
+    assert world.next_state(turn) == [user("b")]
+
+
+CAPTURED = Path(__file__).resolve().parents[3].parent / "shared/facts/openclaw_plugin/captured_requests.jsonl"
+# number of the request: the request whose reply it gives a next state, and the roles of that next state
+CAPTURED_NEXT_STATES = {
+    2: (1, "t"),
+    3: (2, "u"),
+    4: (3, "t"),
+    5: (4, "u"),
+    6: (5, "u"),
+    8: (7, "u"),
+    9: (8, "t"),
+    10: (9, "u"),
+    12: (11, "u"),
+    13: (12, "u"),
+    14: (13, "t"),
+    19: (14, "u"),
+    20: (19, "u"),
+    22: (20, "u"),
+    23: (22, "u"),
+    24: (23, "u"),
+    37: (35, "u"),
+    38: (37, "t"),
+    39: (38, "u"),
+    40: (39, "u"),
+}
+CAPTURED_SIDE = {16, 17, 18, 21, 25, 32, 34, 36, 42, 43}
+CAPTURED_REFUSED = {26, 27, 28, 29, 30}
+
+
+@pytest.mark.skipif(not CAPTURED.exists(), reason=f"no captured requests at {CAPTURED}")
+@pytest.mark.parametrize("extension", [True, False])
+async def test_captured_traffic_gives_the_turns_a_person_would_mark(world: World, extension: bool) -> None:
+    """The recorded server's replies are found in the later requests, so the replay answers as it did."""
+    rows = [json.loads(line) for line in CAPTURED.read_text().splitlines()]
+    posts = {n: row for n, row in enumerate(rows) if row["method"] == "POST"}
+    found: dict[int, tuple[int, str]] = {}
+    kinds: dict[int, str] = {}
+    by_turn: dict[str, int] = {}
+    for n, row in posts.items():
+        headers = dict(row["headers"])
+        if not extension:
+            for name in ("x-session-id", "x-turn-type"):
+                headers.pop(name, None)
+        messages = row["body"]["messages"]
+        context = await world.sessions.begin(headers, messages, stated_kind=headers.get("x-turn-type"))
+        kinds[n] = context.kind
+        if n in CAPTURED_REFUSED:
+            world.sessions.abandon(context)
+            continue
+        answer = row["note"].split()[0].replace("req", "ANSWER-")
+        reply = recorded_reply(posts, n) or assistant(f"{answer} ok ")
+        turn = make_turn(
+            f"r{n}", session_id=context.session_id, kind=context.kind, messages=messages, response_message=reply
+        )
+        await world.sessions.finish(context, turn)
+        by_turn[turn.id] = n
+        if context.next_state_of:
+            state = world.ledger.turn(context.next_state_of).next_state or []
+            found[n] = (by_turn[context.next_state_of], "".join(message["role"][0] for message in state))
+    assert {n for n, kind in kinds.items() if kind == "side"} == CAPTURED_SIDE
+    assert found == CAPTURED_NEXT_STATES
+
+
+def recorded_reply(posts: dict[int, Any], number: int) -> dict[str, Any] | None:
+    """Return the reply to a captured request, read from a later request of the same conversation."""
+    messages = [message for message in posts[number]["body"]["messages"] if not is_internal(message)]
+    last = messages[-1]
+    for later in range(number + 1, max(posts) + 1):
+        candidates = posts.get(later, {"body": {"messages": []}})["body"]["messages"]
+        for before, after in itertools.pairwise(candidates):
+            if after["role"] == "assistant" and before["role"] == last["role"] and before["content"] == last["content"]:
+                return after
+    return None
+
+
+async def test_a_repeated_request_is_not_the_next_state_of_its_own_reply(world: World) -> None:
+    first = [SYSTEM, user("Tidy up.")]
+    await world.turn(first, assistant("Done."), session="s")
+    second = [*first, assistant("Done."), user("And the kitchen.")]
+    _, turn = await world.turn(second, assistant("Done."), session="s")
+    again = await world.sessions.begin({"x-session-id": "s"}, second)
+    assert again.next_state_of is None
+    world.sessions.abandon(again)
+    following = await world.sessions.begin(
+        {"x-session-id": "s"}, [*second, assistant("Done."), user("Thanks, that is all.")]
+    )
+    assert following.next_state_of == turn.id
+
+
+async def test_a_session_that_cannot_be_ended_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.sessions.close()
+    world.sessions = world.new_sessions(max_sessions=2)
+    turns = [(await world.turn([user(f"q{n}")], assistant("a"), session=f"s{n}"))[1] for n in range(4)]
+    world.now += 61
+    end, broken = world.ledger.end_session, {"s0", "s2"}
+
+    def end_session(session_id: str, at: float) -> None:
+        if session_id in broken:
+            raise OSError("disk full")
+        end(session_id, at)
+
+    monkeypatch.setattr(world.ledger, "end_session", end_session)
+    with pytest.raises(OSError, match="disk full"):
+        await world.sessions.sweep()
+    assert [world.ledger.turn(turn.id).state for turn in turns] == ["waiting", "ended", "waiting", "ended"]
+    broken.clear()
+    assert await world.sessions.sweep() == 1
+    assert {world.ledger.turn(turn.id).state for turn in turns} == {"ended"}

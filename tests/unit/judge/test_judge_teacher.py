@@ -1,0 +1,147 @@
+"""Teacher log-probabilities are those of a float32 forward over joined ids, first token included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from openclaw.judge.exceptions import EngineUnavailableError, TeacherMismatchError
+from openclaw.judge.prompts import append_hint
+from openclaw.judge.teacher import TeacherScorer, score
+from openclaw.ledger.records import VersionSpan
+from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.ledger_records import make_turn
+
+HINT = "Write plain prose without bold."
+
+
+class Forward:
+    """log p(ids[k] | ids[:k]) at a temperature, by a plain transformers forward; entry 0 is meaningless."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    def __call__(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        with torch.no_grad():
+            logits = self.model(torch.tensor([list(ids)])).logits[0] / temperature
+        log_probs = torch.log_softmax(logits[:-1].double(), dim=-1)
+        picked = log_probs.gather(1, torch.tensor(list(ids[1:]))[:, None])[:, 0]
+        return [0.0, *picked.tolist()]
+
+
+@pytest.fixture(scope="module")
+def forward(tiny_random_model: Path) -> Forward:
+    return Forward(tiny_random_model)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_random_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_random_model)
+
+
+@pytest.fixture(scope="module")
+def render(tokenizer: Any) -> Any:
+    def apply(messages: Any, tools: Any, keywords: dict[str, Any]) -> list[int]:
+        return tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False, **keywords
+        )
+
+    return apply
+
+
+def turn_of(forward: Forward, render: Any, *, temperature: float, response_ids: list[int]) -> Any:
+    messages = [{"role": "user", "content": "What is 2 + 3?"}]
+    prompt_ids = render(messages, None, {})
+    sampled = forward([*prompt_ids, *response_ids], temperature)[len(prompt_ids) :]
+    return make_turn(
+        messages=messages,
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        response_logprobs=sampled,
+        temperature=temperature,
+        weight_versions=[VersionSpan("1", 0, len(response_ids))],
+    )
+
+
+async def test_scores_are_those_of_the_forward_first_token_included(forward: Forward, render: Any) -> None:
+    engine = FakeEngine(score=forward)
+    prompt, response = render([{"role": "user", "content": "hi"}], None, {}), [300, 11, 12, 300]
+    scores = await score(engine, prompt, response)
+    assert scores.log_probs == pytest.approx(forward([*prompt, *response])[len(prompt) :], abs=1e-12)
+    assert len(scores.log_probs) == len(response)
+    [payload] = engine.payloads
+    assert payload["logprob_start_len"] == len(prompt) - 1
+    assert payload["sampling_params"]["max_new_tokens"] == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_advantage_is_the_log_ratio_at_temperature_one(forward: Forward, render: Any, temperature: float) -> None:
+    response_ids = [300, 11, 12, 40, 41]
+    turn = turn_of(forward, render, temperature=temperature, response_ids=response_ids)
+    engine = FakeEngine(score=forward)
+    result = await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(turn, HINT)
+    hinted = render(append_hint(turn.messages, HINT), None, {})
+    teacher = forward([*hinted, *response_ids])[len(hinted) :]
+    student = forward([*turn.prompt_ids, *response_ids])[len(turn.prompt_ids) :]
+    advantage = [t - old for t, old in zip(result.log_probs, turn.response_logprobs, strict=True)]
+    assert advantage == pytest.approx([t - s for t, s in zip(teacher, student, strict=True)], abs=1e-9)
+    assert max(abs(value) for value in advantage) > 1e-3
+    if temperature == 1.0:
+        assert list(result.log_probs) == pytest.approx(teacher, abs=1e-9)
+    assert result.versions == ("1",)
+
+
+async def test_ids_are_joined_and_never_tokenised_again(forward: Forward, render: Any, tokenizer: Any) -> None:
+    split = [tokenizer.convert_tokens_to_ids(character) for character in "The"]
+    assert tokenizer.encode("The", add_special_tokens=False) != split
+    turn = turn_of(forward, render, temperature=1.0, response_ids=split)
+    engine = FakeEngine(score=forward)
+    await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(turn, HINT)
+    assert all(payload["input_ids"][-3:] == split for payload in engine.payloads)
+
+
+async def test_scores_of_different_weights_are_taken_again(forward: Forward, render: Any) -> None:
+    turn = turn_of(forward, render, temperature=1.0, response_ids=[5, 6])
+    engine = FakeEngine(score=forward, versions=["1", "2", "2"])
+    result = await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(turn, HINT)
+    assert len(engine.payloads) == 4
+    assert result.versions == ("2",)
+    restless = FakeEngine(score=forward, versions=[str(number) for number in range(20)])
+    with pytest.raises(EngineUnavailableError, match="weights changed"):
+        await TeacherScorer(policy=restless, teacher=restless, render=render, concurrency=1).score_turn(turn, HINT)
+
+
+async def test_another_models_teacher_scores_only_the_hinted_prompt(forward: Forward, render: Any) -> None:
+    turn = turn_of(forward, render, temperature=1.0, response_ids=[5, 6])
+    policy, teacher = FakeEngine(score=forward, versions=["9"]), FakeEngine(score=forward, versions=["default"])
+    result = await TeacherScorer(policy=policy, teacher=teacher, render=render, concurrency=1).score_turn(turn, HINT)
+    assert (len(policy.payloads), len(teacher.payloads)) == (1, 1)
+    assert policy.payloads[0]["input_ids"] == [*turn.prompt_ids, 5, 6]
+    assert len(teacher.payloads[0]["input_ids"]) > len(policy.payloads[0]["input_ids"])
+    assert result.versions == ("default", "9")
+
+
+async def test_engine_that_scores_something_else_is_an_error(render: Any) -> None:
+    class Shifted(FakeEngine):
+        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+            answer = await super().generate(payload)
+            del answer["meta_info"]["input_token_logprobs"][-1]
+            return answer
+
+    flat = lambda ids: [-1.0] * len(ids)  # noqa: E731
+    with pytest.raises(TeacherMismatchError, match="asked to score 2 tokens"):
+        await score(Shifted(score=flat), [1, 2], [3, 4])
+    with pytest.raises(TeacherMismatchError, match="finite"):
+        await score(FakeEngine(score=lambda ids: [float("nan")] * len(ids)), [1, 2], [3, 4])
+
+
+async def test_turn_without_user_message_has_no_teacher(render: Any) -> None:
+    engine = FakeEngine(score=lambda ids: [-1.0] * len(ids))
+    scorer = TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1)
+    with pytest.raises(TeacherMismatchError, match="no user message"):
+        await scorer.score_turn(make_turn(messages=[{"role": "system", "content": "x"}]), HINT)

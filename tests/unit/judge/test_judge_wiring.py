@@ -1,0 +1,96 @@
+"""The judge loop as a runtime process builds it: configuration, HTTP, tokenizer, method, ledger together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from openclaw.config import RuntimeConfig
+from openclaw.exceptions import ConfigError
+from openclaw.judge.wiring import build_judge_loop
+from openclaw.ledger.store import Ledger
+from tests.helpers.ledger_records import USER_NEXT, make_turn
+
+HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
+
+
+class EngineHandler(BaseHTTPRequestHandler):
+    """Answers votes with a hint and scores every token with minus the length of the input."""
+
+    def do_POST(self) -> None:
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer: dict[str, Any] = {"text": HINT_ANSWER, "meta_info": {}}
+        if payload.get("return_logprob"):
+            ids, start = payload["input_ids"], payload["logprob_start_len"]
+            entries = [[None, ids[start], None], *([-float(len(ids)), token, None] for token in ids[start + 1 :])]
+            answer = {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": "3"}}
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), EngineHandler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def config(url: str, tiny_random_model: Path) -> RuntimeConfig:
+    return RuntimeConfig(
+        policy_url=url,
+        judge_url=url,
+        judge_tokenizer=str(tiny_random_model),
+        judge_prompts="brief",
+        method="openclaw_combine_method.Combine",
+        min_response_tokens=1,
+    )
+
+
+async def test_configured_loop_judges_and_closes_its_connections(config: RuntimeConfig, tmp_path: Path) -> None:
+    ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
+    loop = build_judge_loop(config, ledger, lambda *_: [1, 2, 3, 4, 5, 6], registry)
+    stop = asyncio.Event()
+    task = asyncio.create_task(loop.run(stop))
+    turn = make_turn()
+    ledger.record_turn(turn)
+    ledger.record_next_state(turn.id, USER_NEXT, 102.0)
+    loop.notify()
+    async with asyncio.timeout(20.0):
+        while ledger.ready_count() == 0:
+            await asyncio.sleep(0.005)
+    stop.set()
+    await asyncio.wait_for(task, 10.0)
+    [sample] = ledger.claim_samples(0, 1)
+    assert sample.reward == 1.0
+    assert sample.teacher_log_probs == pytest.approx([value - 2.0 for value in turn.response_logprobs])
+    [judged] = ledger.judged_turns("session")
+    assert judged.verdict.teacher_versions == ("3",)
+    assert all(engine._client.is_closed for engine in loop.engines)
+
+
+@pytest.mark.parametrize("missing", ["policy_url", "judge_url", "judge_tokenizer", "method"])
+def test_what_is_not_named_is_asked_for(config: RuntimeConfig, tmp_path: Path, missing: str) -> None:
+    with pytest.raises(ConfigError, match="OPENCLAW_"):
+        build_judge_loop(
+            replace(config, **{missing: None}), Ledger(tmp_path / "l"), lambda *_: [1], CollectorRegistry()
+        )

@@ -1,0 +1,305 @@
+"""Every pending turn is judged exactly once, and a failure of the machinery is never a score."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from openclaw_combine_method import Combine
+from openclaw_rl_method import BinaryRL
+from prometheus_client import CollectorRegistry
+
+from openclaw.hygiene import Limits
+from openclaw.judge.client import JudgeClient, JudgeSampling
+from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.metrics import JudgeMetrics
+from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.worker import JudgeWorker, WorkerSettings
+from openclaw.ledger.store import Ledger
+from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.ledger_records import USER_NEXT, make_turn
+from tests.helpers.tiny_random import build_tokenizer
+
+HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
+LIMITS = Limits(temperature=0.6, min_response_tokens=2, max_tokens=100)
+SETTINGS = WorkerSettings(concurrency=3, timeout=5.0, poll_seconds=0.02, first_pause=0.0)
+CONFIG = SimpleNamespace(prm_m=1, rl_session_weight=0.1, combine_w_rl=1.0, combine_w_opd=1.0)
+
+
+@dataclass
+class Bench:
+    """A worker over a fresh ledger with a scripted judge."""
+
+    ledger: Ledger
+    engine: FakeEngine
+    settings: WorkerSettings = SETTINGS
+    method: Any = field(default_factory=lambda: BinaryRL(CONFIG))
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def worker(self) -> JudgeWorker:
+        teacher = TeacherScorer(
+            policy=self.engine, teacher=self.engine, render=lambda *_: [9, 9, 9, 9, 9], concurrency=1
+        )
+        judge = JudgeClient(self.engine, build_tokenizer(), "brief", JudgeSampling())
+        return JudgeWorker(self.ledger, self.method, judge, teacher, LIMITS, JudgeMetrics(self.registry), self.settings)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[JudgeWorker]:
+        stop, worker = asyncio.Event(), self.worker()
+        task = asyncio.create_task(worker.run(stop))
+        try:
+            yield worker
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, 10.0)
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def pend(self, turn_id: str = "turn-0", **changes: Any) -> None:
+        self.ledger.record_turn(make_turn(turn_id, **changes))
+        self.ledger.record_next_state(turn_id, USER_NEXT, 102.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when ``condition`` holds; fail after ten seconds."""
+    async with asyncio.timeout(10.0):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def judged(bench: Bench, count: int = 1) -> Callable[[], bool]:
+    return lambda: bench.ledger.counts()["turns"].get("judged", 0) == count
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.sqlite")
+
+
+async def test_pending_turn_becomes_a_sample(ledger: Ledger) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{-1}"))
+    bench.pend()
+    async with bench.running():
+        await until(judged(bench))
+    [sample] = ledger.claim_samples(0, 5)
+    assert sample.reward == -1.0
+    [record] = ledger.judged_turns("session")
+    assert [(vote.judge, vote.value) for vote in record.verdict.votes] == [("prm", -1)]
+    assert bench.count("openclaw_judge_turns_total", outcome="sample") == 1
+    assert bench.count("openclaw_judge_votes_total", judge="prm", value="-1") == 1
+
+
+async def test_notify_judges_without_waiting_for_the_poll(ledger: Ledger) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, poll_seconds=3600.0))
+    async with bench.running() as worker:
+        bench.pend()
+        worker.notify()
+        await until(judged(bench))
+
+
+async def test_unreachable_judge_leaves_the_turn_pending_then_it_is_judged(ledger: Ledger) -> None:
+    failures = 3
+
+    def answer(_: dict[str, Any]) -> str:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise EngineUnavailableError("connection refused")
+        return "\\boxed{1}"
+
+    bench = Bench(ledger, FakeEngine(answer))
+    bench.pend()
+    async with bench.running():
+        await until(judged(bench))
+    assert bench.count("openclaw_judge_failures_total", kind="unavailable") == 3
+    assert ledger.counts()["judge_attempts_failed"] == 3
+    [sample] = ledger.claim_samples(0, 5)
+    assert sample.reward == 1.0
+
+
+async def test_failed_turn_waits_longer_each_time_and_others_go_on(ledger: Ledger) -> None:
+    def answer(payload: dict[str, Any]) -> str:
+        raise EngineUnavailableError("connection refused")
+
+    bench = Bench(ledger, FakeEngine(answer), replace(SETTINGS, first_pause=1000.0))
+    bench.pend()
+    async with bench.running():
+        await until(lambda: bench.count("openclaw_judge_failures_total", kind="unavailable") == 1)
+        await until(lambda: ledger.counts()["judge_attempts_failed"] == 1)
+        assert ledger.pending_turns(10) == []
+        bench.engine._answer = lambda _: "\\boxed{1}"
+        bench.pend("turn-1")
+        await until(judged(bench))
+    assert ledger.turn("turn-0").state == "pending"
+    assert ledger.turn("turn-1").state == "judged"
+
+
+async def test_turn_that_takes_too_long_stays_pending(ledger: Ledger) -> None:
+    class Hanging(FakeEngine):
+        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+            await asyncio.Event().wait()
+            return {}
+
+    bench = Bench(ledger, Hanging(), replace(SETTINGS, timeout=0.01, first_pause=1000.0))
+    bench.pend()
+    async with bench.running():
+        await until(lambda: ledger.counts()["judge_attempts_failed"] == 1)
+    assert bench.count("openclaw_judge_failures_total", kind="timeout") == 1
+    assert ledger.turn("turn-0").state == "pending"
+
+
+async def test_bug_in_a_method_is_counted_and_leaves_the_turn_pending(ledger: Ledger) -> None:
+    class Broken(BinaryRL):
+        def samples(self, turn: Any, verdict: Any) -> Any:
+            raise KeyError("oops")
+
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, first_pause=1000.0), Broken(CONFIG))
+    bench.pend()
+    async with bench.running():
+        await until(lambda: ledger.counts()["judge_attempts_failed"] == 1)
+    assert bench.count("openclaw_judge_failures_total", kind="internal") == 1
+
+
+async def test_refused_question_is_final_with_a_reason(ledger: Ledger) -> None:
+    def answer(_: dict[str, Any]) -> str:
+        raise EngineRefusedError("HTTP 400: prompt too long")
+
+    bench = Bench(ledger, FakeEngine(answer))
+    bench.pend()
+    async with bench.running():
+        await until(judged(bench))
+    assert ledger.counts()["turn_reasons"] == {"judge_refused": 1}
+
+
+async def test_turn_with_a_defect_is_not_shown_to_the_judge(ledger: Ledger) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"))
+    bench.pend(temperature=1.0)
+    async with bench.running():
+        await until(judged(bench))
+    assert bench.engine.payloads == []
+    assert ledger.counts()["turn_reasons"] == {"temperature": 1}
+
+
+async def test_stopping_leaves_turns_pending_and_a_new_worker_goes_on(ledger: Ledger) -> None:
+    class Hanging(FakeEngine):
+        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+            self.payloads.append(payload)
+            await asyncio.Event().wait()
+            return {}
+
+    first = Bench(ledger, Hanging())
+    for number in range(5):
+        first.pend(f"turn-{number}")
+    async with first.running():
+        await until(lambda: len(first.engine.payloads) == 3)
+    assert ledger.counts()["turns"] == {"pending": 5}
+    assert len(first.engine.payloads) == SETTINGS.concurrency
+    second = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"))
+    async with second.running():
+        await until(judged(second, 5))
+    assert ledger.ready_count() == 5
+
+
+async def test_two_workers_give_one_sample_per_turn(ledger: Ledger) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"))
+    other = Bench(Ledger(ledger.path), FakeEngine(lambda _: "\\boxed{1}"))
+    for number in range(8):
+        bench.pend(f"turn-{number}")
+    async with bench.running(), other.running():
+        await until(judged(bench, 8))
+    assert ledger.ready_count() == 8
+
+
+async def test_hint_brings_teacher_logprobs(ledger: Ledger) -> None:
+    def answer(payload: dict[str, Any]) -> str:
+        return HINT_ANSWER
+
+    bench = Bench(ledger, FakeEngine(answer, score=lambda ids: [-float(len(ids))] * len(ids)), method=Combine(CONFIG))
+    bench.pend()
+    async with bench.running():
+        await until(judged(bench))
+    [sample] = ledger.claim_samples(0, 5)
+    turn = ledger.turn("turn-0")
+    assert sample.teacher_log_probs == pytest.approx([value - 1.0 for value in turn.response_logprobs])
+    assert sample.metadata["hint"] == "Write plain prose."
+
+
+async def test_teacher_that_refuses_leaves_the_score_and_is_counted(ledger: Ledger) -> None:
+    class TooLong(FakeEngine):
+        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+            if payload.get("return_logprob"):
+                raise EngineRefusedError("HTTP 400: too long")
+            return {"text": HINT_ANSWER}
+
+    bench = Bench(ledger, TooLong(), method=Combine(CONFIG))
+    bench.pend()
+    async with bench.running():
+        await until(judged(bench))
+    assert bench.count("openclaw_judge_teacher_failures_total", kind="refused") == 1
+    [sample] = ledger.claim_samples(0, 5)
+    assert (sample.reward, sample.teacher_log_probs) == (1.0, None)
+
+
+async def test_session_of_zeros_contributes_its_last_turn_once(ledger: Ledger) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{0}"))
+    bench.pend("turn-0")
+    bench.pend("turn-1", index=1)
+    ledger.record_turn(make_turn("turn-2", index=2))
+    async with bench.running() as worker:
+        await until(judged(bench, 2))
+        assert ledger.ready_count() == 0
+        ledger.end_session("session", 200.0)
+        worker.notify()
+        await until(lambda: ledger.ready_count() == 1)
+        ledger.record_next_state("turn-2", USER_NEXT, 300.0)
+        worker.notify()
+        await until(judged(bench, 3))
+    [sample] = ledger.claim_samples(0, 5)
+    assert (sample.reward, sample.metadata["turn_id"]) == (0.1, "turn-1")
+    assert bench.count("openclaw_judge_session_samples_total") == 1
+
+
+def test_method_with_a_teacher_needs_one(ledger: Ledger) -> None:
+    judge = JudgeClient(FakeEngine(), build_tokenizer(), "brief", JudgeSampling())
+    with pytest.raises(ValueError, match="needs a teacher"):
+        JudgeWorker(ledger, Combine(CONFIG), judge, None, LIMITS, JudgeMetrics(CollectorRegistry()))
+
+
+async def test_a_session_that_cannot_be_closed_holds_up_no_other(ledger: Ledger) -> None:
+    class Fragile(BinaryRL):
+        def session_samples(self, session: Any) -> Any:
+            if session[0].turn.session_id != "good":
+                raise KeyError("a bug")
+            return super().session_samples(session)
+
+    settings = replace(SETTINGS, first_pause=3600.0, longest_pause=3600.0)
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{0}"), settings, Fragile(CONFIG))
+    names = ["bad-0", "bad-1", "bad-2", "good"]
+    for at, name in enumerate(names):
+        bench.pend(f"turn-{name}", session_id=name)
+        ledger.end_session(name, 200.0 + at)
+    async with bench.running():
+        await until(lambda: ledger.ready_count() == 1)
+        await until(lambda: ledger.finished_sessions(10) == names[:3])
+    assert bench.count("openclaw_judge_session_failures_total", reason="KeyError") == 3
+
+
+async def test_a_turn_that_cannot_be_postponed_is_counted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def postpone(*_: Any) -> None:
+        raise OSError("disk full")
+
+    def answer(_: dict[str, Any]) -> str:
+        raise EngineUnavailableError("gone")
+
+    monkeypatch.setattr(ledger, "postpone", postpone)
+    bench = Bench(ledger, FakeEngine(answer))
+    bench.pend()
+    async with bench.running():
+        await until(lambda: bench.count("openclaw_judge_failures_total", kind="postpone") >= 1)

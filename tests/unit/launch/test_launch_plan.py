@@ -1,0 +1,224 @@
+"""The launcher: one plan out of variables, profile and flags, the same from every folder, and clear words when it cannot work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openclaw.config import VARIABLES
+from openclaw.exceptions import ConfigError
+from openclaw.launch.plan import Plan, make_plan
+from openclaw.launch.profiles import GPU8, TINY_CPU
+from openclaw.launch.variables import LAUNCH_VARIABLES, REPLACED, parse_gpus
+from tests.helpers.checkpoints import config_only
+
+METHODS = ("rl", "opd", "combine")
+CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+
+
+def gpu_script(repository: Path, method: str) -> Path:
+    return repository / f"openclaw-{method}" / f"run_qwen3_4b_openclaw_{method}.sh"
+
+
+def run_script(script: str | Path, *words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(script), *words]
+    return subprocess.run(command, cwd=cwd, env=CLEAN | environment, capture_output=True, text=True, check=False)
+
+
+def plan(method: str = "combine", *extra: str, model: Path | None = None, **environment: str) -> Plan:
+    given = {"HF_CKPT": str(model)} if model else {}
+    return make_plan(GPU8, method, None, extra, given | environment)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("folder", [".", "slime", "own"])
+def test_gpu_scripts_dry_run_from_three_folders(method: str, folder: str, repository: Path) -> None:
+    cwd = repository / (f"openclaw-{method}" if folder == "own" else folder)
+    script = os.path.relpath(gpu_script(repository, method), cwd)
+    result = run_script(script, "--dry-run", cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    for line in (
+        "  actor    0-3",
+        "  rollout  4-5",
+        "  judge    6-7",
+        "  GPU 0  actor    rank 0",
+        "  GPU 7  judge    engine 0",
+    ):
+        assert line in lines
+    assert any(line.startswith("warning: not found on this machine: --hf-checkpoint") for line in lines)
+    assert f"PYTHONPATH={repository}/openclaw-{method}:{repository}:{repository}/slime" in result.stdout
+    names = {line.split()[0] for line in lines if line.strip()}
+    assert {variable.name for variable in (*LAUNCH_VARIABLES, *VARIABLES)} <= names
+
+
+def test_a_dry_run_imports_nothing_heavy(repository: Path) -> None:
+    command = (
+        "import sys; sys.argv = ['launch', '--method', 'rl', '--dry-run']\n"
+        "from openclaw.launch.__main__ import main\nmain()\n"
+        "print([m for m in ('torch', 'ray', 'sglang', 'transformers') if m in sys.modules])"
+    )
+    environment = CLEAN | {"PYTHONPATH": f"{repository}:{repository}/slime"}
+    result = subprocess.run(
+        [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False, cwd=repository
+    )
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine may have enough GPUs")
+@pytest.mark.parametrize("method", METHODS)
+def test_without_gpus_a_script_names_the_cpu_command(method: str, repository: Path) -> None:
+    result = run_script(gpu_script(repository, method), cwd=repository)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert f"bash openclaw-{method}/run_tiny_cpu.sh" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"ACTOR_GPUS": "6"}, "6 actor + 2 rollout + 2 judge GPUs are 10"),
+        ({"ROLLOUT_GPUS": "3", "NUM_GPUS": "9"}, "ROLLOUT_GPUS, TP"),
+        ({"PRM_TP": "4"}, "PRM_GPUS, PRM_TP"),
+        ({"PRM_MAX_NEW_TOKENS": "40000"}, "CONTEXT_LENGTH=32768"),
+        ({"MAX_RESPONSE_LENGTH": "40000"}, "MAX_RESPONSE_LENGTH, CONTEXT_LENGTH"),
+        ({"HOST": "0.0.0.0"}, "SGLANG_API_KEY"),
+        ({"ACTOR_GPUS": "many"}, "write 4 or 0,1,2,3"),
+        ({"LEARNING_RATE": "fast"}, "LEARNING_RATE='fast'"),
+        ({"NNODES": "2"}, "one machine"),
+        ({"RESUME_CKPT": "x"}, "RESUME=1"),
+    ],
+)
+def test_an_impossible_run_fails_with_the_line_to_change(
+    environment: dict[str, str], says: str, repository: Path
+) -> None:
+    result = run_script(gpu_script(repository, "combine"), "--dry-run", cwd=repository, **environment)
+    assert result.returncode == 2
+    assert says in result.stderr
+
+
+def test_a_flag_with_a_typo(repository: Path) -> None:
+    result = run_script(gpu_script(repository, "rl"), "--dry-run", "--rollout-batchsize", "4", cwd=repository)
+    assert result.returncode == 2
+    assert "did you mean --rollout-batch-size?" in result.stderr
+
+
+def test_flags_win_over_variables_and_variables_over_profiles(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    assert plan(model=model).args.lr == 1e-5
+    assert plan(model=model, LEARNING_RATE="3e-6").args.lr == 3e-6
+    assert plan("combine", "--lr", "2e-6", model=model, LEARNING_RATE="3e-6").args.lr == 2e-6
+    assert plan(model=model).problems == ()
+
+
+def test_methods_differ_where_they_should(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    rl, opd, combine = (plan(method, model=model, OPENCLAW_COMBINE_W_OPD="0.5").args for method in METHODS)
+    assert (rl.advantage_estimator, rl.rewards_normalization, rl.use_opd, rl.prm_m) == ("grpo", False, False, 3)
+    assert (opd.advantage_estimator, opd.prm_m) == ("on_policy_distillation", 1)
+    assert (combine.advantage_estimator, combine.use_opd, combine.opd_kl_coef) == ("grpo", True, 0.5)
+    assert all(args.use_rollout_logprobs and args.rollout_temperature == 0.6 for args in (rl, opd, combine))
+
+
+def test_gpu_lists(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    listed = plan(model=model, ACTOR_GPUS="2,3", ROLLOUT_GPUS="4,", PRM_GPUS="7,", TP="1", PRM_TP="1")
+    assert listed.problems == ()
+    assert listed.environment["CUDA_VISIBLE_DEVICES"] == "2,3,4,7"
+    assert (listed.args.num_gpus, listed.args.actor_num_gpus_per_node) == (4, 2)
+    with pytest.raises(ConfigError, match="share a GPU"):
+        plan(ACTOR_GPUS="0,1", ROLLOUT_GPUS="1,2", PRM_GPUS="3,4")
+    with pytest.raises(ConfigError, match="ascending"):
+        plan(ACTOR_GPUS="4,5", ROLLOUT_GPUS="0,1", PRM_GPUS="2,3")
+    with pytest.raises(ConfigError, match="all three"):
+        plan(ACTOR_GPUS="4,5")
+    assert parse_gpus("X", "3") == (3, None)
+    assert parse_gpus("X", "3,") == (1, (3,))
+
+
+@pytest.mark.parametrize("name", sorted(REPLACED))
+def test_variables_of_other_guides_say_what_to_use(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        plan(**{name: "1"})
+
+
+def test_secrets_stay_out_of_the_plan(repository: Path) -> None:
+    keys = {"SGLANG_API_KEY": "s3cret-a", "WANDB_API_KEY": "s3cret-b", "HF_TOKEN": "s3cret-c"}
+    result = run_script(gpu_script(repository, "rl"), "--dry-run", cwd=repository, **keys)
+    assert result.returncode == 0
+    assert "s3cret" not in result.stdout + result.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if len(line.split()) == 3}
+    assert rows["SGLANG_API_KEY"] == rows["WANDB_API_KEY"] == ["set", "env"]
+
+
+def test_sources_are_shown(repository: Path) -> None:
+    result = run_script(gpu_script(repository, "rl"), "--dry-run", cwd=repository, UPDATES="7", TP="1")
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
+    assert rows["NUM_ROLLOUT"] == ["7", "env", "(UPDATES)"]
+    assert rows["TP"] == ["1", "env"]
+    assert rows["PRM_M"] == ["3", "method"]
+    assert rows["PORT"] == ["30000", "default"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_tiny_profile(method: str, tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    tiny = make_plan(
+        TINY_CPU, method, None, [], {"HF_CKPT": str(model), "UPDATES": "5", "RUN_DIR": str(tmp_path / "run")}
+    )
+    args = tiny.args
+    assert tiny.problems == ()
+    assert (args.device, args.train_dtype, args.num_gpus) == ("cpu", "float32", 3)
+    assert (args.actor_num_gpus_per_node, args.rollout_num_gpus, args.prm_num_gpus) == (1, 1, 1)
+    assert (args.num_rollout, args.save_interval, args.serve_when_done) == (5, 4, True)
+    assert (args.rollout_max_context_len, args.rollout_max_response_len, args.prm_max_new_tokens) == (2048, 160, 96)
+    assert (args.rollout_temperature, args.kl_loss_type, args.use_kl_loss) == (0.6, "low_var_kl", True)
+    assert tiny.environment["OPENCLAW_JUDGE_PROMPTS"] == "brief"
+    assert args.run_dir == str(tmp_path / "run")
+
+
+def test_paths_are_relative_to_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    config_only(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert plan(HF_CKPT="mine").args.hf_checkpoint == str(tmp_path / "mine")
+    assert plan().args.hf_checkpoint == str(repository / "models" / "Qwen3-4B")
+    assert plan(HF_CKPT="mine").args.save == str(repository / "runs" / "gpu8-combine" / "checkpoints")
+
+
+def test_the_shape_is_checked_against_the_checkpoint(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    wrong = make_plan(GPU8, "rl", "qwen3-4B", [], {"HF_CKPT": str(model)})
+    assert any("--rotary-base 1e+06" in problem and "MODEL_ARGS_ROTARY_BASE" in problem for problem in wrong.problems)
+    with pytest.raises(ConfigError, match=r"qwen3-4B"):
+        make_plan(GPU8, "rl", "qwen3-5B", [], {})
+
+
+def test_all_scripts_are_clean(repository: Path) -> None:
+    listing = subprocess.run(
+        ["git", "-C", str(repository), "ls-files", "-co", "--exclude-standard", "--", "*.sh"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    scripts = [str(repository / name) for name in listing.stdout.split()]
+    checker = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    command = [checker, "-x", *scripts] if checker else ["bash", "-n", *scripts]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_a_method_folder_dropped_in_is_enough(tmp_path: Path) -> None:
+    folder = tmp_path / "openclaw-mymethod"
+    folder.mkdir()
+    found = plan(str(folder), "--rollout-function-path", "my_rollout.generate")
+    assert found.environment["PYTHONPATH"].startswith(f"{folder}{os.pathsep}")
+    assert found.args.rollout_function_path == "my_rollout.generate"
+    with pytest.raises(ConfigError, match="use combine, opd, rl, or the path of a method folder"):
+        plan("openclaw-nowhere")

@@ -1,0 +1,115 @@
+"""Relative to the checkpoint that is restored, every sample is trained exactly once, whatever crashes and when.
+
+The model of the state machine is a trainer whose weights are the list of samples it was trained on. A checkpoint copies
+that list; a crash goes back to the copy. The ledger must then hand out exactly the samples that are not in it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from openclaw.ledger.store import Ledger
+from tests.helpers.ledger_records import judged_sample
+
+
+class TrainingRun(RuleBasedStateMachine):
+    """Claims, steps, checkpoints, crashes and restores in any order that a run can produce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="ledger-"))
+        self.ledger = Ledger(self.folder / "ledger.sqlite")
+        self.created = 0
+        self.weights: list[int] = []
+        self.next_rollout = 0
+        self.next_step = 0
+        self.batches: dict[int, list[int]] = {}
+        self.dropped: dict[int, int] = {}
+        self.checkpoints: list[tuple[int, list[int]]] = [(-1, [])]
+
+    def teardown(self) -> None:
+        self.crash_and_restore(back=0)
+        ready = self.ledger.ready_count()
+        if ready:
+            self.claim(ready)
+            self.step()
+        assert sorted(self.weights + list(self.dropped)) == list(range(1, self.created + 1))
+        self.ledger.close()
+        shutil.rmtree(self.folder)
+
+    @rule(count=st.integers(1, 5))
+    def judge(self, count: int) -> None:
+        for _ in range(count):
+            judged_sample(self.ledger, f"turn-{self.created}")
+            self.created += 1
+
+    @precondition(lambda self: self.next_rollout - self.next_step < 2 and self.ledger.ready_count() > 0)
+    @rule(count=st.integers(1, 4))
+    def claim(self, count: int) -> None:
+        samples = self.ledger.claim_samples(self.next_rollout, count)
+        self.batches[self.next_rollout] = [sample.metadata["ledger_id"] for sample in samples]
+        self.next_rollout += 1
+
+    @precondition(lambda self: self.next_rollout > self.next_step)
+    @rule()
+    def claim_again_after_the_caller_died(self) -> None:
+        rollout_id = self.next_rollout - 1
+        again = self.ledger.claim_samples(rollout_id, len(self.batches[rollout_id]))
+        assert [sample.metadata["ledger_id"] for sample in again] == self.batches[rollout_id]
+
+    @precondition(lambda self: self.next_rollout > self.next_step and len(self.batches[self.next_rollout - 1]) > 1)
+    @rule()
+    def drop(self) -> None:
+        rollout_id = self.next_rollout - 1
+        sample_id = self.batches[rollout_id].pop()
+        self.ledger.drop_sample(sample_id, "stale", rollout_id)
+        self.dropped[sample_id] = rollout_id
+
+    @precondition(lambda self: self.next_rollout > self.next_step)
+    @rule()
+    def step(self) -> None:
+        self.weights += self.batches.pop(self.next_step)
+        self.ledger.record_step(self.next_step, str(self.next_step + 1), 1.0, 2.0)
+        self.next_step += 1
+
+    @precondition(lambda self: self.next_step - 1 > self.checkpoints[-1][0])
+    @rule(killed_before_the_ledger_knows=st.booleans())
+    def checkpoint(self, killed_before_the_ledger_knows: bool) -> None:
+        self.checkpoints.append((self.next_step - 1, list(self.weights)))
+        if killed_before_the_ledger_knows:
+            self.crash_and_restore(back=0)
+        else:
+            self.ledger.mark_trained(self.next_step - 1)
+
+    @rule(back=st.integers(0, 2))
+    def crash_and_restore(self, back: int) -> None:
+        self.ledger.close()
+        del self.checkpoints[max(1, len(self.checkpoints) - back) :]
+        rollout_id, weights = self.checkpoints[-1]
+        self.ledger = Ledger(self.folder / "ledger.sqlite")
+        self.ledger.reconcile(rollout_id)
+        self.weights = list(weights)
+        self.batches = {}
+        self.dropped = {sample: rollout for sample, rollout in self.dropped.items() if rollout <= rollout_id}
+        self.next_rollout = self.next_step = rollout_id + 1
+        assert self.ledger.ready_count() == self.created - len(self.weights) - len(self.dropped)
+
+    @invariant()
+    def nothing_is_trained_twice(self) -> None:
+        assert len(set(self.weights)) == len(self.weights)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        leased = [sample for batch in self.batches.values() for sample in batch]
+        known = self.ledger.ready_count() + len(leased) + len(self.weights) + len(self.dropped)
+        assert known == self.created
+
+
+TestTrainingRun = TrainingRun.TestCase
+TestTrainingRun.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)

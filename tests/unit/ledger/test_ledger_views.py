@@ -1,0 +1,97 @@
+"""A user can see what became of each turn: the inspect command and the export of conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from openclaw.inspect import main
+from openclaw.ledger.conversations import conversations
+from openclaw.ledger.records import Verdict, Vote
+from openclaw.ledger.store import Ledger
+from openclaw.samples import make_sample
+from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """One trained turn, one without a sample, one dropped, one waiting, one that the judge could not read."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    judged_sample(ledger, "trained")
+    ledger.claim_samples(0, 1)
+    ledger.record_step(0, "1", 105.0, 107.5)
+    ledger.record_turn(make_turn("zero", index=1))
+    ledger.record_next_state("zero", USER_NEXT, 103.0)
+    ledger.record_judged("zero", Verdict(score=0, votes=(Vote("prm", "(c) \\boxed{0}", 0),)), [], "score_zero")
+    dropped = make_turn("dropped", session_id="other")
+    ledger.record_turn(dropped)
+    ledger.record_next_state("dropped", USER_NEXT, 104.0)
+    sample = make_sample(dropped, -1.0, score=-1, teacher_log_probs=[-0.1, -0.2, -0.3])
+    ledger.record_judged("dropped", Verdict(score=-1, hint="Write plain prose."), [sample], None)
+    ledger.drop_sample(2, "stale", 1)
+    ledger.record_turn(make_turn("waiting", session_id="other", index=1))
+    ledger.record_turn(make_turn("stuck", session_id="third"))
+    ledger.record_next_state("stuck", USER_NEXT, 104.0)
+    ledger.postpone("stuck", "connection refused", 0.0)
+    return ledger
+
+
+def shown(ledger: Ledger, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main([str(ledger.path), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_summary_counts_states_reasons_and_steps(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(ledger, capsys)
+    assert "sessions 3   steps 1   failed judge attempts 1" in text
+    assert "judged 3  pending 1  waiting 1" in text
+    assert "score_zero 1" in text
+    assert "dropped 1  leased 1" in text
+    assert "stale 1" in text
+    assert "version 1 (2.5 s after the step)" in text
+
+
+def test_each_turn_shows_verdict_and_step(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(ledger, capsys, "--turns").splitlines()
+    assert len(lines) == 5
+    assert "score +1" in lines[0]
+    assert "leased in step 0, live as version 1" in lines[0]
+    assert "score_zero" in lines[1]
+    assert "dropped (stale)" in lines[2]
+    assert "hint: Write plain prose." in lines[2]
+    assert "waiting" in lines[3]
+    assert "pending after 1 failed attempts: connection refused" in lines[4]
+
+
+def test_samples_and_one_session(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(ledger, capsys, "--samples").splitlines()
+    assert "reward +1.00" in lines[0]
+    assert "teacher" in lines[1]
+    text = shown(ledger, capsys, "--session", "session")
+    assert "next state: No bold please, write it again." in text
+    assert "prm vote 0" in text
+
+
+def test_missing_file_and_session_say_what_to_type(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(ledger.path) + ".none"]) == 2
+    assert "no ledger at" in capsys.readouterr().err
+    assert main([str(ledger.path), "--session", "nobody"]) == 2
+    assert "--turns" in capsys.readouterr().err
+
+
+def test_export_is_one_conversation_a_line(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "conversations.jsonl"
+    assert "3 sessions written" in shown(ledger, capsys, "--export", str(path))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == list(conversations(ledger))
+    assert [line["session_id"] for line in lines] == ["session", "other", "third"]
+    assert [turn["trainable"] for line in lines for turn in line["turns"]] == [True, False, False, False, False]
+    assert lines[0]["turns"][0] == {
+        "type": "main",
+        "prompt": [{"role": "user", "content": "What is 2 + 3?"}],
+        "response": {"role": "assistant", "content": "The sum is **5**."},
+        "next_state": USER_NEXT,
+        "trainable": True,
+    }

@@ -1,0 +1,158 @@
+"""(score, hint, teacher) -> samples, for each of the three methods, as tables."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from openclaw_combine_method import Combine
+from openclaw_opd_method import OnPolicyDistillation
+from openclaw_rl_method import BinaryRL
+
+from openclaw.config import RuntimeConfig
+from openclaw.ledger.records import JudgedTurn, Verdict
+from openclaw.method import JudgePlan, Method, SampleDecision, load_method
+from tests.helpers.ledger_records import USER_NEXT, make_turn
+
+TURN = make_turn(next_state=USER_NEXT, next_state_at=102.0)
+TEACHER = (-0.2, -0.4, -0.6)
+HINT = "Write plain prose."
+CONFIG = RuntimeConfig()
+
+
+def outcome(decision: SampleDecision) -> Any:
+    """Reward and teacher of the one sample, or the reason."""
+    if decision.reason is not None:
+        return decision.reason
+    [sample] = decision.samples
+    sample.validate()
+    assert sample.tokens == TURN.prompt_ids + TURN.response_ids
+    assert sample.rollout_log_probs == TURN.response_logprobs
+    assert sample.loss_mask == [1, 1, 1]
+    assert sample.weight_versions == ["1"]
+    assert sample.session_id == "session"
+    return sample.reward, sample.teacher_log_probs
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"), [(1, (1.0, None)), (-1, (-1.0, None)), (0, "score_zero"), (None, "score_zero")]
+)
+def test_binary_rl(score: int | None, expected: Any) -> None:
+    assert outcome(BinaryRL(CONFIG).samples(TURN, Verdict(score=score))) == expected
+
+
+@pytest.mark.parametrize(
+    ("hint", "teacher", "expected"),
+    [(HINT, TEACHER, (0.0, list(TEACHER))), (None, None, "no_hint"), (HINT, None, "no_teacher_log_probs")],
+)
+def test_opd(hint: str | None, teacher: tuple[float, ...] | None, expected: Any) -> None:
+    verdict = Verdict(hint=hint, teacher_log_probs=teacher)
+    assert outcome(OnPolicyDistillation(CONFIG).samples(TURN, verdict)) == expected
+
+
+@pytest.mark.parametrize(
+    ("score", "hint", "teacher", "expected"),
+    [
+        (1, HINT, TEACHER, (1.0, list(TEACHER))),
+        (-1, HINT, TEACHER, (-1.0, list(TEACHER))),
+        (0, HINT, TEACHER, (0.0, list(TEACHER))),
+        (-1, None, None, (-1.0, None)),
+        (1, None, None, (1.0, None)),
+        (-1, HINT, None, (-1.0, None)),
+        (0, HINT, None, "no_teacher_log_probs"),
+        (0, None, None, "score_zero_no_hint"),
+    ],
+)
+def test_combine(score: int, hint: str | None, teacher: tuple[float, ...] | None, expected: Any) -> None:
+    verdict = Verdict(score=score, hint=hint, teacher_log_probs=teacher)
+    assert outcome(Combine(CONFIG).samples(TURN, verdict)) == expected
+
+
+def test_combine_weighs_the_score_once_and_logs_it_raw() -> None:
+    method = Combine(replace(CONFIG, combine_w_rl=0.25))
+    [sample] = method.samples(TURN, Verdict(score=-1)).samples
+    assert (sample.reward, sample.metadata["raw_reward"]) == (-0.25, -1.0)
+    without = Combine(replace(CONFIG, combine_w_rl=0.0))
+    assert outcome(without.samples(TURN, Verdict(score=-1))) == "score_zero_no_hint"
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "votes"),
+    [
+        (BinaryRL, JudgePlan(prm_votes=3), JudgePlan(prm_votes=5)),
+        (OnPolicyDistillation, JudgePlan(hint_votes=1, needs_teacher=True), JudgePlan(0, 5, True)),
+        (Combine, JudgePlan(1, 1, True), JudgePlan(5, 5, True)),
+    ],
+)
+def test_votes_are_the_papers_unless_set(method: Any, plan: JudgePlan, votes: JudgePlan) -> None:
+    assert method(CONFIG).judges() == plan
+    assert method(replace(CONFIG, prm_m=5)).judges() == votes
+    assert isinstance(method(CONFIG), Method)
+
+
+def judged(turn_id: str, reason: str | None, score: int = 0) -> JudgedTurn:
+    return JudgedTurn(replace(TURN, id=turn_id, state="judged", reason=reason), Verdict(score=score))
+
+
+def test_session_of_zeros_contributes_its_last_scored_turn() -> None:
+    session = [judged("a", "score_zero"), judged("b", "score_zero"), judged("c", "too_short")]
+    [(turn_id, sample)] = BinaryRL(CONFIG).session_samples(session)
+    assert (turn_id, sample.reward) == ("b", CONFIG.rl_session_weight)
+    assert sample.reward > 0
+    assert sample.metadata["raw_reward"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "session",
+    [[], [judged("a", "score_zero"), judged("b", None, 1)], [judged("a", "too_short")], [judged("a", "aborted")]],
+)
+def test_session_that_contributed_or_was_never_scored_gives_nothing_more(session: list[JudgedTurn]) -> None:
+    assert BinaryRL(CONFIG).session_samples(session) == []
+
+
+def test_session_guarantee_can_be_turned_off() -> None:
+    method = BinaryRL(replace(CONFIG, rl_session_weight=0.0))
+    assert method.session_samples([judged("a", "score_zero")]) == []
+
+
+@pytest.mark.parametrize("method", [OnPolicyDistillation, Combine])
+def test_other_methods_take_nothing_from_a_session(method: Any) -> None:
+    assert method(CONFIG).session_samples([judged("a", "score_zero")]) == []
+
+
+def test_truncated_reply_is_marked() -> None:
+    turn = replace(TURN, finish_reason="length")
+    [sample] = BinaryRL(CONFIG).samples(turn, Verdict(score=-1)).samples
+    assert sample.status is type(sample).Status.TRUNCATED
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("openclaw_rollout", "generate_rollout_openclaw"),
+        ("openclaw_opd_rollout", "generate_rollout_openclaw_opd"),
+        ("openclaw_combine_rollout", "generate_rollout_openclaw_combine"),
+    ],
+)
+def test_rollout_file_names_a_method_that_loads(module: str, name: str) -> None:
+    plugin = __import__(module)
+    assert load_method(plugin.METHOD, CONFIG).judges()
+    parameters = inspect.signature(getattr(plugin, name)).parameters
+    assert list(parameters) == ["args", "rollout_id", "data_source", "evaluation"]
+    assert parameters["evaluation"].default is False
+
+
+def test_method_must_implement_the_protocol() -> None:
+    with pytest.raises(TypeError, match="str lacks"):
+        load_method("builtins.str", CONFIG)
+
+
+def test_plans_and_decisions_say_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="at least one vote"):
+        JudgePlan()
+    with pytest.raises(ValueError, match="hint_votes"):
+        JudgePlan(prm_votes=1, needs_teacher=True)
+    with pytest.raises(ValueError, match="not both"):
+        SampleDecision()

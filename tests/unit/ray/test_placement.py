@@ -1,0 +1,73 @@
+"""The layout of roles on GPUs."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from slime.exceptions import ConfigurationError
+from slime.ray.placement import describe_placement
+
+
+def arguments(**changes: Any) -> Namespace:
+    values = {
+        "debug_rollout_only": False,
+        "debug_train_only": False,
+        "colocate": False,
+        "actor_num_nodes": 1,
+        "actor_num_gpus_per_node": 4,
+        "rollout_num_gpus": 2,
+        "rollout_num_gpus_per_engine": 2,
+        "prm_enable": True,
+        "prm_num_gpus": 2,
+        "prm_num_gpus_per_engine": 2,
+        "num_gpus": 8,
+    }
+    return Namespace(**{**values, **changes})
+
+
+def test_eight_gpus_are_four_two_two() -> None:
+    placement = describe_placement(arguments())
+    assert (placement.actor, placement.rollout, placement.judge) == ((0, 1, 2, 3), (4, 5), (6, 7))
+    assert placement.total == 8
+    assert [(engine.name, engine.gpu_ids) for engine in placement.engines("prm")] == [("engine-prm-0", (6, 7))]
+    assert [line.split()[:3] for line in placement.lines()] == [
+        ["actor", "GPU", "0-3"],
+        ["rollout", "GPU", "4-5"],
+        ["judge", "GPU", "6-7"],
+    ]
+
+
+def test_several_engines_share_the_gpus_of_their_role() -> None:
+    engines = describe_placement(arguments(rollout_num_gpus_per_engine=1)).engines("policy")
+    assert [engine.gpu_ids for engine in engines] == [(4,), (5,)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"debug_train_only": True}, ((0, 1, 2, 3), (), ())),
+        ({"debug_rollout_only": True}, ((), (0, 1), ())),
+        ({"colocate": True}, ((0, 1, 2, 3), (0, 1), ())),
+        ({"prm_enable": False}, ((0, 1, 2, 3), (4, 5), ())),
+        ({"actor_num_nodes": 2, "num_gpus": None}, (tuple(range(8)), (8, 9), (10, 11))),
+    ],
+)
+def test_modes(changes: dict[str, Any], expected: tuple[tuple[int, ...], ...]) -> None:
+    placement = describe_placement(arguments(**changes))
+    assert (placement.actor, placement.rollout, placement.judge) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_gpus": 7}, "need 8, --num-gpus is 7"),
+        ({"rollout_num_gpus": 3}, "--rollout-num-gpus 3 is not a multiple"),
+        ({"prm_num_gpus": 3}, "--prm-num-gpus 3 is not a multiple"),
+    ],
+)
+def test_an_impossible_split_names_the_flag(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        describe_placement(arguments(**changes))

@@ -1,0 +1,86 @@
+"""The command line, the environment and the address of engines."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from slime.backends.sglang_utils import router
+from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
+from slime.backends.sglang_utils.server_args import EngineSpec, command_line, server_command
+from slime.exceptions import ConfigurationError
+
+
+def arguments(**changes: Any) -> Namespace:
+    values = {
+        "hf_checkpoint": "policy",
+        "prm_model_path": "judge",
+        "seed": 7,
+        "weight_update_mode": "retract",
+        "sglang_router_port": 30000,
+        "sglang_mem_fraction_static": 0.8,
+        "sglang_context_length": 4096,
+        "sglang_enable_metrics": True,
+    }
+    return Namespace(**{**values, **changes})
+
+
+def options(command: list[str]) -> dict[str, str]:
+    words = command[3:]
+    return {
+        word: "" if position + 1 == len(words) or words[position + 1].startswith("--") else words[position + 1]
+        for position, word in enumerate(words)
+        if word.startswith("--")
+    }
+
+
+def test_a_gpu_engine_takes_the_pass_through_options() -> None:
+    given = options(server_command(arguments(), EngineSpec("policy", 1, 2), port=5, cpu=False))
+    assert given["--model-path"] == "policy"
+    assert (given["--tp-size"], given["--port"], given["--random-seed"]) == ("2", "5", "8")
+    assert (given["--mem-fraction-static"], given["--context-length"]) == ("0.8", "4096")
+    assert "--enable-metrics" in given
+    assert "--device" not in given
+    assert "--router-port" not in given
+
+
+def test_a_cpu_engine_is_one_process_with_torch_kernels() -> None:
+    given = options(server_command(arguments(), EngineSpec("prm", 0, 2), port=5, cpu=True))
+    assert given["--model-path"] == "judge"
+    assert (given["--tp-size"], given["--device"], given["--mem-fraction-static"]) == ("1", "cpu", "0.2")
+    assert "--disable-radix-cache" not in given
+
+
+def test_updates_in_place_need_an_engine_without_prefix_cache() -> None:
+    in_place = arguments(weight_update_mode="in_place")
+    policy = options(server_command(in_place, EngineSpec("policy", 0, 1), port=5, cpu=True))
+    judge = options(server_command(in_place, EngineSpec("prm", 0, 1), port=5, cpu=True))
+    assert "--disable-radix-cache" in policy
+    assert "--disable-radix-cache" not in judge
+
+
+def test_lists_and_flags_on_the_command_line() -> None:
+    words = command_line({"worker_urls": ["a", "b"], "flag": True, "off": False, "none": None, "size": 3})
+    assert words == ["--worker-urls", "a", "b", "--flag", "--size", "3"]
+
+
+def test_only_cpu_engines_see_the_standins() -> None:
+    base = {"PYTHONPATH": "/mine", "RANK": "3", "WORLD_SIZE": "4"}
+    cpu, gpu = engine_environment(base, cpu=True), engine_environment(base, cpu=False)
+    assert cpu["PYTHONPATH"].split(":")[0] == str(CPU_STANDINS)
+    assert str(CPU_STANDINS) not in gpu["PYTHONPATH"]
+    assert gpu["PYTHONPATH"].endswith("/mine")
+    assert "RANK" not in cpu
+    assert cpu["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
+
+
+def test_router_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not router.check_router("auto", 1)
+    assert router.check_router("auto", 2)
+    with pytest.raises(ConfigurationError, match="--router direct addresses one engine"):
+        router.check_router("direct", 2)
+    monkeypatch.setattr(router, "ROUTER_PACKAGE", "no_such_package")
+    with pytest.raises(ConfigurationError, match="pip install sglang-router"):
+        router.check_router("auto", 2)

@@ -1,0 +1,244 @@
+"""The command line: what parses, what is refused, and what the message says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from slime.arguments import parse_args
+from slime.arguments.refused import REFUSED
+from slime.arguments.sglang_flags import recorded_flags
+from slime.backends.sglang_utils.server import CPU_STANDINS
+from tests.helpers.checkpoints import config_only
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> list[str]:
+    """The shortest command line that is valid."""
+    model = config_only(tmp_path / "model")
+    words = f"--hf-checkpoint {model} --rollout-batch-size 16 --num-rollout 2 --device cpu --run-dir {tmp_path / 'run'}"
+    return words.split()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    """What the parser says to a command line that it must refuse."""
+    with pytest.raises(SystemExit) as exit_:
+        parse_args(words)
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_defaults_that_follow_from_others(base: list[str], tmp_path: Path) -> None:
+    args = parse_args(base)
+    assert args.ref_load == args.prm_model_path == args.hf_checkpoint == str(tmp_path / "model")
+    assert (args.global_batch_size, args.num_steps_per_rollout) == (16, 1)
+    assert args.eps_clip_high == args.eps_clip == 0.2
+    assert args.train_dtype == "float32"
+    assert args.eval_function_path == args.rollout_function_path
+    assert args.prm_num_gpus == 0
+    assert (args.pack_sequences, args.rewards_normalization, args.rollout_global_dataset) == (True, True, True)
+
+
+def test_switches_say_what_they_do(base: list[str]) -> None:
+    off = [
+        "--no-pack-sequences",
+        "--disable-rewards-normalization",
+        "--disable-rollout-global-dataset",
+        "--disable-compute-advantages-and-returns",
+        "--disable-grpo-std-normalization",
+    ]
+    args = parse_args([*base, *off])
+    names = (
+        "pack_sequences",
+        "rewards_normalization",
+        "rollout_global_dataset",
+        "compute_advantages_and_returns",
+        "grpo_std_normalization",
+    )
+    assert not any(getattr(args, name) for name in names)
+
+
+def test_steps_and_global_batch_size_agree(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_args([*base, "--num-steps-per-rollout", "4"]).global_batch_size == 4
+    assert parse_args([*base, "--global-batch-size", "8"]).num_steps_per_rollout == 2
+    text = refusal(capsys, [*base, "--global-batch-size", "8", "--num-steps-per-rollout", "4"])
+    assert "--global-batch-size 8" in text
+    assert "16 samples" in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--rollout-batchsize", "--rollout-batch-size"),
+        ("--kl-los-coef=0.1", "--kl-loss-coef"),
+        ("--sglang-mem-fraction-statc", "--sglang-mem-fraction-static"),
+    ],
+)
+def test_a_typo_names_the_nearest_flag(
+    base: list[str], capsys: pytest.CaptureFixture[str], typed: str, meant: str
+) -> None:
+    text = refusal(capsys, [*base, typed])
+    assert f"unknown argument {typed}" in text
+    assert f"did you mean {meant}?" in text
+
+
+def test_no_flag_can_be_abbreviated(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--rollout-temperature" in refusal(capsys, [*base, "--rollout-temperatur", "0.5"])
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        *("--hf-checkpoint", str(tmp_path / "nowhere"), "--rollout-batch-size", "16", "--num-rollout", "1"),
+        *("--save-interval", "4", "--use-dynamic-batch-size", "--kl-loss-coef", "0.1", "--colocate"),
+        *("--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2", "--loss-type", "custom_loss"),
+    ]
+    text = refusal(capsys, words)
+    for line in (
+        f"--hf-checkpoint {tmp_path / 'nowhere'}: no such folder",
+        "--save-interval needs --save",
+        "--use-dynamic-batch-size needs --max-tokens-per-gpu",
+        "--kl-loss-coef has no effect without --use-kl-loss",
+        "--colocate",
+        "--rollout-num-gpus 3 is not a multiple of --rollout-num-gpus-per-engine 2",
+        "--custom-loss-function-path",
+    ):
+        assert line in text
+
+
+def test_what_is_not_there_is_refused_by_name(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for flag in REFUSED for word in (f"--{flag}", "1")]
+    text = refusal(capsys, [*base, *words])
+    for flag, reason in REFUSED.items():
+        assert f"  - --{flag} {reason}" in text
+    assert "--dynamic-history is not implemented" in refusal(capsys, [*base, "--dynamic_history"])
+
+
+def test_megatron_is_refused_with_the_alternative(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--train-backend fsdp" in refusal(capsys, [*base, "--train-backend", "megatron"])
+
+
+def test_more_gpus_than_there_are(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    roles = ["--actor-num-gpus-per-node", "4", "--rollout-num-gpus", "2", "--prm-enable", "--prm-num-gpus", "2"]
+    assert parse_args([*base, *roles, "--num-gpus", "8"]).prm_num_gpus == 2
+    text = refusal(capsys, [*base, *roles, "--num-gpus", "6"])
+    assert "4 actor + 2 rollout + 2 judge" in text
+    assert "--num-gpus is 6" in text
+
+
+def test_a_judge_budget_larger_than_its_context(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--prm-enable", "--prm-num-gpus", "1", "--sglang-context-length", "4096", "--prm-max-new-tokens"]
+    assert parse_args([*base, *words, "1024"]).prm_max_new_tokens == 1024
+    assert "--prm-max-new-tokens 4096 leaves no room" in refusal(capsys, [*base, *words, "4096"])
+
+
+def test_judge_flags_without_a_judge_take_no_gpu(base: list[str]) -> None:
+    assert parse_args([*base, "--prm-num-gpus", "2"]).prm_num_gpus == 0
+
+
+def test_the_model_shape_must_be_the_checkpoints(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    shape = [
+        "--num-layers",
+        "36",
+        "--hidden-size",
+        "2560",
+        "--rotary-base",
+        "5000000",
+        "--norm-epsilon",
+        "1e-6",
+        "--swiglu",
+        "--group-query-attention",
+        "--use-rotary-position-embeddings",
+        "--qk-layernorm",
+        "--normalization",
+        "RMSNorm",
+    ]
+    assert parse_args([*base, *shape]).num_layers == 36
+    text = refusal(capsys, [*base, *shape, "--hidden-size", "4096", "--untie-embeddings-and-output-weights"])
+    assert "--hidden-size 4096 does not fit" in text
+    assert "remove --untie-embeddings-and-output-weights" in text
+    assert "add --qk-layernorm" in refusal(capsys, [*base, *(word for word in shape if word != "--qk-layernorm")])
+
+
+def test_resume_needs_a_checkpoint_and_a_used_folder_needs_resume(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = tmp_path / "save"
+    words = [*base, "--save", str(save)]
+    assert "start without --resume" in refusal(capsys, [*words, "--resume"])
+    assert parse_args(words).load is None
+    save.mkdir()
+    (save / "latest_checkpointed_iteration.txt").write_text("3")
+    assert parse_args([*words, "--resume"]).load == str(save)
+    assert "add --resume" in refusal(capsys, words)
+
+
+def test_a_key_on_the_command_line_is_refused_and_not_repeated(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = refusal(capsys, [*base, "--wandb-key", "s3cret"])
+    assert "WANDB_API_KEY" in text
+    assert "s3cret" not in text
+
+
+def test_plugin_arguments_and_custom_config(base: list[str], tmp_path: Path) -> None:
+    def add(parser: ArgumentParser) -> ArgumentParser:
+        parser.add_argument("--my-bonus", type=float, default=0.5)
+        return parser
+
+    config = tmp_path / "extra.yaml"
+    config.write_text("max_iteration: 7\nrollout_temperature: 0.3\n")
+    args = parse_args([*base, "--my-bonus", "2", "--custom-config-path", str(config)], add)
+    assert (args.my_bonus, args.max_iteration, args.rollout_temperature) == (2.0, 7, 0.3)
+
+
+def test_eval_data_as_pairs(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    args = parse_args([*base, "--eval-interval", "2", "--eval-prompt-data", "math", "m.jsonl", "aime", "a.jsonl"])
+    assert args.eval_datasets == [{"name": "math", "path": "m.jsonl"}, {"name": "aime", "path": "a.jsonl"}]
+    assert "--eval-interval needs" in refusal(capsys, [*base, "--eval-interval", "2"])
+
+
+def test_engine_flags_are_typed(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    args = parse_args([*base, "--sglang-mem-fraction-static", "0.8", "--sglang-disable-radix-cache"])
+    assert (args.sglang_mem_fraction_static, args.sglang_disable_radix_cache) == (0.8, True)
+    assert "invalid int value" in refusal(capsys, [*base, "--sglang-context-length", "long"])
+    assert "unknown argument --sglang-model-path" in refusal(capsys, [*base, "--sglang-model-path", "x"])
+
+
+def test_the_recorded_engine_flags_are_the_installed_ones() -> None:
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("SGLang is not installed")
+    command = (
+        "import json; from slime.arguments.sglang_flags import installed_flags; print(json.dumps(installed_flags()))"
+    )
+    found = [] if importlib.util.find_spec("sgl_kernel") else [str(CPU_STANDINS)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*found, *sys.path])}
+    output = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    assert json.loads(output.splitlines()[-1])[1] == recorded_flags()
+
+
+def test_help_is_grouped_and_imports_nothing_heavy() -> None:
+    command = (
+        "import sys\n"
+        "from slime.arguments import parse_args\n"
+        "try:\n    parse_args(['--help'])\n"
+        "except SystemExit as stop:\n    print(stop.code, [m for m in ('torch', 'ray', 'sglang', 'transformers') if m in sys.modules])\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    started = time.monotonic()
+    output = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    assert time.monotonic() - started < 5.0
+    assert output.splitlines()[-1] == "0 []"
+    for title in ("cluster and placement:", "rollout:", "judge:", "optimizer:", "LoRA:", "tracking:"):
+        assert title in output

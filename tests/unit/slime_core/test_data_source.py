@@ -1,0 +1,142 @@
+"""The data source: order, epochs, buffer, and a position that a checkpoint restores."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from slime.exceptions import CheckpointError, ConfigurationError
+from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, read_rows
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> Namespace:
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"q": f"question {number}", "a": str(number), "metadata": {"row": number}} for number in range(5)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Namespace(
+        prompt_data=str(file),
+        input_key="q",
+        label_key="a",
+        metadata_key="metadata",
+        tool_key="tools",
+        apply_chat_template=False,
+        apply_chat_template_kwargs={},
+        rollout_global_dataset=True,
+        rollout_shuffle=False,
+        rollout_seed=42,
+        n_samples_per_prompt=2,
+        buffer_filter_path=None,
+        save=str(tmp_path / "save"),
+        load=str(tmp_path / "save"),
+        hf_checkpoint=None,
+    )
+
+
+def prompts(groups: list) -> list[str]:
+    return [group[0].prompt for group in groups]
+
+
+def test_groups_are_copies_with_running_numbers(args: Namespace) -> None:
+    groups = RolloutDataSource(args).get_samples(2)
+    assert [[(s.group_index, s.index, s.label) for s in group] for group in groups] == [
+        [(0, 0, "0"), (0, 1, "0")],
+        [(1, 2, "1"), (1, 3, "1")],
+    ]
+    groups[0][0].metadata["row"] = "changed"
+    assert groups[0][1].metadata == {"row": 0}
+
+
+def test_epochs_go_round_and_shuffle_depends_on_the_seed(args: Namespace) -> None:
+    plain = RolloutDataSource(args)
+    assert prompts(plain.get_samples(7)) == [f"question {n}" for n in (0, 1, 2, 3, 4, 0, 1)]
+    args.rollout_shuffle = True
+    first, second = RolloutDataSource(args), RolloutDataSource(args)
+    order = prompts(first.get_samples(10))
+    assert order == prompts(second.get_samples(10))
+    assert sorted(order[:5]) == sorted(order[5:]) == [f"question {n}" for n in range(5)]
+    assert order[:5] != order[5:]
+
+
+def test_a_checkpoint_restores_position_and_buffer(args: Namespace) -> None:
+    args.rollout_shuffle = True
+    source = RolloutDataSourceWithBuffer(args)
+    groups = source.get_samples(4)
+    source.add_samples([groups[1], groups[2][:1]])
+    source.save(3)
+    expected = prompts(source.get_samples(8))
+    later = RolloutDataSourceWithBuffer(args)
+    later.load(3)
+    assert prompts(later.get_samples(8)) == expected
+    assert expected[:2] == [groups[1][0].prompt, groups[2][0].prompt]
+
+
+def test_load_before_the_first_rollout_is_the_start(args: Namespace) -> None:
+    source = RolloutDataSource(args)
+    source.load(-1)
+    source.load(None)
+    assert prompts(source.get_samples(1)) == ["question 0"]
+    with pytest.raises(CheckpointError, match="global_dataset_state_dict_7"):
+        source.load(7)
+
+
+def test_blank_samples_without_a_dataset(args: Namespace) -> None:
+    args.rollout_global_dataset, args.prompt_data = False, None
+    source = RolloutDataSourceWithBuffer(args)
+    assert [(s.prompt, s.index) for s in source.get_samples(1)[0]] == [("", 0), ("", 1)]
+    source.save(0)
+    source.load(0)
+
+
+def test_rows_of_parquet_and_slices(tmp_path: Path, args: Namespace) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"q": str(n)} for n in range(6)]), file)
+    assert [row["q"] for row in read_rows(str(file))] == list("012345")
+    assert [row["q"] for row in read_rows(f"{file}@[1:3]")] == ["1", "2"]
+    assert [row["q"] for row in read_rows(f"{args.prompt_data}@[-2:]")] == ["question 3", "question 4"]
+
+
+@pytest.mark.parametrize(("name", "text", "says"), [("x.csv", "a", ".jsonl"), ("x.jsonl", "{", "x.jsonl")])
+def test_files_of_another_form(tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigurationError, match=says):
+        read_rows(str(tmp_path / name))
+    with pytest.raises(ConfigurationError, match="no such file"):
+        read_rows(str(tmp_path / "missing.jsonl"))
+
+
+def test_a_missing_column_is_named_with_those_there_are(args: Namespace) -> None:
+    args.input_key = "question"
+    with pytest.raises(ConfigurationError, match=r"no column 'question'; it has a, metadata, q"):
+        RolloutDataSource(args)
+
+
+def test_a_source_needs_no_length() -> None:
+    class Plugin(DataSource):
+        def get_samples(self, num_samples: int) -> list:
+            return []
+
+        def add_samples(self, samples: list) -> None: ...
+
+        def save(self, rollout_id: int) -> None: ...
+
+        def load(self, rollout_id: int | None = None) -> None: ...
+
+    assert Plugin().get_samples(1) == []
+
+
+def test_a_checkpoint_holds_the_position_of_its_rollout_though_the_next_is_under_way(args: Namespace) -> None:
+    source = RolloutDataSourceWithBuffer(args)
+    source.get_samples(2)
+    source.mark(0)
+    source.get_samples(1)
+    source.save(0)
+    resumed = RolloutDataSourceWithBuffer(args)
+    resumed.load(0)
+    assert prompts(resumed.get_samples(1)) == ["question 2"]

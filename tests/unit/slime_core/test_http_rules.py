@@ -1,0 +1,73 @@
+"""HTTP rules: transport errors and 5xx are tried again, a 4xx is told at once."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from slime.exceptions import HttpStatusError
+from slime.utils import http_utils
+from slime.utils.http_utils import find_available_port, get, is_port_available, post
+
+Answer = httpx.Response | Exception
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[httpx.Request]]:
+    """Script the answers; returns the requests that came in."""
+    monkeypatch.setattr(http_utils, "FIRST_DELAY_SECONDS", 0.0)
+
+    def script(*answers: Answer) -> list[httpx.Request]:
+        requests: list[httpx.Request] = []
+
+        def handle(request: httpx.Request) -> httpx.Response:
+            answer = answers[min(len(requests), len(answers) - 1)]
+            requests.append(request)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(http_utils, "_http_client", httpx.AsyncClient(transport=httpx.MockTransport(handle)))
+        return requests
+
+    return script
+
+
+async def test_transport_errors_and_5xx_are_tried_again(server: Callable[..., list[httpx.Request]]) -> None:
+    requests = server(httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(200, json={"ok": 1}))
+    assert await post("http://engine/generate", {"x": 1}, headers={"X-Key": "v"}) == {"ok": 1}
+    assert len(requests) == 3
+    assert requests[-1].headers["X-Key"] == "v"
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+async def test_a_4xx_is_raised_at_once(server: Callable[..., list[httpx.Request]], status: int) -> None:
+    requests = server(httpx.Response(status, text="input is too long"))
+    with pytest.raises(HttpStatusError, match=f"answered {status}: input is too long") as error:
+        await post("http://engine/generate", {})
+    assert len(requests) == 1
+    again = pickle.loads(pickle.dumps(error.value))
+    assert (again.status, again.body) == (status, "input is too long")
+
+
+async def test_it_gives_up_after_the_last_try(server: Callable[..., list[httpx.Request]]) -> None:
+    requests = server(httpx.Response(500, text="boom"))
+    with pytest.raises(HttpStatusError, match="500: boom"):
+        await post("http://engine/x", {}, max_retries=3)
+    assert len(requests) == 3
+    requests = server(httpx.ConnectError("refused"))
+    with pytest.raises(httpx.ConnectError):
+        await get("http://engine/x", max_retries=2)
+    assert len(requests) == 2
+
+
+async def test_an_answer_that_is_not_json_is_text(server: Callable[..., list[httpx.Request]]) -> None:
+    server(httpx.Response(200, text="fine"))
+    assert await post("http://engine/x", {}) == "fine"
+
+
+def test_a_found_port_is_free() -> None:
+    assert is_port_available(find_available_port())

@@ -1,0 +1,86 @@
+"""`Sample`: aligned lists, free attributes, engine answers."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.exceptions import SampleError
+from slime.utils.types import MultimodalTypes, Sample
+
+pieces = st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=5), st.booleans()), max_size=6)
+
+
+@given(prompt=st.lists(st.integers(0, 99), max_size=4), pieces=pieces)
+def test_appending_keeps_every_list_as_long_as_the_response(
+    prompt: list[int], pieces: list[tuple[list[int], bool]]
+) -> None:
+    sample = Sample(tokens=list(prompt))
+    for ids, sampled in pieces:
+        sample.append_response_tokens(ids, [-0.5] * len(ids) if sampled else None, text="x" * len(ids))
+    count = sum(len(ids) for ids, _ in pieces)
+    assert sample.tokens == prompt + [one for ids, _ in pieces for one in ids]
+    assert sample.response_length == len(sample.response) == count
+    assert sample.effective_response_length == sum(len(ids) for ids, sampled in pieces if sampled)
+    sample.validate()
+
+
+def test_append_refuses_what_does_not_fit() -> None:
+    sample = Sample(tokens=[1])
+    with pytest.raises(SampleError, match="2 tokens need as many logprobs"):
+        sample.append_response_tokens([5, 6], [-0.1])
+    with pytest.raises(SampleError, match="cannot carry loss"):
+        sample.append_response_tokens([5], None, loss_mask=[1])
+
+
+@pytest.mark.parametrize("name", ["loss_mask", "rollout_log_probs", "teacher_log_probs"])
+def test_validate_names_the_list(name: str) -> None:
+    sample = Sample(tokens=[1, 2, 3], response_length=2)
+    setattr(sample, name, [0])
+    with pytest.raises(SampleError, match=f"{name} has 1 entries for 2"):
+        sample.validate()
+
+
+def test_validate_finds_values_that_are_not_finite() -> None:
+    with pytest.raises(SampleError, match="teacher_log_probs"):
+        Sample(tokens=[1, 2], response_length=1, teacher_log_probs=[float("nan")]).validate()
+    with pytest.raises(SampleError, match="response_length 3"):
+        Sample(tokens=[1, 2], response_length=3).validate()
+
+
+def test_free_attributes_survive_the_round_trip() -> None:
+    sample = Sample(index=4, tokens=[1, 2], response_length=1, status=Sample.Status.TRUNCATED, metadata={"a": 1})
+    sample.tool_call_count = 3  # type: ignore[attr-defined]
+    sample.spec_info.add({"spec_accept_token_num": 2, "spec_draft_token_num": 4, "completion_tokens": 8})
+    data = sample.to_dict()
+    assert data["status"] == "truncated"
+    back = Sample.from_dict(data)
+    assert vars(back) == vars(sample)
+    assert back.tool_call_count == 3  # type: ignore[attr-defined]
+    assert back.spec_info.spec_accept_rate == 0.5
+
+
+def test_reward_value_of_a_dict() -> None:
+    args = Namespace(reward_key="score")
+    assert Sample(reward={"score": -1, "acc": 0}).get_reward_value(args) == -1
+    assert Sample(reward=0.5).get_reward_value(args) == 0.5
+
+
+@pytest.mark.parametrize(("kind", "status"), [("length", "truncated"), ("abort", "aborted"), ("stop", "completed")])
+def test_engine_answer_sets_status_version_and_counters(kind: str, status: str) -> None:
+    sample = Sample()
+    meta = {"finish_reason": {"type": kind}, "weight_version": 3, "cached_tokens": 5, "prompt_tokens": 10}
+    sample.update_from_meta_info(Namespace(), meta)
+    assert (sample.status.value, sample.weight_versions) == (status, ["3"])
+    assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.5
+
+
+def test_media_types() -> None:
+    assert [kind.placeholder for kind in MultimodalTypes.all()] == ["<image>", "<video>", "<audio>"]
+    image = MultimodalTypes.get("image")
+    assert image is not None
+    assert image.placeholder == "<image>"
+    assert MultimodalTypes.get("smell") is None

@@ -1,0 +1,78 @@
+"""Tracking: what is logged is on disk at once, and no secret ever is."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slime.tracking.redact import redacted
+from slime.utils import logging_utils
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> Iterator[Namespace]:
+    values = Namespace(
+        run_dir=str(tmp_path / "run"),
+        use_tensorboard=False,
+        use_wandb=False,
+        wandb_mode="offline",
+        wandb_project="p",
+        wandb_group=None,
+        wandb_team=None,
+        wandb_dir=None,
+        sglang_api_key="s3cret",
+        sglang_admin_api_key=None,
+        hf_token="s3cret",
+        input_key="prompt",
+        lr=1e-5,
+        rollout_stop_token_ids=[3],
+        max_tokens_per_gpu=8192,
+    )
+    yield values
+    logging_utils.finish_tracking(values)
+
+
+def test_json_lines_are_there_when_log_returns(args: Namespace) -> None:
+    logging_utils.log(args, {"train/step": 0, "train/loss": np.float32(0.5)}, "train/step")
+    lines = Path(args.run_dir, "metrics.jsonl").read_text().splitlines()
+    row = json.loads(lines[0])
+    assert (row["train/loss"], row["train/step"], row["step_key"]) == (0.5, 0, "train/step")
+
+
+def test_the_step_axis_must_be_there(args: Namespace) -> None:
+    with pytest.raises(KeyError, match="train/step"):
+        logging_utils.log(args, {"train/loss": 1.0}, "train/step")
+
+
+def test_no_secret_is_written(args: Namespace) -> None:
+    shown = redacted(args)
+    assert (shown["sglang_api_key"], shown["hf_token"]) == ("set", "set")
+    assert (shown["input_key"], shown["max_tokens_per_gpu"], shown["lr"]) == ("prompt", 8192, 1e-5)
+    logging_utils.log(args, {"train/step": 0}, "train/step")
+    for file in Path(args.run_dir).rglob("*"):
+        assert not file.is_file() or "s3cret" not in file.read_text()
+
+
+def test_tensorboard_by_flag(args: Namespace) -> None:
+    pytest.importorskip("tensorboard")
+    args.use_tensorboard = True
+    logging_utils.log(args, {"train/step": 1, "train/loss": 0.5}, "train/step")
+    logging_utils.finish_tracking(args)
+    assert list(Path(args.run_dir, "tensorboard").glob("events.*"))
+    assert Path(args.run_dir, "metrics.jsonl").is_file()
+
+
+def test_wandb_offline_by_flag(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    args.use_wandb = True
+    logging_utils.log(args, {"train/step": 1, "train/loss": 0.5}, "train/step")
+    logging_utils.finish_tracking(args)
+    runs = list(Path(args.run_dir, "wandb").glob("offline-run-*"))
+    assert runs
+    assert not any(b"s3cret" in file.read_bytes() for file in Path(args.run_dir).rglob("*") if file.is_file())

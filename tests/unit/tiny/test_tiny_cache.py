@@ -1,0 +1,80 @@
+"""Cache key and gate of the tiny model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_models import build, cache
+from tiny_models.gate import failures
+
+GOOD = {"judge_accuracy_heldout": 0.95, "base_right_number": 0.9, "base_rule": 0.2}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for name in cache.SOURCES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(cache.REPOSITORY / name, tmp_path / name)
+    return tmp_path
+
+
+def test_the_key_follows_every_source_and_the_seed(copy: Path) -> None:
+    keys = {cache.cache_key(0, copy), cache.cache_key(1, copy)}
+    assert cache.cache_key(0, copy) == cache.cache_key(0)
+    for name in cache.SOURCES:
+        path = copy / name
+        path.write_bytes(path.read_bytes() + b"\n")
+        keys.add(cache.cache_key(0, copy))
+    assert len(keys) == len(cache.SOURCES) + 2
+
+
+def test_the_judge_prompts_are_part_of_the_key() -> None:
+    assert "openclaw/judge/prompts.py" in cache.SOURCES
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"judge_accuracy_heldout": 0.89}, "judge accuracy"),
+        ({"base_right_number": 0.84}, "right numbers"),
+        ({"base_rule": 0.31}, "base rule"),
+        ({"base_rule": 0.09}, "base rule"),
+    ],
+)
+def test_the_gate_names_what_is_wrong(change: dict[str, float], words: str) -> None:
+    assert failures(GOOD) == []
+    (line,) = failures({**GOOD, **change})
+    assert words in line
+
+
+def test_a_built_model_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    def fake(path: Path, seed: int, console: object) -> None:
+        built.append(seed)
+        path.mkdir(parents=True)
+        (path / "metrics.json").write_text("{}")
+
+    monkeypatch.setattr(build, "_build", fake)
+    output = tmp_path / "model"
+    assert build.ensure_built(3, output) == output
+    build.ensure_built(3, output)
+    assert built == [3]
+    build.ensure_built(4, output, force=True)
+    assert built == [3, 4]
+    assert cache.is_built(output)
+
+
+def test_a_model_that_fails_its_gate_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path, seed: int, console: object) -> None:
+        path.mkdir(parents=True)
+        raise build.BuildError("judge accuracy 0.5")
+
+    monkeypatch.setattr(build, "_build", fail)
+    assert build.main(["--output", str(tmp_path / "model")]) == 1
+    assert "judge accuracy 0.5" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
