@@ -65,6 +65,7 @@ def encode_turn(turn: Turn, state: str, reason: str | None) -> dict[str, Any]:
         "response_message": json.dumps(turn.response_message),
         "temperature": turn.temperature,
         "top_p": turn.top_p,
+        "conversation": turn.conversation,
         "state": state,
         "reason": reason,
     }
@@ -94,6 +95,8 @@ def decode_turn(row: sqlite3.Row) -> Turn:
         reason=row["reason"],
         next_state=None if row["next_state"] is None else json.loads(row["next_state"]),
         next_state_at=row["next_state_at"],
+        signal=row["signal"],
+        conversation=row["conversation"],
     )
 
 

@@ -47,7 +47,7 @@ class Database:
         self._switch_to_wal()
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA foreign_keys = ON")
-        migrate(self._connection, str(self.path))
+        migrate(self._connection, self.path)
 
     def _switch_to_wal(self) -> None:
         """Turn the write-ahead log on; SQLite does not wait for another process that does so, so this does."""

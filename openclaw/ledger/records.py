@@ -13,6 +13,8 @@ TurnKind = Literal["main", "side"]
 TurnState = Literal["waiting", "pending", "judged", "ended", "excluded"]
 SampleState = Literal["ready", "leased", "trained", "dropped"]
 JudgeKind = Literal["prm", "hint"]
+Signal = Literal["next_state", "regenerated", "feedback"]
+Thumbs = Literal["up", "down"]
 Message = dict[str, Any]
 
 
@@ -51,6 +53,8 @@ class Turn:
         reason: why the turn gives no sample, or None. A turn recorded with a reason is excluded from the start.
         next_state: the messages that followed it, or None.
         next_state_at: when they arrived, seconds since the epoch.
+        signal: how the next state came; None is ``next_state``.
+        conversation: digest of ``messages`` and the reply (`openclaw.fingerprint`), or None.
     """
 
     id: str
@@ -74,6 +78,8 @@ class Turn:
     reason: str | None = None
     next_state: list[Message] | None = None
     next_state_at: float | None = None
+    signal: Signal | None = None
+    conversation: bytes | None = None
 
     def validate(self) -> None:
         """Raise ValueError naming the first length or value that is inconsistent."""
@@ -161,3 +167,26 @@ class JudgedTurn:
 
     turn: Turn
     verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feedback:
+    """What a person said about a reply outside of the conversation.
+
+    Attributes:
+        turn_id: the reply.
+        created_at: when it was said, seconds since the epoch.
+        thumbs: ``up``, ``down`` or None.
+        score: a number on the scale of the front end, or None.
+        text: words, or None.
+        source: which front end or person it came from, or None.
+        applied: whether it became the next state of its turn; assigned by the ledger.
+    """
+
+    turn_id: str
+    created_at: float
+    thumbs: Thumbs | None = None
+    score: float | None = None
+    text: str | None = None
+    source: str | None = None
+    applied: bool = False

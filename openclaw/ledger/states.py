@@ -48,3 +48,13 @@ def triggers_sql(table: str, transitions: Mapping[str, frozenset[str]], first: f
         f"CREATE TRIGGER {table}_next_state BEFORE UPDATE OF state ON {table} WHEN NOT ({' OR '.join(allowed)}) "
         f"BEGIN SELECT RAISE(ABORT, 'illegal transition in {table}'); END",
     ]
+
+
+def deletion_triggers_sql() -> list[str]:
+    """Return the statements that (re)create the trigger by which a sample leaves no gap: a tombstone comes first."""
+    return [
+        "DROP TRIGGER IF EXISTS samples_deleted",
+        "CREATE TRIGGER samples_deleted BEFORE DELETE ON samples"
+        " WHEN NOT EXISTS (SELECT 1 FROM forgotten_samples WHERE id = OLD.id)"
+        " BEGIN SELECT RAISE(ABORT, 'illegal deletion in samples'); END",
+    ]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Sequence
+from dataclasses import asdict, fields
 
 from openclaw.ledger.codec import decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.ledger.records import JudgedTurn, Message, PendingTurn, Turn, Verdict
+from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
 from slime.utils.types import Sample
 
 NO_NEXT_STATE = "no_next_state"
@@ -43,22 +44,55 @@ class TurnQueries(Database):
             )
             connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(columns.values()))
 
-    def record_next_state(self, turn_id: str, messages: Sequence[Message], at: float) -> None:
+    def record_next_state(
+        self, turn_id: str, messages: Sequence[Message], at: float, signal: Signal = "next_state"
+    ) -> None:
         """Commit what followed a turn; it waits for the judge from now on.
+
+        Args:
+            turn_id: the turn.
+            messages: what followed.
+            at: when it arrived, seconds since the epoch.
+            signal: how it came.
 
         Raises:
             TransitionError: when the turn has a next state already or is excluded.
         """
         with self.transaction() as connection:
-            self.update_one(
-                connection,
-                "turns",
-                turn_id,
-                state="pending",
-                reason=None,
-                next_state=json.dumps(list(messages)),
-                next_state_at=at,
+            self._set_next_state(connection, turn_id, messages, at, signal)
+
+    def record_feedback(self, feedback: Feedback, next_state: Sequence[Message]) -> bool:
+        """Commit feedback, which becomes the next state of its turn when that has none yet.
+
+        Args:
+            feedback: what was said.
+            next_state: the same as messages for the judge.
+
+        Returns:
+            Whether it became the next state. Feedback to a turn that has one, or is excluded, is kept beside it.
+
+        Raises:
+            UnknownRecordError: when the ledger does not hold the turn.
+        """
+        with self.transaction() as connection:
+            found = connection.execute("SELECT state FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
+            if found is None:
+                raise UnknownRecordError(f"{self.path} holds no turn {feedback.turn_id!r}")
+            applied = found["state"] in ("waiting", "ended")
+            if applied:
+                self._set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
+            columns = {**asdict(feedback), "applied": int(applied)}
+            connection.execute(
+                f"INSERT INTO feedback ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
+                tuple(columns.values()),
             )
+        return applied
+
+    def feedback(self, turn_id: str) -> list[Feedback]:
+        """Return all feedback to a turn, oldest first."""
+        names = [field.name for field in fields(Feedback)]
+        found = self.rows(f"SELECT {', '.join(names)} FROM feedback WHERE turn_id = ? ORDER BY id", (turn_id,))
+        return [Feedback(**{**dict(row), "applied": bool(row["applied"])}) for row in found]
 
     def end_session(self, session_id: str, at: float) -> None:
         """End a session: its waiting turns are kept without training, and revived when it resumes."""
@@ -96,6 +130,14 @@ class TurnQueries(Database):
             " (SELECT MAX(number) FROM turns WHERE kind = 'main' GROUP BY session_id)"
             " AND state IN ('waiting', 'ended') ORDER BY number DESC LIMIT ?",
             (limit,),
+        )
+        return [decode_turn(row) for row in found]
+
+    def turns_by_conversation(self, digest: bytes, limit: int) -> list[Turn]:
+        """Return the turns without a next state whose messages and reply have this digest, newest first."""
+        found = self.rows(
+            "SELECT * FROM turns WHERE conversation = ? AND state IN ('waiting', 'ended') ORDER BY number DESC LIMIT ?",
+            (digest, limit),
         )
         return [decode_turn(row) for row in found]
 
@@ -186,6 +228,20 @@ class TurnQueries(Database):
                 self.update_one(connection, "turns", turn_id, reason=None)
                 self._insert_sample(connection, turn_id, sample)
         return True
+
+    def _set_next_state(
+        self, connection: sqlite3.Connection, turn_id: str, messages: Sequence[Message], at: float, signal: Signal
+    ) -> None:
+        self.update_one(
+            connection,
+            "turns",
+            turn_id,
+            state="pending",
+            reason=None,
+            next_state=json.dumps(list(messages)),
+            next_state_at=at,
+            signal=signal,
+        )
 
     def _insert_sample(self, connection: sqlite3.Connection, turn_id: str, sample: Sample) -> None:
         columns = encode_sample(sample)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from openclaw.ledger.codec import pack_floats, pack_ids, unpack_floats, unpack_ids
 from openclaw.ledger.exceptions import LedgerVersionError, TransitionError, UnknownRecordError
+from openclaw.ledger.migrations import VERSION
 from openclaw.ledger.records import SampleState, TurnState, Verdict, VersionSpan, Vote
-from openclaw.ledger.schema import VERSION
 from openclaw.ledger.states import VALID_SAMPLE_TRANSITIONS, VALID_TURN_TRANSITIONS
 from openclaw.ledger.store import Ledger
 from openclaw.samples import make_sample

@@ -1,0 +1,149 @@
+"""The ledger's schema as the ordered list of steps that lead to it: `MIGRATIONS`, from an empty file to `VERSION`.
+
+Guarantees: a step that has been released is never edited; a change of the schema is a new step. A new file goes through
+all steps, so that it is the same as one that was brought up to date. Triggers are not part of a step: they follow from
+the tables in `openclaw.ledger.states` and are made anew after the last step.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from openclaw.fingerprint import conversation_digest
+
+_VERSION_1 = """
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY,
+    started_at REAL NOT NULL,
+    ended_at REAL,               -- set when the session ends, cleared when it resumes
+    closed_at REAL               -- set once, when a finished session has contributed
+);
+CREATE TABLE turns (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    session_id TEXT NOT NULL REFERENCES sessions(id),
+    position INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('main', 'side')),
+    created_at REAL NOT NULL,
+    finished_at REAL NOT NULL,
+    messages TEXT NOT NULL,
+    tools TEXT NOT NULL,
+    chat_template_kwargs TEXT NOT NULL,
+    prompt_ids BLOB NOT NULL,
+    response_ids BLOB NOT NULL,
+    response_logprobs BLOB NOT NULL,
+    weight_versions TEXT NOT NULL,
+    finish_reason TEXT NOT NULL,
+    response_message TEXT NOT NULL,
+    temperature REAL NOT NULL,
+    top_p REAL NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT,
+    next_state TEXT,
+    next_state_at REAL,
+    judge_attempts INTEGER NOT NULL DEFAULT 0,
+    judge_error TEXT,
+    not_before REAL NOT NULL DEFAULT 0
+);
+CREATE INDEX turns_by_state ON turns(state, number);
+CREATE INDEX turns_by_session ON turns(session_id, number);
+CREATE TABLE verdicts (
+    turn_id TEXT PRIMARY KEY REFERENCES turns(id),
+    verdict TEXT NOT NULL,
+    teacher_log_probs BLOB,
+    judged_at REAL NOT NULL
+);
+CREATE TABLE samples (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    sample TEXT NOT NULL,
+    tokens BLOB NOT NULL,
+    rollout_log_probs BLOB,
+    teacher_log_probs BLOB,
+    state TEXT NOT NULL,
+    reason TEXT,
+    rollout_id INTEGER,
+    created_at REAL NOT NULL
+);
+CREATE INDEX samples_by_state ON samples(state, id);
+CREATE INDEX samples_by_turn ON samples(turn_id);
+CREATE TABLE steps (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    rollout_id INTEGER NOT NULL,
+    weight_version TEXT NOT NULL,
+    trained_at REAL NOT NULL,
+    live_at REAL NOT NULL,
+    undone_at REAL
+);
+CREATE UNIQUE INDEX steps_by_rollout ON steps(rollout_id) WHERE undone_at IS NULL;
+"""
+
+_VERSION_2 = """
+ALTER TABLE turns ADD COLUMN conversation BLOB;  -- digest of the messages and the reply, see openclaw.fingerprint
+ALTER TABLE turns ADD COLUMN signal TEXT         -- how the next state came; NULL is next_state
+    CHECK (signal IN ('next_state', 'regenerated', 'feedback'));
+CREATE INDEX turns_by_conversation ON turns(conversation, number) WHERE conversation IS NOT NULL;
+CREATE TABLE feedback (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn_id TEXT NOT NULL REFERENCES turns(id),
+    created_at REAL NOT NULL,
+    thumbs TEXT CHECK (thumbs IN ('up', 'down')),
+    score REAL,
+    text TEXT,
+    source TEXT,
+    applied INTEGER NOT NULL DEFAULT 0 CHECK (applied IN (0, 1))  -- 1 when it became the next state of its turn
+);
+CREATE INDEX feedback_by_turn ON feedback(turn_id);
+CREATE TABLE forgotten_samples (                 -- what is left of a sample: that a step used one more
+    id INTEGER PRIMARY KEY,
+    rollout_id INTEGER,                          -- NULL when no step used it
+    forgotten_at REAL NOT NULL
+);
+CREATE TABLE forgotten_sessions (
+    session BLOB PRIMARY KEY,                    -- digest of the session id
+    forgotten_at REAL NOT NULL
+);
+"""
+
+
+def fill_conversations(connection: sqlite3.Connection) -> None:
+    """Set the digest of the main turns that were recorded before there was a column for it."""
+    last = 0
+    while True:
+        row = connection.execute(
+            "SELECT number, messages, response_message FROM turns WHERE number > ? AND kind = 'main'"
+            " ORDER BY number LIMIT 1",
+            (last,),
+        ).fetchone()
+        if row is None:
+            return
+        last, messages, reply = row
+        digest = conversation_digest(json.loads(messages), json.loads(reply))
+        connection.execute("UPDATE turns SET conversation = ? WHERE number = ?", (digest, last))
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One step of the schema.
+
+    Attributes:
+        version: of the file after it.
+        summary: what it brings.
+        statements: SQL.
+        fill: gives values to what the statements added; None when there is nothing to fill.
+    """
+
+    version: int
+    summary: str
+    statements: str
+    fill: Callable[[sqlite3.Connection], None] | None = None
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(1, "sessions, turns, verdicts, samples, steps", _VERSION_1),
+    Migration(2, "conversation digests, signals, feedback, what was forgotten", _VERSION_2, fill_conversations),
+)
+VERSION = MIGRATIONS[-1].version

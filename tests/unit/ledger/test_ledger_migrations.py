@@ -1,0 +1,127 @@
+"""A file that an older program wrote is brought up to date without loss; ``tests/data/ledger_v1.sqlite`` is one."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from openclaw.fingerprint import conversation_digest
+from openclaw.ledger import schema
+from openclaw.ledger.exceptions import TransitionError
+from openclaw.ledger.migrations import MIGRATIONS, VERSION, Migration
+from openclaw.ledger.store import Ledger
+from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
+
+
+@pytest.fixture
+def old_file(repository: Path, tmp_path: Path) -> Path:
+    """A copy of the version 1 file: sessions alice, bob, carol and one without an id; turns in every state."""
+    path = tmp_path / "ledger.sqlite"
+    shutil.copy(repository / "tests/data/ledger_v1.sqlite", path)
+    return path
+
+
+def contents(path: Path) -> dict[str, list[dict[str, object]]]:
+    """Return the rows of the tables of version 1."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        return {
+            table: [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY 1")]
+            for table in ("sessions", "turns", "verdicts", "samples", "steps")
+        }
+
+
+def version_of(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def structure(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return {" ".join(row[0].split()) for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql <> ''")}
+
+
+def test_versions_count_up_from_one() -> None:
+    assert [migration.version for migration in MIGRATIONS] == list(range(1, VERSION + 1))
+
+
+def test_every_row_of_version_1_survives(old_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = contents(old_file)
+    assert version_of(old_file) == 1
+    assert [len(rows) for rows in before.values()] == [4, 10, 6, 5, 2]
+    with caplog.at_level(logging.INFO):
+        ledger = Ledger(old_file)
+    assert version_of(old_file) == VERSION
+    after = contents(old_file)
+    for table, rows in before.items():
+        assert [{name: row[name] for name in old} for row, old in zip(after[table], rows, strict=True)] == rows
+    backup = schema.backup_path(old_file, 1)
+    assert contents(backup) == before
+    assert version_of(backup) == 1
+    assert str(backup) in caplog.text
+    assert ledger.counts()["samples"] == {"dropped": 1, "leased": 1, "ready": 1, "trained": 2}
+    assert ledger.turn("judged-0").signal is None
+
+
+def test_a_migrated_file_goes_on_as_a_new_one(old_file: Path, tmp_path: Path) -> None:
+    ledger = Ledger(old_file)
+    judged_sample(ledger, "new", session_id="alice")
+    ledger.record_next_state("waiting", USER_NEXT, 130.0, "regenerated")
+    assert ledger.turn("waiting").signal == "regenerated"
+    assert ledger.reconcile(0) == {"trained": 0, "ready": 2}
+    assert ledger.ready_count() == 4
+    with pytest.raises(TransitionError, match="illegal deletion in samples"), ledger.transaction() as connection:
+        connection.execute("DELETE FROM samples")
+    Ledger(tmp_path / "new.sqlite").close()
+    assert structure(old_file) == structure(tmp_path / "new.sqlite")
+
+
+def test_conversations_of_old_turns_are_found(old_file: Path) -> None:
+    ledger = Ledger(old_file)
+    waiting = ledger.turn("waiting")
+    digest = conversation_digest(waiting.messages, waiting.response_message)
+    assert ledger.turns_by_conversation(digest, 5) == [waiting]
+    assert ledger.turn("side").conversation is None
+    ended = ledger.turn("ended")
+    assert ended.conversation == ledger.turn("judged-0").conversation, "the same words are the same conversation"
+    assert [turn.id for turn in ledger.turns_by_conversation(ended.conversation or b"", 5)] == ["ended"]
+
+
+def test_a_crash_while_migrating_leaves_the_old_file(old_file: Path) -> None:
+    before = contents(old_file)
+
+    def fail(connection: sqlite3.Connection) -> None:
+        raise OSError("the machine went away")
+
+    broken = (*MIGRATIONS[:-1], Migration(VERSION, "broken", MIGRATIONS[-1].statements, fail))
+    with mock.patch.object(schema, "MIGRATIONS", broken), pytest.raises(OSError, match="went away"):
+        Ledger(old_file)
+    assert version_of(old_file) == 1
+    assert contents(old_file) == before
+    assert Ledger(old_file).turn("waiting").conversation is not None
+
+
+def test_opening_again_makes_no_second_copy(old_file: Path) -> None:
+    Ledger(old_file).close()
+    backup = schema.backup_path(old_file, 1)
+    backup.unlink()
+    Ledger(old_file).close()
+    assert not backup.exists()
+
+
+def test_conversation_digest_is_stored_and_queried(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for number in range(3):
+        ledger.record_turn(make_turn(f"turn-{number}", session_id=f"plain-{number}", conversation=b"\x01" * 16))
+    ledger.record_turn(make_turn("other", conversation=b"\x02" * 16))
+    ledger.end_session("plain-0", 110.0)
+    ledger.record_next_state("turn-1", USER_NEXT, 111.0)
+    assert [turn.id for turn in ledger.turns_by_conversation(b"\x01" * 16, 5)] == ["turn-2", "turn-0"]
+    assert [turn.id for turn in ledger.turns_by_conversation(b"\x01" * 16, 1)] == ["turn-2"]
+    assert ledger.turns_by_conversation(b"\x03" * 16, 5) == []
