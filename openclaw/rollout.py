@@ -2,7 +2,8 @@
 
 Guarantees: a batch is ``--rollout-batch-size`` samples that all carry gradient, leased to its rollout id in the ledger;
 what exceeds it waits for the next batch. Nothing leaves the ledger silently: a sample that is too stale is dropped with
-that reason. The runtime process is up from the first batch on. The ledger file holds all state.
+that reason, or trained with an importance weight and counted. The runtime process is up from the first batch on. The
+ledger file holds all state.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def generate_rollout(
     supervisor = start_runtime(args, method_path)
     started = time.monotonic()
     samples, dropped = collect(args, rollout_id, source, supervisor)
-    metrics = batch_metrics(source.ledger, samples)
+    metrics = batch_metrics(source.ledger, samples, args.max_weight_staleness)
     metrics |= {
         "openclaw/wait_seconds": time.monotonic() - started,
         "openclaw/dropped_stale": float(dropped),
@@ -122,7 +123,10 @@ def check_arguments(args: Any, data_source: Any) -> None:
 def collect(
     args: Any, rollout_id: int, source: LedgerDataSource, supervisor: RuntimeSupervisor
 ) -> tuple[list[Sample], int]:
-    """Lease a full batch that is not too stale; return it and how many samples were dropped as stale."""
+    """Lease a full batch; return it and how many samples were dropped as stale.
+
+    With ``--stale-samples correct`` none is: the loss weighs its tokens by how likely the trainer's weights find them.
+    """
     ledger, wanted = source.ledger, args.rollout_batch_size
     dropped = 0
     while True:
@@ -130,14 +134,15 @@ def collect(
         wait_for_samples(ledger, rollout_id, wanted - held, source.stopped, supervisor)
         samples = ledger.claim_samples(rollout_id, wanted)
         version = ledger.live_weight_version()
-        stale = [sample for sample in samples if is_stale(sample, version, args.max_weight_staleness)]
+        bound = args.max_weight_staleness if args.stale_samples == "drop" else None
+        stale = [sample for sample in samples if is_stale(sample, version, bound)]
         for sample in stale:
             ledger.drop_sample(sample.metadata["ledger_id"], STALE, rollout_id)
         dropped += len(stale)
         if not stale:
             return [prepare(sample, version) for sample in samples], dropped
         logger.warning(
-            "rollout %d: dropped %d samples older than %s steps", rollout_id, len(stale), args.max_weight_staleness
+            "rollout %d: dropped %d samples of weights more than %s updates away", rollout_id, len(stale), bound
         )
 
 
@@ -180,7 +185,7 @@ def staleness(sample: Sample, live_version: str | None) -> int:
 
 
 def is_stale(sample: Sample, live_version: str | None, bound: int | None) -> bool:
-    """Return whether a sample is further from the live weights than ``--max-weight-staleness``."""
+    """Return whether a sample is more than ``bound`` updates away from the live weights; never without a bound."""
     return bound is not None and staleness(sample, live_version) > bound
 
 
@@ -191,14 +196,19 @@ def prepare(sample: Sample, live_version: str | None) -> Sample:
     return sample
 
 
-def batch_metrics(ledger: Ledger, samples: list[Sample]) -> dict[str, float]:
-    """Return what the tracker shows of a batch: staleness, terms, and the ledger's counts by state and reason."""
+def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> dict[str, float]:
+    """Return what the tracker shows of a batch: staleness, terms, and the ledger's counts by state and reason.
+
+    ``bound`` is ``--max-weight-staleness``; what lies beyond it and is in the batch is trained with correction.
+    """
     counts = ledger.counts()
     stale = [sample.metadata["staleness"] for sample in samples]
     hinted = [sample for sample in samples if sample.teacher_log_probs is not None]
     metrics = {
+        "openclaw/staleness_min": float(min(stale)),
         "openclaw/staleness_mean": sum(stale) / len(stale),
         "openclaw/staleness_max": float(max(stale)),
+        "openclaw/corrected_stale": 0.0 if bound is None else float(sum(age > bound for age in stale)),
         "openclaw/hinted_share": len(hinted) / len(samples),
         "openclaw/queue_depth": float(counts["samples"].get("ready", 0)),
     }

@@ -153,7 +153,7 @@ def _sections(
     run_dir = Path(str(v["run_dir"])) if v["run_dir"] else REPOSITORY / "runs" / name
     save = v["save_ckpt"] or run_dir / "checkpoints"
     hf = v["hf_ckpt"]
-    kl = v["kl_loss_coef"]
+    kl, staleness = v["kl_loss_coef"], v["max_weight_staleness"]
     rows: dict[str, list[object]] = {
         "PLACEMENT_ARGS": [
             *("--device", profile.device, "--num-gpus", v["num_gpus"], "--num-gpus-per-node", v["num_gpus"]),
@@ -172,6 +172,7 @@ def _sections(
             *("--n-samples-per-prompt", 1, "--num-steps-per-rollout", 1, "--reward-key", "score"),
             *("--rollout-max-response-len", v["max_response_length"]),
             *("--rollout-max-context-len", runtime.context_length, "--rollout-temperature", runtime.temperature),
+            *([] if staleness is None else ["--max-weight-staleness", staleness]),
         ],
         "METHOD_ARGS": [
             *(flag.format(w_opd=runtime.combine_w_opd) for flag in method.flags),

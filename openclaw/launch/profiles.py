@@ -29,7 +29,8 @@ class Profile:
     flags: tuple[str, ...] = ()
 
 
-GPU8 = Profile("gpu8", "cuda")
+# A reply waits for feedback as long as its reader does; after many updates the clipped ratio leaves little of it to learn.
+GPU8 = Profile("gpu8", "cuda", variables={"MAX_WEIGHT_STALENESS": 32})
 
 # Learning rates and KL weights were measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
 TINY_CPU = Profile(

@@ -66,6 +66,14 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("CLIP_GRAD_NORM", "clip_grad_norm", float, 1.0, "largest gradient norm", minimum=0.0),
     Variable("PPO_CLIP_RATIO", "ppo_clip_ratio", float, 0.2, "lower clip of the ratio", above=0.0),
+    Variable(
+        "MAX_WEIGHT_STALENESS",
+        "max_weight_staleness",
+        int,
+        None,
+        "replies sampled more updates ago are not trained on (reason stale); default: no bound",
+        minimum=0,
+    ),
     Variable("USE_GRADIENT_CHECKPOINTING", "gradient_checkpointing", bool, True, "recompute activations"),
     Variable(
         "MAX_TOKENS_PER_GPU", "max_tokens_per_gpu", int, 32768, "tokens per micro-batch and training GPU", minimum=16

@@ -86,6 +86,7 @@ def args(
         global_batch_size=2,
         n_samples_per_prompt=1,
         max_weight_staleness=None,
+        stale_samples="drop",
         sglang_router_ip=host,
         sglang_router_port=engine_port,
         prm_router_ip=host,

@@ -36,7 +36,14 @@ ROLLOUT = Group(
         Option("--rollout-skip-special-tokens", "leave special tokens out of responses' text", bool),
         Option("--rollout-seed", "seed of the data source", int, 42),
         Option("--rollout-health-check-interval", "seconds between looks at the engines", float, 5.0),
-        Option("--max-weight-staleness", "drop samples whose weights are older than this many steps", int),
+        Option("--max-weight-staleness", "a sample of weights more updates away from the live ones is stale", int),
+        Option(
+            "--stale-samples",
+            "what becomes of them: dropped and counted, or trained with importance weights",
+            str,
+            "drop",
+            ("drop", "correct"),
+        ),
         Option("--update-weights-interval", "steps between weight pushes", int, 1),
     ),
 )

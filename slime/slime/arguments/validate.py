@@ -37,6 +37,7 @@ def validate(args: Namespace) -> list[str]:
         *_check_roles(args),
         *_check_batches(args),
         *_check_algorithm(args),
+        *_check_staleness(args),
         *_check_features(args),
     ]
     if args.hf_checkpoint and Path(args.hf_checkpoint, "config.json").is_file():
@@ -222,6 +223,22 @@ def _check_algorithm(args: Namespace) -> list[str]:
         problems.append("--eval-interval needs --eval-prompt-data NAME PATH or --eval-function-path")
     if not args.rollout_temperature > 0:
         problems.append("--rollout-temperature must be above 0: greedy replies have no exploration to learn from")
+    return problems
+
+
+def _check_staleness(args: Namespace) -> list[str]:
+    problems = []
+    if args.max_weight_staleness is not None and args.max_weight_staleness < 0:
+        problems.append(
+            f"--max-weight-staleness {args.max_weight_staleness}: give 0 or more, or leave it out for no bound"
+        )
+    if args.stale_samples == "correct" and args.max_weight_staleness is None:
+        problems.append("--stale-samples correct has no effect without --max-weight-staleness N")
+    if args.stale_samples == "correct" and not (args.use_tis or args.use_rollout_logprobs):
+        problems.append(
+            "--stale-samples correct needs a loss that knows who sampled: add --use-tis, or --use-rollout-logprobs "
+            "(the clipped ratio is then over the weights that sampled)"
+        )
     return problems
 
 

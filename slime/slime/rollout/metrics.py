@@ -38,7 +38,7 @@ def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) 
 
 
 def oldest_versions(samples: Sequence[Sample]) -> dict[str, float]:
-    """Mean and minimum over samples of the oldest weights that sampled one of their tokens; empty when unknown."""
+    """Mean, minimum and maximum over samples of the oldest weights that sampled a token of theirs; empty when unknown."""
     oldest = [
         min(map(int, sample.weight_versions))
         for sample in samples
@@ -46,7 +46,11 @@ def oldest_versions(samples: Sequence[Sample]) -> dict[str, float]:
     ]
     if not oldest:
         return {}
-    return {"rollout/oldest_version_mean": statistics.fmean(oldest), "rollout/oldest_version_min": min(oldest)}
+    return {
+        "rollout/oldest_version_mean": statistics.fmean(oldest),
+        "rollout/oldest_version_min": min(oldest),
+        "rollout/oldest_version_max": max(oldest),
+    }
 
 
 def staleness(metrics: dict[str, Any], weight_version: str) -> dict[str, float]:
@@ -55,6 +59,7 @@ def staleness(metrics: dict[str, Any], weight_version: str) -> dict[str, float]:
         return {}
     current = int(weight_version)
     return {
+        "rollout/staleness_min": current - metrics["rollout/oldest_version_max"],
         "rollout/staleness_mean": current - metrics["rollout/oldest_version_mean"],
         "rollout/staleness_max": current - metrics["rollout/oldest_version_min"],
     }

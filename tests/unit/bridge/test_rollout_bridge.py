@@ -83,6 +83,7 @@ def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
         global_batch_size=2,
         n_samples_per_prompt=1,
         max_weight_staleness=None,
+        stale_samples="drop",
         sglang_router_ip="127.0.0.1",
         sglang_router_port=1111,
         prm_router_ip="127.0.0.1",
@@ -161,8 +162,23 @@ def test_stale_samples_are_dropped_with_a_reason_and_replaced(args: Namespace, s
     output = claim(args, source, 1)
     assert ids(output) == [2, 4]
     assert output.metrics["openclaw/dropped_stale"] == 2.0
+    assert output.metrics["openclaw/staleness_min"] == 0.0
     assert output.metrics["openclaw/staleness_max"] == 1.0
+    assert output.metrics["openclaw/corrected_stale"] == 0.0
     assert source.ledger.counts()["sample_reasons"] == {"stale": 2}
+
+
+def test_stale_samples_can_be_kept_for_the_loss_to_correct(args: Namespace, source: LedgerDataSource) -> None:
+    args.max_weight_staleness, args.stale_samples = 2, "correct"
+    for number, version in enumerate(["1", "4", "5"]):
+        judged_sample(source.ledger, f"turn-{number}", version=version)
+    source.weights_live(0, "5")
+    output = claim(args, source, 1)
+    assert ids(output) == [1, 2]
+    assert output.metrics["openclaw/dropped_stale"] == 0.0
+    assert output.metrics["openclaw/corrected_stale"] == 1.0
+    assert output.metrics["openclaw/staleness_max"] == 4.0
+    assert source.ledger.counts()["sample_reasons"] == {}
 
 
 def test_without_a_bound_nothing_is_stale(args: Namespace, source: LedgerDataSource) -> None:

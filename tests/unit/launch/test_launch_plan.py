@@ -123,6 +123,8 @@ def test_methods_differ_where_they_should(tmp_path: Path) -> None:
     assert (opd.advantage_estimator, opd.prm_m) == ("on_policy_distillation", 1)
     assert (combine.advantage_estimator, combine.use_opd, combine.opd_kl_coef) == ("grpo", True, 0.5)
     assert all(args.use_rollout_logprobs and args.rollout_temperature == 0.6 for args in (rl, opd, combine))
+    assert rl.max_weight_staleness == 32
+    assert plan("rl", model=model, MAX_WEIGHT_STALENESS="4").args.max_weight_staleness == 4
 
 
 def test_gpu_lists(tmp_path: Path) -> None:
@@ -178,6 +180,7 @@ def test_the_tiny_profile(method: str, tmp_path: Path) -> None:
     assert (args.num_rollout, args.save_interval, args.serve_when_done) == (5, 4, True)
     assert (args.rollout_max_context_len, args.rollout_max_response_len, args.prm_max_new_tokens) == (2048, 160, 96)
     assert (args.rollout_temperature, args.kl_loss_type, args.use_kl_loss) == (0.6, "low_var_kl", True)
+    assert args.max_weight_staleness is None
     assert tiny.environment["OPENCLAW_JUDGE_PROMPTS"] == "brief"
     assert args.run_dir == str(tmp_path / "run")
 

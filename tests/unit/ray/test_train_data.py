@@ -200,6 +200,6 @@ def test_metrics_describe_the_batch_and_its_age() -> None:
     assert metrics["rollout/raw_reward"] == 0.5
     assert metrics["perf/tokens_per_gpu_per_sec"] == 1.0
     ages = staleness(oldest_versions(samples), "6")
-    assert ages == {"rollout/staleness_mean": 2.0, "rollout/staleness_max": 3}
+    assert ages == {"rollout/staleness_min": 1, "rollout/staleness_mean": 2.0, "rollout/staleness_max": 3}
     assert staleness(oldest_versions([sample(0, weight_versions=["default"])]), "6") == {}
     assert [one.index for one in flatten([[samples[0]], [[samples[1]]]])] == [0, 1]

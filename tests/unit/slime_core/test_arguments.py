@@ -139,6 +139,19 @@ def test_a_judge_budget_larger_than_its_context(base: list[str], capsys: pytest.
     assert "--prm-max-new-tokens 4096 leaves no room" in refusal(capsys, [*base, *words, "4096"])
 
 
+def test_stale_samples_are_corrected_only_where_the_loss_can(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parse_args(base).max_weight_staleness is None
+    assert parse_args([*base, "--max-weight-staleness", "0"]).stale_samples == "drop"
+    words = [*base, "--stale-samples", "correct"]
+    assert "no effect without --max-weight-staleness" in refusal(capsys, [*words, "--use-tis"])
+    assert "add --use-tis" in refusal(capsys, [*words, "--max-weight-staleness", "4"])
+    for loss in ("--use-tis", "--use-rollout-logprobs"):
+        assert parse_args([*words, "--max-weight-staleness", "4", loss]).stale_samples == "correct"
+    assert "give 0 or more" in refusal(capsys, [*base, "--max-weight-staleness", "-1"])
+
+
 def test_judge_flags_without_a_judge_take_no_gpu(base: list[str]) -> None:
     assert parse_args([*base, "--prm-num-gpus", "2"]).prm_num_gpus == 0
 

@@ -1,7 +1,10 @@
-"""Truncated importance sampling for engine and trainer that compute slightly different probabilities.
+"""Truncated importance sampling: trains the trainer's weights on tokens that other weights, or another program, sampled.
 
-``w_t = clip(pi_train,old(a_t) / pi_rollout(a_t), low, high)`` multiplies the policy loss of token t (Yao et al. 2025). It
-corrects for the policy that sampled, and for weights that are older than the trainer's when samples waited.
+``w_t = clip(pi_old(a_t) / pi_rollout(a_t), low, high)`` multiplies the policy loss of token t, where ``pi_old`` are the
+trainer's weights before the step and ``pi_rollout`` is what the engine reported for that token, whichever weight version it had
+then. Without bounds the weighted loss is an unbiased estimate for ``pi_old``; ``high`` bounds its variance (Ionides, "Truncated
+Importance Sampling", 2008; for engine against trainer: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+Training", 2025).
 """
 
 from __future__ import annotations
