@@ -9,91 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from openclaw.exceptions import ConfigError
+from openclaw.variable import Value, Variable
 
-Value = str | int | float | bool | None
-TRUE_WORDS = ("1", "true", "yes", "on")
-FALSE_WORDS = ("0", "false", "no", "off")
-
-
-@dataclass(frozen=True)
-class Variable:
-    """One environment variable.
-
-    Attributes:
-        name: as it is typed.
-        field: of `RuntimeConfig`.
-        type: of the value.
-        default: value when the variable is unset or empty.
-        help: one line.
-        choices: the only values, when not empty.
-        minimum: the least number.
-        maximum: the greatest number.
-        above: the number that the value must exceed.
-        aliases: other names of the same variable.
-        secret: whether the value must not be shown.
-    """
-
-    name: str
-    field: str
-    type: type
-    default: Value
-    help: str
-    choices: tuple[str, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    aliases: tuple[str, ...] = ()
-    secret: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The variable's name and its aliases."""
-        return (self.name, *self.aliases)
-
-    def parse(self, text: str, name: str) -> Value:
-        """Return the value that ``text``, found under ``name``, stands for.
-
-        Raises:
-            ConfigError: when it stands for none.
-        """
-        try:
-            value = _PARSERS[self.type](text)
-        except ValueError as error:
-            raise ConfigError(f"{name}={text!r} is not {_TYPE_WORDS[self.type]}; {self.help}") from error
-        if self.choices and value not in self.choices:
-            raise ConfigError(f"{name}={text!r}; use one of {', '.join(self.choices)}")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            self._check_range(value, name)
-        return value
-
-    def _check_range(self, value: float, name: str) -> None:
-        if not value == value or value in (float("inf"), float("-inf")):
-            raise ConfigError(f"{name}={value} is not a finite number")
-        if self.minimum is not None and value < self.minimum:
-            raise ConfigError(f"{name}={value} is too small; use {self.minimum:g} or more")
-        if self.maximum is not None and value > self.maximum:
-            raise ConfigError(f"{name}={value} is too large; use {self.maximum:g} or less")
-        if self.above is not None and value <= self.above:
-            raise ConfigError(f"{name}={value}; use a number above {self.above:g}")
-
-
-def _parse_bool(text: str) -> bool:
-    word = text.strip().lower()
-    if word in TRUE_WORDS:
-        return True
-    if word in FALSE_WORDS:
-        return False
-    raise ValueError(text)
-
-
-_PARSERS: dict[type, Callable[[str], Value]] = {str: str, int: int, float: float, bool: _parse_bool}
-_TYPE_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "1 or 0"}
+__all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback"]
 
 VARIABLES: tuple[Variable, ...] = (
     Variable("HOST", "host", str, "127.0.0.1", "address the gateway binds; any other than loopback needs a key"),
@@ -106,6 +30,48 @@ VARIABLES: tuple[Variable, ...] = (
         "key that clients send as a Bearer token; unset: no key is asked for",
         aliases=("OPENCLAW_API_KEY",),
         secret=True,
+    ),
+    Variable(
+        "OPENCLAW_API_KEYS_FILE",
+        "api_keys_file",
+        str,
+        None,
+        "file of keys, one `name:key` or `name: sha256:HEX` a line, readable by its owner only; read again when it changes",
+    ),
+    Variable(
+        "OPENCLAW_RATE_LIMIT_REQUESTS",
+        "rate_limit_requests",
+        int,
+        None,
+        "requests per minute and key; unset: no limit",
+        minimum=1,
+    ),
+    Variable(
+        "OPENCLAW_RATE_LIMIT_TOKENS",
+        "rate_limit_tokens",
+        int,
+        None,
+        "tokens, prompt and reply, per minute and key; unset: no limit",
+        minimum=1,
+    ),
+    Variable(
+        "OPENCLAW_RATE_LIMIT_CONCURRENT",
+        "rate_limit_concurrent",
+        int,
+        None,
+        "requests under way at a time per key; unset: no limit",
+        minimum=1,
+    ),
+    Variable(
+        "OPENCLAW_TLS_CERT", "tls_cert", str, None, "certificate chain (PEM) of the gateway; set: it serves https"
+    ),
+    Variable("OPENCLAW_TLS_KEY", "tls_key", str, None, "private key (PEM) of OPENCLAW_TLS_CERT"),
+    Variable(
+        "OPENCLAW_LOG_CONTENTS",
+        "log_contents",
+        bool,
+        False,
+        "1: the log holds every conversation in clear, for debugging",
     ),
     Variable("SERVED_MODEL_NAME", "served_model_name", str, None, "model name in replies; default: the checkpoint's"),
     Variable("CONTEXT_LENGTH", "context_length", int, 32768, "most tokens of prompt and reply together", minimum=16),
@@ -268,6 +234,13 @@ class RuntimeConfig:
     host: str = "127.0.0.1"
     port: int = 30000
     api_key: str | None = field(default=None, repr=False)
+    api_keys_file: str | None = None
+    rate_limit_requests: int | None = None
+    rate_limit_tokens: int | None = None
+    rate_limit_concurrent: int | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    log_contents: bool = False
     served_model_name: str | None = None
     context_length: int = 32768
     reasoning_parser: str = "qwen3"
@@ -328,11 +301,13 @@ class RuntimeConfig:
         """Raise ConfigError when values contradict each other."""
         if self.host.startswith("["):
             raise ConfigError(f"HOST={self.host} cannot be bound; write {self.host.strip('[]')}")
-        if not is_loopback(self.host) and not self.api_key:
+        if not is_loopback(self.host) and not self.api_key and not self.api_keys_file:
             raise ConfigError(
                 f"HOST={self.host} is open to other machines and no key is set; "
-                "set SGLANG_API_KEY (or OPENCLAW_API_KEY), or HOST=127.0.0.1"
+                "set SGLANG_API_KEY (or OPENCLAW_API_KEY) or OPENCLAW_API_KEYS_FILE, or HOST=127.0.0.1"
             )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("OPENCLAW_TLS_CERT and OPENCLAW_TLS_KEY belong together; set both or none")
         for name, url in (("OPENCLAW_POLICY_URL", self.policy_url), ("OPENCLAW_JUDGE_URL", self.judge_url)):
             if url and not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{name}={url!r}; write http://HOST:PORT")
@@ -349,6 +324,11 @@ class RuntimeConfig:
         for variable in VARIABLES:
             if variable.field in fields and getattr(self, variable.field) in (None, ""):
                 raise ConfigError(f"{variable.name} is not set; {variable.help}")
+
+    @property
+    def scheme(self) -> str:
+        """``https`` with a certificate, else ``http``."""
+        return "https" if self.tls_cert else "http"
 
     @property
     def model_name(self) -> str:

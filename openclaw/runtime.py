@@ -2,8 +2,8 @@
 
 Guarantees: reads its environment only (`openclaw.config`); says what is wrong and ends before it listens when the
 configuration cannot work. SIGTERM and SIGINT end it cleanly: no new connections, replies under way get
-``OPENCLAW_GRACE_SECONDS``, what is cut off is recorded as aborted, turns being judged stay pending, the ledger is closed. It ends
-with the process that started it (`slime.utils.process`). Without ``OPENCLAW_METHOD`` it serves and records only.
+``OPENCLAW_GRACE_SECONDS``, what is cut off is recorded as aborted, turns being judged stay pending, the ledger is closed.
+SIGHUP reads keys and certificate again. It ends with the process that started it (`slime.utils.process`). Without ``OPENCLAW_METHOD`` it serves and records only.
 
 Owns the ledger's connection of this process.
 """
@@ -28,6 +28,7 @@ from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.gateway.render import Renderer
+from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.store import Ledger
 from slime.utils.process import watch_lifeline
@@ -69,6 +70,9 @@ async def serve(config: RuntimeConfig) -> None:
     config.require("policy_url", "tokenizer", "ledger")
     tokenizer = load_tokenizer(config.tokenizer or "")
     check_tokenizer(tokenizer, config.tokenizer or "")
+    check_certificate(config)
+    if config.log_contents:
+        logger.warning("OPENCLAW_LOG_CONTENTS=1: this log holds every conversation in clear; unset it after debugging")
     registry = CollectorRegistry()
     renderer = Renderer(tokenizer)
     ledger = Ledger(config.ledger or "")
@@ -82,20 +86,35 @@ async def serve(config: RuntimeConfig) -> None:
             renderer=renderer,
             on_pending=judge.notify if judge else lambda: None,
         )
+        app = create_app(service, registry)
         server = _Server(
             uvicorn.Config(
-                create_app(service, registry),
+                app,
                 host=config.host,
                 port=config.port,
                 log_level=config.log_level.lower(),
-                access_log=config.log_level == "DEBUG",
+                access_log=False,
                 timeout_graceful_shutdown=config.grace_seconds,
                 lifespan="on",
+                ssl_certfile=config.tls_cert,
+                ssl_keyfile=config.tls_key,
             )
         )
+        if config.tls_cert and config.tls_key:
+            app.reloader.watch(
+                [Path(config.tls_cert), Path(config.tls_key)], lambda: _renew_certificate(server, config)
+            )
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reloader.now)
         await _run(server, judge)
     finally:
         ledger.close()
+
+
+def _renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:
+    """Serve the certificate that lies there now to new connections."""
+    check_certificate(config)
+    if server.config.ssl is not None:
+        load_certificate(server.config.ssl, config)
 
 
 async def _run(server: _Server, judge: JudgeLoop | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 import time
 import urllib.error
@@ -40,10 +41,10 @@ class RuntimeFailedError(OpenClawError):
     """The runtime process does not stay up."""
 
 
-def answers(url: str, timeout: float = 1.0) -> bool:
-    """Return whether a GET of ``url`` is answered with 200."""
+def answers(url: str, timeout: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
+    """Return whether a GET of ``url`` is answered with 200; ``context`` is what https trusts."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as response:
+        with urllib.request.urlopen(url, timeout=timeout, context=context) as response:
             return response.status == 200
     except (urllib.error.URLError, OSError):
         return False

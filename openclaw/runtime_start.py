@@ -10,12 +10,13 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from openclaw.config import RuntimeConfig
-from openclaw.runtime_process import RuntimeSupervisor, free_port
+from openclaw.gateway.tls import check_certificate, own_certificate_context
+from openclaw.runtime_process import RuntimeSupervisor, answers, free_port
 from slime.utils.process import spawn
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,21 @@ def reachable_host(host: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
+def health_check(config: RuntimeConfig) -> Callable[[str], bool]:
+    """Return what asks the gateway whether it serves; over https it trusts the gateway's own certificate only.
+
+    The certificate is read at every question, because it may be renewed while the run goes on.
+
+    Raises:
+        ConfigError: when the certificate cannot be used.
+    """
+    check_certificate(config)
+    if not config.tls_cert:
+        return answers
+    cert = config.tls_cert
+    return lambda url: answers(url, context=own_certificate_context(cert))
+
+
 def start_runtime(args: Any, method_path: str) -> RuntimeSupervisor:
     """Return the supervisor of the runtime process, starting both at the first call."""
     with _supervisors_lock:
@@ -113,15 +129,17 @@ def start_runtime(args: Any, method_path: str) -> RuntimeSupervisor:
             host = reachable_host(config.host)
             port = free_port(config.host, config.port)
             environment["PORT"] = str(port)
+            url = f"{config.scheme}://{host}:{port}"
             supervisor = RuntimeSupervisor(
                 lambda: spawn(
                     [sys.executable, "-m", "openclaw.runtime"], env=environment, log_path=log_path, name="runtime"
                 ),
-                health_url=f"http://{host}:{port}/healthz",
+                health_url=f"{url}/healthz",
                 log_path=log_path,
+                ready=health_check(config),
             )
             supervisor.start()
-            logger.info("the gateway answers on http://%s:%d/v1, its log is %s", host, port, log_path)
+            logger.info("the gateway answers on %s/v1, its log is %s", url, log_path)
             _supervisors[method_path] = supervisor
         return _supervisors[method_path]
 

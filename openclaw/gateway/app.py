@@ -1,5 +1,6 @@
 """The HTTP application: routes, keys, limits, and errors in OpenAI's shape.
 
+Every request passes `openclaw.gateway.guard` first.
 Routes: ``POST /v1/chat/completions``, ``GET /v1/models``, ``GET /v1/models/{name}``, ``GET /healthz`` (open),
 ``GET /metrics``. Guarantees: every request is counted with its status, a streamed one when it ends,
 and with the status of the error that it ended in; a body beyond the limit is not read. The
@@ -10,55 +11,91 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import orjson
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
+from openclaw.gateway.access_log import note_reply
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService, Reply
 from openclaw.gateway.errors import ApiError
+from openclaw.gateway.guard import Guard
+from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.reload import Reloader
 from openclaw.gateway.schema import ChatRequest, parse_request
 from openclaw.gateway.stream import CLIENT_GONE, ClientGoneError, EventStream, answer_or_gone
 
 logger = logging.getLogger(__name__)
 
 LONGEST_SWEEP_SECONDS = 30.0
+CHAT_PATH = "/v1/chat/completions"
 
 
-def create_app(service: ChatService, registry: CollectorRegistry) -> FastAPI:
-    """Return the application that answers with ``service`` and shows the metrics of ``registry``."""
-    keyring = Keyring(service.config.api_key)
+class GuardedApp(FastAPI):
+    """An application behind the guard, which also sees the answers to defects; ``reloader`` reads keys again."""
+
+    reloader: Reloader
+    guard: Callable[[ASGIApp], Guard]
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the guard before everything else."""
+        return self.guard(super().build_middleware_stack())
+
+
+def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
+    """Return the application that answers with ``service`` and shows the metrics of ``registry``.
+
+    Raises:
+        ConfigError: when the keys file cannot be used.
+    """
+    config = service.config
+    keyring = Keyring(config.api_key, config.api_keys_file)
+    reloader = Reloader(service.metrics)
+    if keyring.path is not None:
+        reloader.watch([keyring.path], keyring.reload)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         waiting = await service.sessions.restore()
         logger.info("%d turns of earlier runs wait for a next state", waiting)
-        sweeper = asyncio.create_task(_sweep(service))
+        tasks = [asyncio.create_task(_sweep(service)), asyncio.create_task(reloader.run())]
         yield
-        sweeper.cancel()
-        await asyncio.gather(sweeper, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await service.close()
 
-    def authorize(request: Request) -> None:
-        keyring.check(request.headers.get("authorization"))
+    def count_refused(path: str, status: int) -> None:
+        if path == CHAT_PATH:
+            _count(service.metrics, status)
 
-    app = FastAPI(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.reloader = reloader
+    app.guard = partial(
+        Guard,
+        keyring=keyring,
+        limits=RateLimits.of(config),
+        metrics=service.metrics,
+        on_refused=count_refused,
+        log_contents=config.log_contents,
+    )
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
     schema = {"requestBody": {"content": {"application/json": {"schema": ChatRequest.model_json_schema()}}}}
 
-    @app.post("/v1/chat/completions", openapi_extra=schema)
+    @app.post(CHAT_PATH, openapi_extra=schema)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, streamed or whole."""
         metrics = service.metrics
         try:
-            authorize(request)
             response = await _chat(service, request)
         except ApiError as error:
             _count(metrics, error.status)
@@ -73,12 +110,12 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> FastAPI:
             _count(metrics, 200)
         return response
 
-    @app.get("/v1/models", dependencies=[Depends(authorize)])
+    @app.get("/v1/models")
     async def models() -> Response:
         """List the one model."""
         return _json({"object": "list", "data": [_model(service)]})
 
-    @app.get("/v1/models/{name:path}", dependencies=[Depends(authorize)])
+    @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         """Describe the model."""
         if name != service.config.model_name:
@@ -95,7 +132,7 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> FastAPI:
         """Say that requests are taken."""
         return _json({"status": "ok", "model": service.config.model_name, "sessions": len(service.sessions)})
 
-    @app.get("/metrics", dependencies=[Depends(authorize)])
+    @app.get("/metrics")
     async def metrics() -> Response:
         """Show the numbers of the runtime."""
         service.metrics.sessions.set(len(service.sessions))
@@ -108,6 +145,7 @@ async def _chat(service: ChatService, request: Request) -> Response:
     body = await _read_body(request, service.config.max_body_bytes)
     chat_request, raw = parse_request(body)
     reply = await answer_or_gone(request, service.start(chat_request, raw, request.headers))
+    note_reply(request.scope, reply)
     headers = _reply_headers(reply)
     if chat_request.stream:
 

@@ -1,29 +1,134 @@
-"""The key that clients send: ``Authorization: Bearer KEY``.
+"""The keys that clients send: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``.
 
-Guarantees: compared in constant time; never logged. Without a configured key every request is let in (the
-configuration allows that on loopback only).
+A keys file has one ``name:key`` or ``name: sha256:HEX`` a line; empty lines and lines that start with ``#`` are skipped.
+Guarantees: only digests are kept, compared in constant time and all of them at every check, so that the time says neither
+how much of a key was right nor whose it was. A key is never logged, its name is. A file that other users can read or that
+cannot be understood is refused; when that happens to a file that was good before, the keys of before stay in force.
+Without a key every request is let in (the configuration allows that on loopback only).
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
 
+from openclaw.exceptions import ConfigError
 from openclaw.gateway.errors import ApiError
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
+ENVIRONMENT_NAME = "environment"
+"""Name of the key that comes from the environment."""
+NO_KEY_NAME = "local"
+"""Name of whoever asks when no key is configured."""
+Digests = dict[str, bytes]
 
 
 class Keyring:
-    """Knows the key; immutable."""
+    """Knows the digests of the keys by name; `reload` reads the file again."""
 
-    def __init__(self, key: str | None) -> None:
-        self._key = key.encode() if key else None
+    def __init__(self, key: str | None, path: str | None = None) -> None:
+        """Read the keys.
 
-    def check(self, authorization: str | None) -> None:
-        """Raise the 401 unless the ``Authorization`` header holds the key."""
-        if self._key is None:
-            return
-        scheme, _, sent = (authorization or "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), self._key):
-            return
+        Args:
+            key: from the environment.
+            path: of the keys file.
+
+        Raises:
+            ConfigError: when the file cannot be used.
+        """
+        self._own: Digests = {ENVIRONMENT_NAME: _digest(key)} if key else {}
+        self.path = Path(path) if path else None
+        self._keys = self._read()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the keys."""
+        return tuple(self._keys)
+
+    def reload(self) -> None:
+        """Read the file again.
+
+        Raises:
+            ConfigError: when it cannot be used; the keys of before stay in force.
+        """
+        self._keys = self._read()
+
+    def check(self, headers: Mapping[str, str]) -> str:
+        """Return the name of the key in a request's headers.
+
+        Raises:
+            ApiError: 401, when there is none or it is not known.
+        """
+        if not self._keys and self.path is None:
+            return NO_KEY_NAME
+        sent = _digest(sent_key(headers))
+        names = [name for name, digest in self._keys.items() if hmac.compare_digest(digest, sent)]
+        if names:
+            return names[0]
         raise ApiError(
-            401, "a key is needed: send 'Authorization: Bearer KEY' with the server's key", code="invalid_api_key"
+            401, "a key is needed: send 'Authorization: Bearer KEY' with a key of this server", code="invalid_api_key"
         )
+
+    def _read(self) -> Digests:
+        return self._own | (read_keys(self.path) if self.path else {})
+
+
+def sent_key(headers: Mapping[str, str]) -> str:
+    """Return the key that a request brings; empty when it brings none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+
+
+def read_keys(path: Path) -> Digests:
+    """Return ``{name: digest}`` of a keys file.
+
+    Raises:
+        ConfigError: naming the line, never its contents.
+    """
+    where = f"OPENCLAW_API_KEYS_FILE={path}"
+    check_private(path, "OPENCLAW_API_KEYS_FILE")
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not a text file; write one name:key a line") from error
+    keys: Digests = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, colon, key = (part.strip() for part in line.partition(":"))
+        if not colon or not key or not NAME.fullmatch(name):
+            raise ConfigError(f"{where}: line {number} is not name:key; a name has letters, digits and . _ -")
+        if name in keys or name in (ENVIRONMENT_NAME, NO_KEY_NAME):
+            raise ConfigError(f"{where}: line {number}: the name {name!r} is taken; use another one")
+        if key.startswith("sha256:") and not DIGEST.fullmatch(key):
+            raise ConfigError(f"{where}: line {number}: write sha256: and 64 hexadecimal digits")
+        hashed = DIGEST.fullmatch(key)
+        digest = bytes.fromhex(hashed.group(1)) if hashed else _digest(key)
+        if digest in keys.values():
+            raise ConfigError(f"{where}: line {number}: the key of {name!r} stands there twice")
+        keys[name] = digest
+    if not keys:
+        raise ConfigError(f"{where}: no key in it; write one name:key a line")
+    return keys
+
+
+def check_private(path: Path, variable: str) -> None:
+    """Raise ConfigError unless ``path`` is a file that only its owner, this user or root, can read."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{variable}={path}: {error.strerror}; name a file") from error
+    if not stat.S_ISREG(found.st_mode) or not os.access(path, os.R_OK):
+        raise ConfigError(f"{variable}={path} is not a file that this user can read")
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{variable}={path} can be read by other users; run: chmod 600 {path}")
+
+
+def _digest(key: str | None) -> bytes:
+    return hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).digest()

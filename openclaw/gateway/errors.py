@@ -18,7 +18,14 @@ class ApiError(OpenClawError):
     """An answer other than a reply."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None, kind: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         """Describe the answer.
 
@@ -28,12 +35,14 @@ class ApiError(OpenClawError):
             code: OpenAI's machine-readable name of the problem.
             param: the request field that is wrong.
             kind: OpenAI's ``type``; by default the one that goes with the status.
+            retry_after: seconds after which the request may be sent again; a 503 has 1.
         """
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.param = param
+        self.retry_after = retry_after or (1 if status == 503 else None)
         self.kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
 
     def body(self) -> dict[str, Any]:
@@ -43,8 +52,8 @@ class ApiError(OpenClawError):
     def response(self) -> Response:
         """Return the HTTP response."""
         headers = {"www-authenticate": "Bearer"} if self.status == 401 else {}
-        if self.status == 503:
-            headers["retry-after"] = "1"
+        if self.retry_after is not None:
+            headers["retry-after"] = str(self.retry_after)
         return Response(orjson.dumps(self.body()), self.status, headers, media_type="application/json")
 
 

@@ -54,3 +54,19 @@ class GatewayMetrics:
         self.ledger_failures = Counter(
             "openclaw_ledger_failures", "Turns that could not be committed", registry=registry
         )
+        self.key_requests = Counter(
+            "openclaw_key_requests", "Requests by name of the key and HTTP status", ["key", "code"], registry=registry
+        )
+        self.key_tokens = Counter(
+            "openclaw_key_tokens",
+            "Tokens by name of the key: of the prompt, generated",
+            ["key", "kind"],
+            registry=registry,
+        )
+        self.rate_limited = Counter(
+            "openclaw_rate_limited", "Requests refused with 429, by key and limit", ["key", "limit"], registry=registry
+        )
+        self.unauthorized = Counter("openclaw_unauthorized", "Requests without a known key", registry=registry)
+        self.reload_failures = Counter(
+            "openclaw_reload_failures", "Changed keys or certificates that could not be used", registry=registry
+        )

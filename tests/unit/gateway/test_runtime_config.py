@@ -42,6 +42,8 @@ def test_secrets_are_hidden() -> None:
         ({"OPENCLAW_JUDGE_PROMPTS": "short"}, "full, brief"),
         ({"OPENCLAW_EVAL_MODE": "maybe"}, "1 or 0"),
         ({"HOST": "0.0.0.0"}, "SGLANG_API_KEY"),
+        ({"OPENCLAW_TLS_CERT": "cert.pem"}, "OPENCLAW_TLS_KEY"),
+        ({"OPENCLAW_RATE_LIMIT_REQUESTS": "0"}, "1 or more"),
         ({"HOST": "example.org"}, "SGLANG_API_KEY"),
         ({"HOST": "[::1]"}, "write ::1"),
         ({"SGLANG_API_KEY": "a", "OPENCLAW_API_KEY": "b"}, "differ"),

@@ -1,0 +1,108 @@
+"""One log line per request: who asked, what it cost and how it ended, never what was said.
+
+Guarantees: a line has the request id, the key's name, route, status, tokens, seconds, the turn's id and a digest of the
+session id; nothing that a client wrote stands in it unescaped, because only a request id of harmless characters is taken.
+The conversation itself is logged with ``OPENCLAW_LOG_CONTENTS=1`` only. A `RequestRecord` is owned by the request's guard;
+the handler finds it in the ASGI scope.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from openclaw.gateway.chat import Reply
+
+logger = logging.getLogger("openclaw.access")
+
+SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+SCOPE_NAME = "openclaw.request"
+QUIET_ROUTES = ("/healthz", "/metrics")
+SESSION_DIGITS = 12
+
+
+@dataclass
+class RequestRecord:
+    """What is known of one request.
+
+    Attributes:
+        stated_id: the request id that the client sent, when it is usable.
+        id: the one that the answer carries.
+        key: name of the key, ``-`` before it is known.
+        method: of HTTP.
+        status: of the answer; 499 when the client left before there was one.
+        reply: of a completion that was begun.
+        started: seconds of the monotonic clock.
+    """
+
+    stated_id: str | None
+    id: str
+    method: str
+    key: str = "-"
+    status: int = 499
+    reply: Reply | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @staticmethod
+    def of(headers: Mapping[str, str], method: str) -> RequestRecord:
+        """Return the record of a request that has just come."""
+        stated = headers.get("x-request-id", "")
+        sane = stated if SANE_REQUEST_ID.fullmatch(stated) else None
+        return RequestRecord(sane, sane or f"req-{uuid.uuid4().hex}", method)
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of prompt and reply."""
+        if self.reply is None:
+            return 0, 0
+        return len(self.reply.capture.prompt.ids), len(self.reply.capture.ids)
+
+    def line(self, route: str) -> str:
+        """Return the log line."""
+        prompt, generated = self.tokens
+        words = [
+            f"request={self.id} key={self.key} {self.method} {route} status={self.status}",
+            f"seconds={time.monotonic() - self.started:.3f}",
+        ]
+        if self.reply is not None:
+            session = session_digest(self.reply.context.session_id)
+            turn = self.reply.capture.prompt.id
+            words.append(f"prompt_tokens={prompt} generated_tokens={generated} session={session} turn={turn}")
+        return " ".join(words)
+
+    def contents(self) -> str:
+        """Return the conversation as one line of JSON."""
+        assert self.reply is not None
+        capture = self.reply.capture
+        return json.dumps({"messages": capture.prompt.messages, "reply": capture.builder.message()})
+
+
+def session_digest(session_id: str) -> str:
+    """Return what stands for a session id in the log: the start of its SHA-256."""
+    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
+
+
+def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
+    """Tell the request's record which reply it got; without a guard nothing is recorded."""
+    if SCOPE_NAME in scope:
+        scope[SCOPE_NAME].reply = reply
+
+
+def route_of(scope: Mapping[str, Any]) -> str:
+    """Return the pattern of the route that answered, ``-`` when none did."""
+    return getattr(scope.get("route"), "path", "-")
+
+
+def log_request(record: RequestRecord, route: str, *, contents: bool) -> None:
+    """Log one request that is over."""
+    level = logging.DEBUG if route in QUIET_ROUTES and record.status == 200 else logging.INFO
+    logger.log(level, "%s", record.line(route))
+    if contents and record.reply is not None:
+        logger.info("request=%s contents=%s", record.id, record.contents())

@@ -1,0 +1,96 @@
+"""How much a key may ask: requests and tokens per minute, and requests at a time.
+
+Guarantees: a refused request is a 429 in OpenAI's shape with ``Retry-After``, and it is counted. A window is a minute that
+begins with the first request in it. Tokens are charged when a reply is over, so the reply that uses up a window is
+delivered whole and the next request waits. State: counters in memory, per key name.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from typing import Literal
+
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import FixedWindowRateLimiter
+
+from openclaw.config import RuntimeConfig
+from openclaw.gateway.errors import ApiError
+
+Limit = Literal["requests", "tokens", "concurrent"]
+
+
+class RateLimitError(ApiError):
+    """The 429; ``limit`` says which bound was reached."""
+
+    def __init__(self, limit: Limit, message: str, retry_after: int) -> None:
+        kind = "tokens" if limit == "tokens" else "requests"
+        super().__init__(
+            429,
+            f"{message}; send it again in {retry_after} s",
+            code="rate_limit_exceeded",
+            kind=kind,
+            retry_after=retry_after,
+        )
+        self.limit: Limit = limit
+
+
+class RateLimits:
+    """Counts per key; call `enter`, and after it `leave` once."""
+
+    def __init__(self, requests: int | None = None, tokens: int | None = None, concurrent: int | None = None) -> None:
+        """Set the bounds; None is no bound."""
+        self._windows = FixedWindowRateLimiter(MemoryStorage())
+        self._requests = RateLimitItemPerMinute(requests, namespace="requests") if requests else None
+        self._tokens = RateLimitItemPerMinute(tokens, namespace="tokens") if tokens else None
+        self._concurrent = concurrent
+        self._under_way: Counter[str] = Counter()
+
+    @staticmethod
+    def of(config: RuntimeConfig) -> RateLimits:
+        """Return the limits that a configuration sets."""
+        return RateLimits(config.rate_limit_requests, config.rate_limit_tokens, config.rate_limit_concurrent)
+
+    async def enter(self, key: str) -> None:
+        """Count a request of ``key``.
+
+        Raises:
+            RateLimitError: when it has to wait; it is then not under way.
+        """
+        if self._concurrent and self._under_way[key] >= self._concurrent:
+            raise RateLimitError("concurrent", f"this key has {self._concurrent} requests under way, its limit", 1)
+        # Counted before the first await, so that no other request gets past the bound meanwhile.
+        self._under_way[key] += 1
+        try:
+            if self._tokens and not await self._windows.test(self._tokens, key):
+                raise RateLimitError(
+                    "tokens",
+                    f"this key has used its {self._tokens.amount} tokens per minute",
+                    await self._wait(self._tokens, key),
+                )
+            if self._requests and not await self._windows.hit(self._requests, key):
+                raise RateLimitError(
+                    "requests",
+                    f"this key has used its {self._requests.amount} requests per minute",
+                    await self._wait(self._requests, key),
+                )
+        except BaseException:
+            self._forget(key)
+            raise
+
+    async def leave(self, key: str, tokens: int) -> None:
+        """Say that a request is over, and charge the tokens of its prompt and reply."""
+        self._forget(key)
+        if self._tokens and tokens:
+            await self._windows.hit(self._tokens, key, cost=tokens)
+
+    def _forget(self, key: str) -> None:
+        self._under_way[key] -= 1
+        if not self._under_way[key]:
+            del self._under_way[key]
+
+    async def _wait(self, item: RateLimitItemPerMinute, key: str) -> int:
+        stats = await self._windows.get_window_stats(item, key)
+        return max(1, math.ceil(stats.reset_time - time.time()))

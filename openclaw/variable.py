@@ -1,0 +1,90 @@
+"""One environment variable: its name, type, range and meaning, and how its text is read.
+
+Guarantees: a text that cannot be used is a `ConfigError` that names the variable and says what to type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from openclaw.exceptions import ConfigError
+
+Value = str | int | float | bool | None
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: as it is typed.
+        field: of `RuntimeConfig`.
+        type: of the value.
+        default: value when the variable is unset or empty.
+        help: one line.
+        choices: the only values, when not empty.
+        minimum: the least number.
+        maximum: the greatest number.
+        above: the number that the value must exceed.
+        aliases: other names of the same variable.
+        secret: whether the value must not be shown.
+    """
+
+    name: str
+    field: str
+    type: type
+    default: Value
+    help: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    aliases: tuple[str, ...] = ()
+    secret: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The variable's name and its aliases."""
+        return (self.name, *self.aliases)
+
+    def parse(self, text: str, name: str) -> Value:
+        """Return the value that ``text``, found under ``name``, stands for.
+
+        Raises:
+            ConfigError: when it stands for none.
+        """
+        try:
+            value = _PARSERS[self.type](text)
+        except ValueError as error:
+            raise ConfigError(f"{name}={text!r} is not {_TYPE_WORDS[self.type]}; {self.help}") from error
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{name}={text!r}; use one of {', '.join(self.choices)}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self._check_range(value, name)
+        return value
+
+    def _check_range(self, value: float, name: str) -> None:
+        if not value == value or value in (float("inf"), float("-inf")):
+            raise ConfigError(f"{name}={value} is not a finite number")
+        if self.minimum is not None and value < self.minimum:
+            raise ConfigError(f"{name}={value} is too small; use {self.minimum:g} or more")
+        if self.maximum is not None and value > self.maximum:
+            raise ConfigError(f"{name}={value} is too large; use {self.maximum:g} or less")
+        if self.above is not None and value <= self.above:
+            raise ConfigError(f"{name}={value}; use a number above {self.above:g}")
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise ValueError(text)
+
+
+_PARSERS: dict[type, Callable[[str], Value]] = {str: str, int: int, float: float, bool: _parse_bool}
+_TYPE_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "1 or 0"}

@@ -1,0 +1,135 @@
+"""Keys by name from a file: what is accepted, what is refused, what a changed file does."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, AuthenticationError
+
+from openclaw.exceptions import ConfigError
+from openclaw.gateway import reload
+from openclaw.gateway.auth import Keyring
+from openclaw.gateway.errors import ApiError
+from tests.helpers.waiting import eventually
+from tests.unit.gateway.conftest import Starter
+
+LAPTOP, PHONE = "key-of-the-laptop", "key-of-the-phone"
+
+
+def keys_file(folder: Path, text: str, mode: int = 0o600) -> str:
+    path = folder / "keys"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def two_keys(folder: Path) -> str:
+    digest = hashlib.sha256(PHONE.encode()).hexdigest()
+    return keys_file(folder, f"# who may ask\n\nlaptop:{LAPTOP}\nphone: sha256:{digest.upper()}\n")
+
+
+def test_each_key_has_its_name(tmp_path: Path) -> None:
+    ring = Keyring("from-outside", two_keys(tmp_path))
+    assert ring.names == ("environment", "laptop", "phone")
+    assert ring.check({"authorization": f"Bearer {LAPTOP}"}) == "laptop"
+    assert ring.check({"authorization": f"bearer  {PHONE} "}) == "phone"
+    assert ring.check({"x-api-key": PHONE}) == "phone"
+    assert ring.check({"authorization": "Bearer from-outside"}) == "environment"
+
+
+@pytest.mark.parametrize("sent", ["", "Bearer", "Bearer ", f"Basic {LAPTOP}", f"Bearer {LAPTOP}x", "Bearer \udce9"])
+def test_anything_else_is_refused_without_the_key_in_the_answer(tmp_path: Path, sent: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        Keyring(None, two_keys(tmp_path)).check({"authorization": sent})
+    assert caught.value.status == 401
+    assert LAPTOP not in str(caught.value.body())
+
+
+def test_a_digest_in_the_file_is_no_key(tmp_path: Path) -> None:
+    digest = hashlib.sha256(PHONE.encode()).hexdigest()
+    for sent in (digest, f"sha256:{digest}"):
+        with pytest.raises(ApiError):
+            Keyring(None, two_keys(tmp_path)).check({"authorization": f"Bearer {sent}"})
+
+
+def test_without_a_key_everybody_is_local() -> None:
+    assert Keyring(None).check({}) == "local"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no key in it"),
+        (f"laptop {LAPTOP}", "line 1 is not name:key"),
+        (f"a:b\nla ptop:{LAPTOP}", "line 2 is not name:key"),
+        ("laptop:", "line 1 is not name:key"),
+        (f"laptop:{LAPTOP}\nlaptop:other", "line 2: the name 'laptop' is taken"),
+        (f"environment:{LAPTOP}", "is taken"),
+        (f"laptop:{LAPTOP}\nphone:{LAPTOP}", "line 2: the key of 'phone' stands there twice"),
+        ("laptop:sha256:abc", "64 hexadecimal digits"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        Keyring(None, keys_file(tmp_path, text))
+    assert LAPTOP not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Keyring(None, keys_file(tmp_path, f"laptop:{LAPTOP}", mode))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        Keyring(None, str(tmp_path / "keys"))
+
+
+async def test_a_changed_file_counts_without_a_restart(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "POLL_SECONDS", 0.01)
+    stack = await start(api_keys_file=two_keys(tmp_path))
+
+    async def status(key: str) -> int:
+        async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+            return (await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
+
+    assert (await status(LAPTOP), await status("new")) == (200, 401)
+    keys_file(tmp_path, "desk:new\n")
+    await eventually(lambda: status("new"), 200)
+    assert await status(LAPTOP) == 401
+
+    keys_file(tmp_path, "no key here\n")
+    await eventually(lambda: stack.metric("openclaw_reload_failures_total") >= 1, True)
+    assert await status("new") == 200, "a file that cannot be used must leave the keys of before"
+
+
+async def test_the_sdk_with_and_without_a_key(start: Starter, tmp_path: Path) -> None:
+    stack = await start(api_keys_file=two_keys(tmp_path))
+    stack.say("hi")
+    question = {"model": "any", "messages": [{"role": "user", "content": "Hello?"}]}
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=PHONE, max_retries=0) as client:
+        assert (await client.chat.completions.create(**question)).choices[0].message.content == "hi"
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(AuthenticationError):
+            await client.chat.completions.create(**question)
+    assert stack.metric("openclaw_key_requests_total", key="phone", code="200") == 1
+    assert stack.metric("openclaw_key_tokens_total", key="phone", kind="generated") == len(
+        stack.turns()[0].response_ids
+    )
+    assert stack.metric("openclaw_unauthorized_total") == 1
+    assert stack.metric("openclaw_requests_total", code="401") == 1
+
+
+async def test_every_route_but_health_needs_a_key(start: Starter) -> None:
+    stack = await start(api_key="s3cret")
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/v1/nothing", "/healthz/", "//healthz"):
+            for method in ("GET", "POST", "DELETE"):
+                assert (await client.request(method, path)).status_code == 401, (method, path)
+        assert (await client.get("/healthz")).status_code == 200
