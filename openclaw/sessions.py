@@ -229,6 +229,14 @@ class Sessions:
             self._release(session)
         return turn
 
+    async def end(self, session_id: str) -> bool:
+        """End a session because its client says so; return whether it is known. A further request goes on with it."""
+        session = self._sessions.get(session_id) or _Session(session_id, self._clock())
+        if session_id not in self._sessions and not await self._call(self._store.turn_count, session_id):
+            return False
+        await self._end(session, "ended_done")
+        return True
+
     def abandon(self, context: TurnContext) -> None:
         """Forget a turn that was never answered."""
         self._release(self._sessions[context.session_id])

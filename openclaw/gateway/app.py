@@ -1,10 +1,10 @@
 """The HTTP application: routes, keys, limits, and errors in OpenAI's shape.
 
 Every request passes `openclaw.gateway.guard` first.
-Routes: ``POST /v1/chat/completions``, ``GET /v1/models``, ``GET /v1/models/{name}``, ``GET /healthz`` (open),
-``GET /metrics``. Guarantees: every request is counted with its status, a streamed one when it ends,
-and with the status of the error that it ended in; a body beyond the limit is not read. The
-application owns nothing but the task that ends idle sessions.
+Routes: ``POST /v1/chat/completions``, ``POST /v1/sessions/{id}/done``, ``GET /v1/models``, ``GET /v1/models/{name}``,
+``GET /healthz`` (open), ``GET /metrics``. Guarantees: every request is counted with its status, a streamed one when it
+ends, and with the status of the error that it ended in; a body beyond the limit is not read. The application owns
+nothing but the task that ends idle sessions.
 """
 
 from __future__ import annotations
@@ -109,6 +109,13 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
         if not isinstance(response, EventStream):
             _count(metrics, 200)
         return response
+
+    @app.post("/v1/sessions/{session_id:path}/done")
+    async def session_done(session_id: str) -> Response:
+        """End a session without a further turn; sent again, it has no further effect."""
+        if not await service.sessions.end(session_id):
+            raise ApiError(404, f"there is no session {session_id!r}", code="session_not_found", param="session_id")
+        return _json({"id": session_id, "object": "session", "done": True})
 
     @app.get("/v1/models")
     async def models() -> Response:
