@@ -52,7 +52,7 @@ def runtime_environment(args: Any, method_path: str, environment: Mapping[str, s
     could not be trained.
 
     Raises:
-        ValueError: when the run has no judge engine.
+        ValueError: when the run has no judge engine, or could train none of its turns.
         ConfigError: when a variable has a value that cannot be used.
     """
     if not getattr(args, "prm_router_ip", None):
@@ -80,7 +80,11 @@ def runtime_environment(args: Any, method_path: str, environment: Mapping[str, s
         if caller.sources[name] == "default" and (value := _first_set(args, attributes)) is not None
     }
     result = {**environment, **proposed, **decided, "PYTHONPATH": os.pathsep.join(own_import_paths())}
-    RuntimeConfig.from_env(result)
+    if RuntimeConfig.from_env(result).top_p < 1:
+        raise ValueError(
+            "turns that are sampled with top_p below 1 are not trained, so that a run with it would never take a step; "
+            "set --rollout-top-p 1 and unset OPENCLAW_TOP_P"
+        )
     return result
 
 

@@ -26,14 +26,13 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.parsers.deltas import Delta
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer, RenderError
+from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.stream import DONE, ChunkWriter, completion, event
 from openclaw.sessions import MAX_SESSION_ID, Sessions, TurnContext
 
 logger = logging.getLogger(__name__)
 
-EVALUATION = "evaluation"
-SAMPLING_PARAMETERS = "sampling_parameters"
 CLOSE_SECONDS = 10.0
 
 
@@ -159,22 +158,7 @@ class ChatService:
                 param="messages",
                 code="context_length_exceeded",
             )
-        temperature = self.config.temperature if request.temperature is None else request.temperature
-        top_p = self.config.top_p if request.top_p is None else request.top_p
-        unusual = {
-            name: value
-            for name in ("top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
-            if (value := getattr(request, name)) not in (None, NEUTRAL[name])
-        }
-        sampling = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "max_new_tokens": min(request.requested_tokens or self.config.max_tokens, room),
-            **unusual,
-        }
-        if request.stops:
-            sampling["stop"] = request.stops
-        excluded = EVALUATION if self.config.eval_mode else SAMPLING_PARAMETERS if unusual else None
+        plan = plan_sampling(request, self.config, room)
         return Prompt(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             request=request,
@@ -182,22 +166,12 @@ class ChatService:
             tools=tools,
             ids=list(ids),
             inside_reasoning=inside_reasoning,
-            sampling=sampling,
-            temperature=float(temperature),
-            top_p=float(top_p),
+            sampling=plan.parameters,
+            temperature=plan.temperature,
+            top_p=plan.top_p,
             created_at=created_at,
-            excluded=excluded,
+            excluded=plan.excluded,
         )
-
-
-NEUTRAL: dict[str, float] = {
-    "top_k": -1,
-    "min_p": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-}
-"""Values that leave the sampled distribution as it is; a turn with any other is served and not trained."""
 
 
 class Reply:

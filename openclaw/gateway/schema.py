@@ -8,7 +8,8 @@ input.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -35,7 +36,6 @@ ADVICE = {
     "n": "one reply is generated per request; send it several times",
     "logprobs": "log-probabilities are recorded with the turn and not sent",
     "top_logprobs": "log-probabilities are recorded with the turn and not sent",
-    "logit_bias": "leave it out",
     "response_format": "only {'type': 'text'} is; ask for JSON in a message",
     "tool_choice": "only 'auto' and 'none' are",
     "parallel_tool_calls": "the model decides how many calls it makes; leave it out or send true",
@@ -46,6 +46,7 @@ ADVICE = {
     "web_search_options": "there is no search",
 }
 MAX_STOPS = 16
+TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
 class _Strict(BaseModel):
@@ -126,6 +127,7 @@ class ChatRequest(_Strict):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: str | list[str] | None = None
     n: int | None = None
     logprobs: bool | None = None
@@ -241,6 +243,8 @@ def _check_meaning(request: ChatRequest) -> None:
         )
     if len(request.stops) > MAX_STOPS or any(not stop for stop in request.stops):
         raise bad_request(f"stop: send up to {MAX_STOPS} strings that are not empty", param="stop")
+    if any(not TOKEN_ID.fullmatch(token) for token in request.logit_bias or ()):
+        raise bad_request("logit_bias: name tokens by their ids, like {'1734': -5}", param="logit_bias")
     if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():
         raise bad_request(f"chat_template_kwargs: {min(reserved)!r} is the server's", param="chat_template_kwargs")
     for number in (request.temperature, request.top_p, request.min_p):

@@ -269,6 +269,8 @@ def test_contradicting_temperature_and_missing_judge_are_refused(args: Namespace
         runtime_environment(args, "m.M", {"OPENCLAW_TEMPERATURE": "1.0"})
     with pytest.raises(ConfigError, match="PORT"):
         runtime_environment(args, "m.M", {"PORT": "many"})
+    with pytest.raises(ValueError, match="--rollout-top-p 1"):
+        runtime_environment(args, "m.M", {"OPENCLAW_TOP_P": "0.9"})
     args.prm_router_ip = None
     with pytest.raises(ValueError, match="--prm-enable"):
         runtime_environment(args, "m.M", {})

@@ -140,18 +140,46 @@ async def test_history_with_calls_reasoning_and_parts_is_rendered(stack: Stack) 
 
 
 async def test_sampling_parameters_reach_the_engine_and_the_turn(stack: Stack) -> None:
-    stack.say("a", "b", "c")
+    stack.say("a", "b")
     create = stack.client.chat.completions.create
     await create(model="any", messages=USER)
-    await create(model="any", messages=USER, temperature=1.0, top_p=0.9, max_completion_tokens=7)
-    await create(model="any", messages=USER, presence_penalty=0.5, seed=3, user="u", store=False, metadata={"a": "b"})
-    first, second, third = [request["sampling_params"] for request in stack.engine.requests]
+    await create(
+        model="any",
+        messages=USER,
+        temperature=1.0,
+        top_p=1,
+        logit_bias={},
+        max_completion_tokens=7,
+        seed=3,
+        user="u",
+        store=False,
+        metadata={"a": "b"},
+    )
+    first, second = [request["sampling_params"] for request in stack.engine.requests]
     assert (first["temperature"], first["top_p"]) == (0.6, 1.0)
-    assert second == {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 7}
-    assert third["presence_penalty"] == 0.5
-    turns = stack.turns()
-    assert [turn.temperature for turn in turns] == [0.6, 1.0, 0.6]
-    assert [turn.reason for turn in turns] == [None, None, "sampling_parameters"]
+    assert second == {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 7}
+    assert [turn.temperature for turn in stack.turns()] == [0.6, 1.0]
+    assert [turn.reason for turn in stack.turns()] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_p", 0.9),
+        ("top_k", 5),
+        ("min_p", 0.1),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {"5": -100.0}),
+    ],
+)
+async def test_a_changed_distribution_is_served_and_not_trained(stack: Stack, name: str, value: Any) -> None:
+    stack.say("a")
+    await stack.client.chat.completions.create(model="any", messages=USER, extra_body={name: value})
+    assert stack.engine.requests[0]["sampling_params"][name] == value
+    (turn,) = stack.turns()
+    assert (turn.state, turn.reason) == ("excluded", "sampling_parameters")
 
 
 async def test_length_limit_and_room(stack: Stack) -> None:

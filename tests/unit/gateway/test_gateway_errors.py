@@ -29,7 +29,8 @@ async def post(stack: Stack, body: Any, **headers: str) -> httpx.Response:
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": []}, "functions"),
@@ -60,7 +61,7 @@ def test_a_parameter_that_has_no_effect_here_is_refused_by_name(change: dict[str
 
 def test_null_and_harmless_parameters_are_accepted() -> None:
     harmless = dict.fromkeys(IGNORED, "x")
-    parse_request(json.dumps({"messages": USER, "logit_bias": None, "n": None, "anything": None, **harmless}).encode())
+    parse_request(json.dumps({"messages": USER, "logprobs": None, "n": None, "anything": None, **harmless}).encode())
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"messages": [{"role": "user", "content": "\\ud800"}]}'])

@@ -73,6 +73,8 @@ def test_only_cpu_engines_see_the_standins() -> None:
     assert str(CPU_STANDINS) not in gpu["PYTHONPATH"]
     assert gpu["PYTHONPATH"].endswith("/mine")
     assert "RANK" not in cpu
+    assert cpu["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in gpu
     assert cpu["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
 
 

@@ -34,6 +34,8 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
     if cpu:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         environment["CUDA_VISIBLE_DEVICES"] = ""
+        # The compiler would look for Triton and never come back; one request with a penalty would stop the engine.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
 
