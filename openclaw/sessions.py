@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sqlite3
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from openclaw.classify import next_state_after, runtime_session, side_kind
 from openclaw.fingerprint import (
@@ -30,6 +31,7 @@ from openclaw.fingerprint import (
     reply_positions,
 )
 from openclaw.ledger.exceptions import TransitionError
+from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class TurnStore(Protocol):
     def waiting_turn(self, session_id: str) -> Turn | None: ...
     def waiting_turns(self, limit: int) -> list[Turn]: ...
     def turn_count(self, session_id: str) -> int: ...
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]: ...
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,8 @@ class Sessions:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._by_conversation: dict[bytes, list[str]] = {}
         self._evicted: set[str] = set()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._commits = GroupCommit(store)
+        self._call = self._commits.call
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -274,11 +278,7 @@ class Sessions:
 
     async def close(self) -> None:
         """Let the ledger's thread finish what it was given."""
-        await asyncio.to_thread(self._thread.shutdown)
-
-    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a ledger call in its thread; it is carried through even when the caller is cancelled."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments))
+        await self._commits.close()
 
     def _find_conversation(self, messages: Sequence[Message]) -> tuple[_Session, _Waiting | None, int | None]:
         """Return the session whose conversation a request without an id goes on with, or a new one, in use."""

@@ -20,6 +20,8 @@ from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.schema import migrate
 
 BUSY_TIMEOUT_SECONDS = 10.0
+WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
+PART = ("SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part"))
 
 
 class Database:
@@ -70,16 +72,22 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Run the body as one write transaction: all of it is committed, or none.
 
+        Inside another transaction of the same thread it is a part of that one: undone alone when the body fails,
+        committed when the outer one is.
+
         Raises:
             TransitionError: when the body takes a row off its state table.
         """
         with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
+            begin, commit, undo = PART if self._connection.in_transaction else WHOLE
+            self._connection.execute(begin)
             try:
                 yield self._connection
-                self._connection.execute("COMMIT")
+                self._connection.execute(commit)
             except BaseException as error:
-                self._connection.execute("ROLLBACK")
+                # SQLite itself undoes everything when the disk is full or fails.
+                for statement in undo if self._connection.in_transaction else ():
+                    self._connection.execute(statement)
                 if isinstance(error, sqlite3.IntegrityError) and "illegal " in str(error):
                     raise TransitionError(str(error)) from error
                 raise
