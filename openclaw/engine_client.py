@@ -5,7 +5,8 @@ in `EngineProtocolError`. An engine that is away (restarting, or paused for an u
 ``wait_seconds``; one that goes away in the middle of a reply is asked to go on from the tokens that were delivered, so
 that the reader sees one reply. Leaving the stream early aborts the generation at the engine. Owns the connections.
 
-Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``; both are understood.
+Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``; both are understood. Events that arrive
+together are handed on together.
 """
 
 from __future__ import annotations
@@ -13,20 +14,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import httpx
+import aiohttp
 import orjson
 
-from openclaw.exceptions import EngineAwayError, EngineBrokeOffError, EngineProtocolError, EngineRejectedError
+from openclaw.exceptions import (
+    EngineAwayError,
+    EngineBrokeOffError,
+    EngineError,
+    EngineProtocolError,
+    EngineRejectedError,
+)
 from openclaw.ledger.records import VersionSpan
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
+IDLE_CONNECTION_SECONDS = 2.0  # less than any server keeps an idle connection
 SILENCE_SECONDS = 600.0
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
@@ -72,7 +80,6 @@ class EngineClient:
         url: str,
         *,
         wait_seconds: float,
-        transport: httpx.AsyncBaseTransport | None = None,
         on_retry: Callable[[str], None] = lambda kind: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,7 +88,6 @@ class EngineClient:
         Args:
             url: ``http://HOST:PORT``.
             wait_seconds: how long a request waits for an engine that is away.
-            transport: stand-in for tests.
             on_retry: called with ``away`` or ``resumed`` whenever a request is sent again.
             clock: seconds, monotonic.
         """
@@ -91,18 +97,26 @@ class EngineClient:
         self._clock = clock
         self._last_version = "default"
         self._aborts: set[asyncio.Task[None]] = set()
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            transport=transport,
-            trust_env=False,
-        )
+        self._opened: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """Send the aborts that are under way, then close the connections."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
-        await self._client.aclose()
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        """The connections; made at the first use, because they belong to the loop that runs then."""
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS),
+                headers={"accept-encoding": "identity", "content-type": "application/json"},
+                auto_decompress=False,
+            )
+        return self._opened
 
     async def generate(
         self, rid: str, input_ids: Sequence[int], sampling_params: Mapping[str, Any]
@@ -160,35 +174,29 @@ class EngineClient:
         }
         running = False
         try:
-            async with self._client.stream(
-                "POST",
-                f"{self.url}/generate",
-                content=orjson.dumps(payload),
-                headers={"content-type": "application/json", "accept-encoding": "identity"},
-            ) as response:
+            async with self._http.post(f"{self.url}/generate", data=orjson.dumps(payload)) as response:
                 await self._check_status(response)
                 running = True
-                async for event in _events(response):
-                    chunk = _read_chunk(event, base, len(progress.ids) - base)
-                    progress.ids.extend(chunk.ids)
-                    self._last_version = chunk.weight_version
-                    running = chunk.finish is None
-                    yield chunk
-                    if not running:
-                        return
+                async for events in _event_groups(response):
+                    for chunk in _join(_read_chunks(events, base, progress)):
+                        self._last_version = chunk.weight_version
+                        running = chunk.finish is None
+                        yield chunk
+                        if not running:
+                            return
             raise EngineBrokeOffError("the stream ended before the reply did")
-        except (httpx.TransportError, httpx.StreamError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineBrokeOffError(f"{type(error).__name__}: {error}") from error
         finally:
             if running:
                 self._abort(name)
 
-    async def _check_status(self, response: httpx.Response) -> None:
-        if response.is_success:
+    async def _check_status(self, response: aiohttp.ClientResponse) -> None:
+        if response.status == 200:
             return
-        body = (await response.aread()).decode(errors="replace")[:500]
-        words = f"{self.url} answered {response.status_code}: {body}"
-        if response.status_code in AWAY_STATUS:
+        body = (await response.read()).decode(errors="replace")[:500]
+        words = f"{self.url} answered {response.status}: {body}"
+        if response.status in AWAY_STATUS:
             raise EngineBrokeOffError(words)
         raise EngineRejectedError(words)
 
@@ -199,29 +207,58 @@ class EngineClient:
         task.add_done_callback(self._aborts.discard)
 
     async def _send_abort(self, name: str) -> None:
+        timeout = aiohttp.ClientTimeout(total=ABORT_SECONDS)
         try:
-            await self._client.post(f"{self.url}/abort_request", json={"rid": name}, timeout=ABORT_SECONDS)
-        except httpx.TransportError as error:
+            async with self._http.post(f"{self.url}/abort_request", data=orjson.dumps({"rid": name}), timeout=timeout):
+                pass
+        except (aiohttp.ClientError, TimeoutError) as error:
             logger.info("abort of %s was not delivered: %s", name, error)
 
 
-async def _events(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the JSON of each server-sent event up to ``[DONE]``."""
-    buffer = b""
-    async for data in response.aiter_raw():
-        buffer += data
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            body = line[5:].strip()
-            if body == b"[DONE]":
-                return
-            try:
-                event = orjson.loads(body)
-            except orjson.JSONDecodeError as error:
-                raise EngineProtocolError(f"the engine sent an event that is no JSON: {body[:200]!r}") from error
-            yield event
+async def _event_groups(response: aiohttp.ClientResponse) -> AsyncGenerator[list[bytes], None]:
+    """Yield the bodies of the server-sent events up to ``[DONE]``, those that arrived together in one list."""
+    rest = b""
+    async for data in response.content.iter_any():
+        *lines, rest = (rest + data).split(b"\n")
+        bodies = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        if bodies and bodies[-1] == b"[DONE]":
+            yield bodies[:-1]
+            return
+        if bodies:
+            yield bodies
+
+
+def _read_chunks(bodies: list[bytes], base: int, progress: _Progress) -> Iterator[TokenChunk]:
+    """Yield the tokens of each event and count them as delivered; see `_read_chunk`."""
+    for body in bodies:
+        try:
+            event = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise EngineProtocolError(f"the engine sent an event that is no JSON: {body[:200]!r}") from error
+        chunk = _read_chunk(event, base, len(progress.ids) - base)
+        progress.ids.extend(chunk.ids)
+        yield chunk
+
+
+def _join(chunks: Iterator[TokenChunk]) -> Iterator[TokenChunk]:
+    """Yield ``chunks`` with neighbours of the same weights made one; an error comes after what arrived before it."""
+    held: TokenChunk | None = None
+    failure: EngineError | None = None
+    try:
+        for chunk in chunks:
+            if held is None:
+                held = chunk
+            elif held.weight_version == chunk.weight_version:
+                held = replace(chunk, ids=held.ids + chunk.ids, logprobs=held.logprobs + chunk.logprobs)
+            else:
+                yield held
+                held = chunk
+    except EngineError as error:
+        failure = error
+    if held is not None:
+        yield held
+    if failure is not None:
+        raise failure
 
 
 def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from openclaw.config import RuntimeConfig
@@ -98,6 +99,7 @@ async def serve(config: RuntimeConfig) -> None:
                 lifespan="on",
                 ssl_certfile=config.tls_cert,
                 ssl_keyfile=config.tls_key,
+                http="httptools",
             )
         )
         if config.tls_cert and config.tls_key:
@@ -154,7 +156,7 @@ def main() -> int:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         for name, value, source in config.describe():
             logger.debug("%s=%s (%s)", name, value, source)
-        asyncio.run(serve(config))
+        uvloop.run(serve(config))
     except ConfigError as error:
         print(f"openclaw.runtime: {error}", file=sys.stderr)
         return CONFIG_EXIT

@@ -79,9 +79,12 @@ class Capture:
             self.spans = [VersionSpan(span.version, span.start, min(span.end, first)) for span in kept]
             for span in chunk.versions:
                 self._add_span(span)
-        deltas = self.parser.push(self.detokenizer.push(chunk.ids))
+        deltas = self._built(self.parser.push(self.detokenizer.push(chunk.ids)))
         if chunk.finish is not None or self.parser.stopped:
-            deltas += self._finish(chunk.finish)
+            deltas += self._built(self._finish(chunk.finish))
+        return deltas
+
+    def _built(self, deltas: list[Delta]) -> list[Delta]:
         for delta in deltas:
             self.builder.add(delta)
         return deltas

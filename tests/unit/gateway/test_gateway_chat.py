@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -25,7 +26,7 @@ async def merged_stream(stack: Stack, **request: Any) -> dict[str, Any]:
     stream = await stack.client.chat.completions.create(
         model="any", stream=True, stream_options={"include_usage": True}, **request
     )
-    result: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}, "finish": None, "usage": None, "chunks": 0}
+    result: dict[str, Any] = {"content": "", "reasoning": "", "calls": {}, "finish": None, "usage": None}
     async for chunk in stream:
         result["id"] = chunk.id
         if chunk.usage:
@@ -33,7 +34,6 @@ async def merged_stream(stack: Stack, **request: Any) -> dict[str, Any]:
             result["usage"] = chunk.usage
             continue
         choice = chunk.choices[0]
-        result["chunks"] += 1
         result["content"] += choice.delta.content or ""
         result["reasoning"] += getattr(choice.delta, "reasoning_content", None) or ""
         for call in choice.delta.tool_calls or []:
@@ -59,7 +59,18 @@ async def test_streamed_and_whole_replies_are_the_same(stack: Stack, text: str) 
     assert message.content == expected
     if expected is not text:
         assert streamed["reasoning"] == "Two and three."
-        assert streamed["chunks"] > 10
+
+
+async def test_a_token_leaves_before_the_next_one_is_sampled(stack: Stack) -> None:
+    stack.say("one two three")
+    pieces = [stack.tokenizer.decode([index]) for index in stack.replies[0][:-1]]
+    gate = stack.engine.token_gate = asyncio.Semaphore(1)
+    stream = aiter(await stack.client.chat.completions.create(model="any", messages=USER, stream=True))
+    assert (await anext(stream)).choices[0].delta.role == "assistant"
+    for piece in pieces:
+        assert (await anext(stream)).choices[0].delta.content == piece
+        gate.release()
+    assert (await anext(stream)).choices[0].finish_reason == "stop"
 
 
 async def test_the_turn_holds_what_the_engine_saw_and_sampled(stack: Stack) -> None:
@@ -91,7 +102,9 @@ async def test_the_turn_holds_what_the_engine_saw_and_sampled(stack: Stack) -> N
 
 
 @pytest.mark.parametrize("text", [CALL, TWO_CALLS])
-async def test_tool_calls_streamed_and_whole(stack: Stack, text: str) -> None:
+@pytest.mark.parametrize("chunk_tokens", [1, 1000])
+async def test_tool_calls_streamed_and_whole(stack: Stack, text: str, chunk_tokens: int) -> None:
+    stack.engine.chunk_tokens = chunk_tokens
     stack.say(text, text)
     streamed = await merged_stream(stack, messages=USER, tools=TOOLS, tool_choice="auto")
     whole = await stack.client.chat.completions.create(model="any", messages=USER, tools=TOOLS)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import openai
+import orjson
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from openclaw.engine_client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream
-from tests.helpers.mock_engine import MockEngine, logprob_of, mock_engine
+from tests.helpers.mock_engine import MockEngine, logprob_of, mock_engine, serve
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
@@ -95,20 +101,74 @@ async def test_a_refusal_is_not_repeated() -> None:
     ],
 )
 async def test_tokens_without_their_own_logprob_are_an_error(meta: dict[str, Any]) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(
-            200, stream=httpx.ByteStream(b"data: " + _json({"output_ids": [5], "meta_info": meta}) + b"\n\n")
-        )
+    async with engine_that_sends(_event(meta)) as url:
+        client = EngineClient(url, wait_seconds=0)
+        with pytest.raises(EngineProtocolError):
+            await anext(client.generate("rid", [1], SAMPLING))
+        await client.close()
 
-    client = EngineClient("http://engine", wait_seconds=0, transport=httpx.MockTransport(answer))
-    with pytest.raises(EngineProtocolError):
-        await anext(client.generate("rid", [1], SAMPLING))
-    await client.close()
+
+@asynccontextmanager
+async def engine_that_sends(*pieces: bytes) -> AsyncIterator[str]:
+    """Serve an engine whose answer to everything is ``pieces``, each in a packet of its own; yield its URL."""
+
+    async def answer(request: Request) -> StreamingResponse:
+        async def body() -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+                await asyncio.sleep(0.001)
+
+        return StreamingResponse(body(), media_type="text/event-stream")
+
+    routes = [Route(path, answer, methods=["POST"]) for path in ("/generate", "/abort_request")]
+    async with serve(Starlette(routes=routes)) as url:
+        yield url
+
+
+def _event(meta: dict[str, Any]) -> bytes:
+    return b"data: " + _json({"output_ids": [5], "meta_info": meta}) + b"\n\n"
+
+
+def _token(count: int, version: str, **more: Any) -> bytes:
+    entries = [[-1.0, 5, None]]
+    return _event({"completion_tokens": count, "output_token_logprobs": entries, "weight_version": version, **more})
+
+
+async def test_events_that_arrive_together_are_one_chunk_per_weight_version() -> None:
+    last = _token(4, "2", finish_reason={"type": "stop"}) + b"data: [DONE]\n\n"
+    data = _token(1, "1") + _token(2, "1") + _token(3, "2") + last
+    async with engine_that_sends(data) as url:
+        client = EngineClient(url, wait_seconds=0)
+        chunks = [chunk async for chunk in client.generate("rid", [1], SAMPLING)]
+        await client.close()
+    assert [(chunk.ids, chunk.weight_version, chunk.finish) for chunk in chunks] == [
+        ([5, 5], "1", None),
+        ([5, 5], "2", "stop"),
+    ]
+
+
+@pytest.mark.parametrize("size", [13, 64, 300])
+async def test_events_cut_anywhere_are_read(size: int) -> None:
+    data = _token(1, "1") + _token(2, "1") + _token(3, "1", finish_reason={"type": "stop"}) + b"data: [DONE]\n\n"
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    async with engine_that_sends(*pieces) as url:
+        client = EngineClient(url, wait_seconds=0)
+        chunks = [chunk async for chunk in client.generate("rid", [1], SAMPLING)]
+        await client.close()
+    assert joined(chunks)[0] == [5, 5, 5]
+
+
+async def test_tokens_before_a_broken_event_are_delivered() -> None:
+    async with engine_that_sends(_token(1, "1") + b"data: {broken\n\n") as url:
+        client = EngineClient(url, wait_seconds=0)
+        chunks = client.generate("rid", [1], SAMPLING)
+        assert (await anext(chunks)).ids == [5]
+        with pytest.raises(EngineProtocolError, match="no JSON"):
+            await anext(chunks)
+        await client.close()
 
 
 def _json(value: Any) -> bytes:
-    import orjson
-
     return orjson.dumps(value)
 
 
