@@ -1,25 +1,30 @@
 """What a request is, read from its messages: whose turn it is, and which messages are nobody's words.
 
 Guarantees: pure functions of the messages. A turn is ``main`` (the user's, or a tool result of the user's task) unless
-the client says otherwise or its text is one that the client writes by itself (heartbeat, cron, memory flush, compaction).
-The texts are those of OpenClaw; any other client's turns are ``main``.
+the client says otherwise, its text is one that the client writes by itself (heartbeat, cron, memory flush, compaction),
+or its Runtime line names a session that is not the user's (subagent, cron, internal effects). The texts are those of
+OpenClaw; any other client's turns are ``main``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from openclaw.text import content_text
 
 Message = dict[str, Any]
-SideKind = Literal["heartbeat", "cron", "memory_flush", "compaction"]
+SideKind = Literal["heartbeat", "cron", "memory_flush", "compaction", "subagent", "internal"]
 
 INTERNAL_CONTEXT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 DATE_PREFIX = re.compile(r"\s*\[[A-Z][a-z]{2} \d{4}-\d{2}-\d{2} \d{2}:\d{2}[^\]]*\]\s*")
 QUEUED_PREFIX = re.compile(r"\s*\[Queued user message from a previous active turn[^\]]*\]\s*")
-RUNTIME_SESSION = re.compile(r"^Runtime: .*\bsessionId=([^\s|]+)", re.MULTILINE)
+RESUME_PREFIX = "Continue the current task from the existing transcript"
+RUNTIME_PREFIX = "Runtime: agent="
+RUNTIME_SESSION = re.compile(r"\bsessionId=([^\s|]+)")
+RUNTIME_KEY = re.compile(r"\bsession=\S*?:(subagent|cron|internal-session-effects):")
+SIDE_KEYS: dict[str, SideKind] = {"subagent": "subagent", "cron": "cron", "internal-session-effects": "internal"}
 SIDE_PREFIXES: tuple[tuple[SideKind, str], ...] = (
     ("heartbeat", "[OpenClaw heartbeat poll]"),
     ("heartbeat", "Follow the heartbeat monitor scratch context"),
@@ -44,13 +49,25 @@ def spoken(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if not is_internal(message)]
 
 
-def plain_user_text(message: Message) -> str:
-    """Return a user message's text without the prefixes that the client puts before it."""
-    text = content_text(message.get("content"))
-    for prefix in (DATE_PREFIX, QUEUED_PREFIX):
-        if match := prefix.match(text):
-            text = text[match.end() :]
-    return text.lstrip()
+def user_words(message: Message) -> str:
+    """Return a user message's text without what the client puts around it.
+
+    That is the date and the note of a queued message before it, the request to resume and the Runtime line after it.
+    """
+    return "\n\n".join(_paragraphs(message))
+
+
+def _paragraphs(message: Message) -> list[str]:
+    text = content_text(message.get("content")).strip()
+    before, _, last = text.rpartition("\n")
+    if last.startswith(RUNTIME_PREFIX):
+        text = before.rstrip()
+    if match := DATE_PREFIX.match(text):
+        text = text[match.end() :]
+    match = QUEUED_PREFIX.match(text)
+    if match is None:
+        return [text]
+    return [part for part in text[match.end() :].split("\n\n") if not part.startswith(RESUME_PREFIX)]
 
 
 def side_kind(messages: Sequence[Message]) -> SideKind | None:
@@ -59,44 +76,60 @@ def side_kind(messages: Sequence[Message]) -> SideKind | None:
     first = heard[0] if heard else {}
     if first.get("role") in ("system", "developer") and _starts_with(first, SUMMARISER_PREFIX):
         return "compaction"
-    for message in reversed(heard):
-        if message.get("role") == "user":
-            return message_side_kind(message)
-    return None
+    users = [message for message in heard if message.get("role") == "user"]
+    if not users:
+        return None
+    if kind := message_side_kind(users[-1]):
+        return kind
+    match = RUNTIME_KEY.search(_runtime_line(users[0]))
+    return SIDE_KEYS[match.group(1)] if match else None
 
 
 def message_side_kind(message: Message) -> SideKind | None:
-    """Return which of the client's own texts a user message is, or None."""
-    text = plain_user_text(message)
-    return next((kind for kind, prefix in SIDE_PREFIXES if text.startswith(prefix)), None)
+    """Return which of the client's own texts a user message is, or None.
+
+    A queued message is context for the text after it: that text decides, when there is one.
+    """
+    queued, *active = _paragraphs(message) or [""]
+    return next(
+        (kind for text in active or [queued] for kind, prefix in SIDE_PREFIXES if text.startswith(prefix)), None
+    )
 
 
 def runtime_session(messages: Sequence[Message]) -> str | None:
-    """Return the session id in the ``Runtime:`` line of the first user message, if there is one."""
+    """Return the session id in the Runtime line that ends the first user message, if there is one."""
     for message in messages:
         if message.get("role") == "user":
-            match = RUNTIME_SESSION.search(content_text(message.get("content")))
+            match = RUNTIME_SESSION.search(_runtime_line(message))
             return match.group(1) if match else None
     return None
 
 
-def next_state_after(messages: Sequence[Message], reply: int) -> list[Message]:
+def _runtime_line(message: Message) -> str:
+    last = content_text(message.get("content")).rstrip().rpartition("\n")[2]
+    return last if last.startswith(RUNTIME_PREFIX) else ""
+
+
+def next_state_after(messages: Sequence[Message], reply: int, side_replies: Collection[int] = ()) -> list[Message]:
     """Return the messages that followed the reply at position ``reply``, up to the next assistant message.
 
-    Internal context is left out, and so are exchanges that the client had with itself in between.
+    Internal context is left out, and so are exchanges that the client had with itself in between: those that begin with
+    one of its own texts, and those that end in an assistant message at one of the positions ``side_replies``.
     """
-    return list(_following(spoken(messages[reply + 1 :])))
-
-
-def _following(messages: Sequence[Message]) -> Iterator[Message]:
+    following: list[Message] = []
+    kept = 0
     own_exchange = False
-    for message in messages:
+    for position in range(reply + 1, len(messages)):
+        message = messages[position]
         role = message.get("role")
-        if role == "user":
-            own_exchange = message_side_kind(message) is not None
-        if own_exchange:
-            continue
         if role == "assistant":
-            return
-        if role in ("user", "tool"):
-            yield message
+            if position in side_replies:
+                del following[kept:]
+            elif not own_exchange:
+                break
+            kept = len(following)
+        elif role == "user" and not is_internal(message):
+            own_exchange = message_side_kind(message) is not None
+        if role in ("user", "tool") and not own_exchange and not is_internal(message):
+            following.append(message)
+    return following

@@ -139,6 +139,14 @@ VARIABLES: tuple[Variable, ...] = (
         "sessions kept in memory; older ones are read back from the ledger",
         minimum=1,
     ),
+    Variable(
+        "OPENCLAW_REGENERATED",
+        "regenerated",
+        str,
+        "exclude",
+        "a turn whose reply the user asked to be replaced: exclude from training, or negative: judge it by that",
+        choices=("exclude", "negative"),
+    ),
     Variable("OPENCLAW_MAX_BODY_BYTES", "max_body_bytes", int, 33554432, "largest request body in bytes", minimum=1024),
     Variable(
         "PRM_M",
@@ -259,6 +267,7 @@ class RuntimeConfig:
     grace_seconds: int = 8
     session_idle_seconds: float = 3600.0
     max_sessions: int = 10000
+    regenerated: Literal["exclude", "negative"] = "exclude"
     max_body_bytes: int = 33554432
     prm_m: int | None = None
     prm_temperature: float = 0.6

@@ -1,63 +1,137 @@
 """Digests by which a reply, and the conversation up to it, are recognised when a client sends them back.
 
 Guarantees: what clients change on the way does not count: tool-call ids, spaces at the ends of a text, the form of the
-arguments' JSON, reasoning, internal context. Everything else does. Pure functions.
+arguments' JSON, reasoning, internal context, what a client puts around the user's words (date, Runtime line), and the
+wording of a heartbeat. System messages are no part of a conversation, since they may hold the time of day; their digest
+stands apart. Everything else counts. Pure functions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from openclaw.classify import is_internal
+from openclaw.classify import is_internal, message_side_kind, user_words
 from openclaw.text import content_text
 
 Message = dict[str, Any]
 DIGEST_BYTES = 16
+HEARTBEAT_WORDS = "[heartbeat]"
+LONG_REPLY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedReply:
+    """An assistant message in a request.
+
+    Attributes:
+        position: its index in the messages.
+        reply: digest of the message.
+        before: digest of the conversation that it answered.
+        conversation: digest of the conversation up to and with it.
+        trace: what it is recognised by when the conversation before it was rewritten, see `trace_digest`.
+    """
+
+    position: int
+    reply: bytes
+    before: bytes
+    conversation: bytes
+    trace: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The digests of a request.
+
+    Attributes:
+        system: of the system messages that open it.
+        asked: of the whole conversation.
+        last: of its last message.
+        replies: its assistant messages, the last one first.
+    """
+
+    system: bytes
+    asked: bytes
+    last: bytes
+    replies: tuple[CarriedReply, ...]
+
+
+def read_history(messages: Sequence[Message]) -> History:
+    """Return the digests of a request's messages."""
+    system = b""
+    conversation = last = b""
+    replies = []
+    for position, message in enumerate(messages):
+        role = message.get("role")
+        if role in ("system", "developer"):
+            if not conversation:
+                system = join(system, message_digest(message))
+            continue
+        if is_internal(message):
+            continue
+        digest = message_digest(message)
+        before, conversation = conversation, join(conversation, digest)
+        if role == "assistant":
+            replies.append(CarriedReply(position, digest, before, conversation, trace_digest(last, message)))
+        last = digest
+    return History(system, conversation, last, tuple(reversed(replies)))
 
 
 def message_digest(message: Message) -> bytes:
     """Return what identifies a message: role, text, and the calls in it."""
     role = {"developer": "system"}.get(message.get("role", ""), message.get("role", ""))
+    if role == "user":
+        text = HEARTBEAT_WORDS if message_side_kind(message) == "heartbeat" else user_words(message)
+    else:
+        text = content_text(message.get("content"))
     calls = [
         [call.get("function", {}).get("name"), _arguments(call.get("function", {}).get("arguments"))]
         for call in message.get("tool_calls") or []
     ]
-    identity = json.dumps([role, content_text(message.get("content")).strip(), calls], sort_keys=True)
+    identity = json.dumps([role, text.strip(), calls], sort_keys=True)
     return blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
-def reply_positions(messages: Sequence[Message]) -> Iterator[tuple[int, bytes]]:
-    """Yield (position, digest) of the assistant messages, the last one first."""
-    for position in range(len(messages) - 1, -1, -1):
-        if messages[position].get("role") == "assistant":
-            yield position, message_digest(messages[position])
-
-
-def conversation_positions(messages: Sequence[Message]) -> list[tuple[int, bytes]]:
-    """Return (position, digest of the conversation up to and with it) of the assistant messages, the last one first."""
-    found = []
-    chain = b""
-    for position, message in enumerate(messages):
-        if is_internal(message):
-            continue
-        chain = blake2b(chain + message_digest(message), digest_size=DIGEST_BYTES).digest()
-        if message.get("role") == "assistant":
-            found.append((position, chain))
-    return found[::-1]
+def reply_digest(reply: Message) -> bytes:
+    """Return what identifies the message of a reply."""
+    return message_digest({**reply, "role": "assistant"})
 
 
 def conversation_digest(messages: Sequence[Message], reply: Message) -> bytes:
     """Return the digest of a conversation that ends in ``reply``."""
-    return conversation_positions([*messages, {**reply, "role": "assistant"}])[0][1]
+    return join(read_history(messages).asked, reply_digest(reply))
 
 
-def messages_digest(messages: Sequence[Message]) -> bytes:
+def trace_digest(last: bytes, reply: Message) -> bytes:
+    """Return what a reply is known by among all conversations: itself when it is long, else with the message before it.
+
+    Args:
+        last: digest of that message.
+        reply: the assistant message.
+    """
+    digest = reply_digest(reply)
+    return digest if len(content_text(reply.get("content"))) >= LONG_REPLY else join(last, digest)
+
+
+def system_digest(first: Message | None) -> bytes:
+    """Return ``History.system`` of a request whose first message is ``first`` and whose only system message that is."""
+    return read_history([first]).system if first else b""
+
+
+def messages_digest(messages: Iterable[Message]) -> bytes:
     """Return what identifies a list of messages."""
-    digests = [message_digest(message) for message in messages if not is_internal(message)]
-    return blake2b(b"".join(digests), digest_size=DIGEST_BYTES).digest()
+    digest = b""
+    for message in messages:
+        digest = join(digest, message_digest(message))
+    return digest
+
+
+def join(conversation: bytes, message: bytes) -> bytes:
+    """Return the digest of a conversation to which a message with the digest ``message`` was added."""
+    return blake2b(conversation + message, digest_size=DIGEST_BYTES).digest()
 
 
 def _arguments(arguments: object) -> object:

@@ -63,8 +63,6 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        waiting = await service.sessions.restore()
-        logger.info("%d turns of earlier runs wait for a next state", waiting)
         tasks = [asyncio.create_task(_sweep(service)), asyncio.create_task(reloader.run())]
         yield
         for task in tasks:
@@ -158,12 +156,17 @@ async def _chat(service: ChatService, request: Request) -> Response:
 
         def ended(status: int) -> None:
             reply.give_up()
+            if status != 200:
+                service.sessions.undelivered(reply.context, reply.capture.prompt.id)
             error = reply.error
             _count(service.metrics, error.status if error else 200 if reply.recorded else status)
 
         return EventStream(service.events(reply), headers, ended)
     try:
         result = await answer_or_gone(request, service.whole(reply))
+    except ClientGoneError:
+        service.sessions.undelivered(reply.context, reply.capture.prompt.id)
+        raise
     finally:
         reply.give_up()
     return _json(result, {**headers, "x-weight-version": reply.capture.weight_version})

@@ -54,6 +54,7 @@ def build_service(
             idle_seconds=config.session_idle_seconds,
             max_sessions=config.max_sessions,
             clock=clock,
+            regenerated=config.regenerated,
             on_event=lambda name: metrics.session_events.labels(event=name).inc(),
             on_pending=on_pending,
         ),

@@ -99,7 +99,7 @@ class TurnQueries(Database):
         with self.transaction() as connection:
             connection.execute("UPDATE sessions SET ended_at = ? WHERE id = ?", (at, session_id))
             connection.execute(
-                "UPDATE turns SET state = 'ended', reason = ? WHERE session_id = ? AND state = 'waiting'",
+                "UPDATE turns SET state = 'ended', reason = COALESCE(reason, ?) WHERE session_id = ? AND state = 'waiting'",
                 (NO_NEXT_STATE, session_id),
             )
 

@@ -19,6 +19,7 @@ from openclaw.gateway.assemble import build_service
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from tests.helpers.conversations import World
 from tests.helpers.mock_engine import MockEngine, mock_engine, serve
 from tests.helpers.tiny_random import build_tokenizer
 
@@ -109,3 +110,10 @@ async def stack(start: Starter) -> Stack:
 async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path / "ledger.sqlite")
+    yield world
+    await world.close()

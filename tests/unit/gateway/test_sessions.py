@@ -3,91 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw.classify import is_internal, next_state_after, side_kind
-from openclaw.ledger.records import Turn
-from openclaw.ledger.store import Ledger
-from openclaw.sessions import Sessions, TurnContext, stated_identity
-from tests.helpers.ledger_records import make_turn
+from openclaw.sessions import stated_identity
+from tests.helpers.conversations import SYSTEM, World, assistant, tool, user
 
-SYSTEM = {"role": "system", "content": "You are helpful."}
 INTERNAL = {"role": "user", "content": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"}
 INTERNAL_PARTS = {"role": "user", "content": [{"type": "text", "text": INTERNAL["content"]}]}
-NUMBERS = itertools.count()
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str | None, *calls: tuple[str, str], ids: str = "call") -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = [
-            {"id": f"{ids}{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for n, (name, arguments) in enumerate(calls)
-        ]
-    return message
-
-
-def tool(text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "x", "content": text}
-
-
-class World:
-    """Sessions over a real ledger, a clock, and the events they reported."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.now = 1000.0
-        self.events: list[str] = []
-        self.ledger = Ledger(path, clock=lambda: self.now)
-        self.sessions = self.new_sessions()
-
-    def new_sessions(self, max_sessions: int = 100) -> Sessions:
-        return Sessions(
-            self.ledger,
-            idle_seconds=60,
-            max_sessions=max_sessions,
-            clock=lambda: self.now,
-            on_event=self.events.append,
-        )
-
-    async def turn(
-        self, messages: list[dict[str, Any]], reply: dict[str, Any], *, session: str | None = None, **options: Any
-    ) -> tuple[TurnContext, Turn]:
-        """One request with its reply."""
-        headers = {"x-session-id": session} if session else {}
-        context = await self.sessions.begin(headers, messages, **options)
-        turn = make_turn(
-            f"turn-{next(NUMBERS)}",
-            session_id=context.session_id,
-            kind=context.kind,
-            messages=messages,
-            response_message=reply,
-            finished_at=self.now,
-        )
-        return context, await self.sessions.finish(context, turn)
-
-    def next_state(self, turn: Turn) -> list[dict[str, Any]] | None:
-        return self.ledger.turn(turn.id).next_state
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path / "ledger.sqlite")
-    yield world
-    await world.sessions.close()
-    world.ledger.close()
-
-
 RUNTIME = "hello\n\nRuntime: agent=main | session=agent:main:x | sessionId=from-runtime | host=vm"
 
 
@@ -224,9 +149,7 @@ async def test_compaction_keeps_the_link(world: World) -> None:
 @pytest.mark.parametrize("session", ["s", None])
 async def test_a_restart_loses_no_feedback(world: World, session: str | None) -> None:
     context, turn = await world.turn([user("q")], assistant("a"), session=session)
-    await world.sessions.close()
-    world.sessions = world.new_sessions()
-    assert await world.sessions.restore() == 1
+    await world.restart()
     again, second = await world.turn([user("q"), assistant("a"), user("b")], assistant("c"), session=session)
     assert (again.session_id, again.next_state_of) == (context.session_id, turn.id)
     assert second.index == 1
@@ -234,8 +157,7 @@ async def test_a_restart_loses_no_feedback(world: World, session: str | None) ->
 
 async def test_an_unknown_session_is_read_from_the_ledger(world: World) -> None:
     _, turn = await world.turn([user("q")], assistant("a"), session="s")
-    await world.sessions.close()
-    world.sessions = world.new_sessions()
+    await world.restart()
     asked = [
         world.sessions.begin({"x-session-id": "s"}, [user("q"), assistant("a"), user(text)]) for text in ("x", "y", "z")
     ]
@@ -266,13 +188,14 @@ async def test_a_session_ends_when_the_client_says_so(world: World) -> None:
 
 
 async def test_memory_is_bounded_and_nothing_is_lost(world: World) -> None:
-    await world.sessions.close()
-    world.sessions = world.new_sessions(max_sessions=5)
+    await world.restart(max_sessions=5)
     turns = [(await world.turn([user(f"q{n}")], assistant("a"), session=f"s{n}"))[1] for n in range(20)]
     assert len(world.sessions) == 5
     context, _ = await world.turn([user("q0"), assistant("a"), user("b")], assistant("c"), session="s0")
     assert context.next_state_of == turns[0].id
-    await world.sessions.sweep()
+    assert await world.sessions.sweep() == 0
+    world.now += 61
+    assert await world.sessions.sweep() == 20
     assert world.ledger.turn(turns[1].id).state == "ended"
 
 
@@ -284,80 +207,6 @@ async def test_a_cancelled_request_does_not_lose_the_next_state(world: World) ->
     await asyncio.gather(task, return_exceptions=True)
     await world.sessions.close()
     assert world.next_state(turn) == [user("b")]
-
-
-CAPTURED = Path(__file__).resolve().parents[3].parent / "shared/facts/openclaw_plugin/captured_requests.jsonl"
-# number of the request: the request whose reply it gives a next state, and the roles of that next state
-CAPTURED_NEXT_STATES = {
-    2: (1, "t"),
-    3: (2, "u"),
-    4: (3, "t"),
-    5: (4, "u"),
-    6: (5, "u"),
-    8: (7, "u"),
-    9: (8, "t"),
-    10: (9, "u"),
-    12: (11, "u"),
-    13: (12, "u"),
-    14: (13, "t"),
-    19: (14, "u"),
-    20: (19, "u"),
-    22: (20, "u"),
-    23: (22, "u"),
-    24: (23, "u"),
-    37: (35, "u"),
-    38: (37, "t"),
-    39: (38, "u"),
-    40: (39, "u"),
-}
-CAPTURED_SIDE = {16, 17, 18, 21, 25, 32, 34, 36, 42, 43}
-CAPTURED_REFUSED = {26, 27, 28, 29, 30}
-
-
-@pytest.mark.skipif(not CAPTURED.exists(), reason=f"no captured requests at {CAPTURED}")
-@pytest.mark.parametrize("extension", [True, False])
-async def test_captured_traffic_gives_the_turns_a_person_would_mark(world: World, extension: bool) -> None:
-    """The recorded server's replies are found in the later requests, so the replay answers as it did."""
-    rows = [json.loads(line) for line in CAPTURED.read_text().splitlines()]
-    posts = {n: row for n, row in enumerate(rows) if row["method"] == "POST"}
-    found: dict[int, tuple[int, str]] = {}
-    kinds: dict[int, str] = {}
-    by_turn: dict[str, int] = {}
-    for n, row in posts.items():
-        headers = dict(row["headers"])
-        if not extension:
-            for name in ("x-session-id", "x-turn-type"):
-                headers.pop(name, None)
-        messages = row["body"]["messages"]
-        context = await world.sessions.begin(headers, messages, stated_kind=headers.get("x-turn-type"))
-        kinds[n] = context.kind
-        if n in CAPTURED_REFUSED:
-            world.sessions.abandon(context)
-            continue
-        answer = row["note"].split()[0].replace("req", "ANSWER-")
-        reply = recorded_reply(posts, n) or assistant(f"{answer} ok ")
-        turn = make_turn(
-            f"r{n}", session_id=context.session_id, kind=context.kind, messages=messages, response_message=reply
-        )
-        await world.sessions.finish(context, turn)
-        by_turn[turn.id] = n
-        if context.next_state_of:
-            state = world.ledger.turn(context.next_state_of).next_state or []
-            found[n] = (by_turn[context.next_state_of], "".join(message["role"][0] for message in state))
-    assert {n for n, kind in kinds.items() if kind == "side"} == CAPTURED_SIDE
-    assert found == CAPTURED_NEXT_STATES
-
-
-def recorded_reply(posts: dict[int, Any], number: int) -> dict[str, Any] | None:
-    """Return the reply to a captured request, read from a later request of the same conversation."""
-    messages = [message for message in posts[number]["body"]["messages"] if not is_internal(message)]
-    last = messages[-1]
-    for later in range(number + 1, max(posts) + 1):
-        candidates = posts.get(later, {"body": {"messages": []}})["body"]["messages"]
-        for before, after in itertools.pairwise(candidates):
-            if after["role"] == "assistant" and before["role"] == last["role"] and before["content"] == last["content"]:
-                return after
-    return None
 
 
 async def test_a_repeated_request_is_not_the_next_state_of_its_own_reply(world: World) -> None:
@@ -375,8 +224,7 @@ async def test_a_repeated_request_is_not_the_next_state_of_its_own_reply(world: 
 
 
 async def test_a_session_that_cannot_be_ended_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    await world.sessions.close()
-    world.sessions = world.new_sessions(max_sessions=2)
+    await world.restart(max_sessions=2)
     turns = [(await world.turn([user(f"q{n}")], assistant("a"), session=f"s{n}"))[1] for n in range(4)]
     world.now += 61
     end, broken = world.ledger.end_session, {"s0", "s2"}
@@ -391,5 +239,5 @@ async def test_a_session_that_cannot_be_ended_holds_up_no_other(world: World, mo
         await world.sessions.sweep()
     assert [world.ledger.turn(turn.id).state for turn in turns] == ["waiting", "ended", "waiting", "ended"]
     broken.clear()
-    assert await world.sessions.sweep() == 1
+    assert await world.sessions.sweep() == 2
     assert {world.ledger.turn(turn.id).state for turn in turns} == {"ended"}

@@ -1,0 +1,47 @@
+"""The session id that a request states, and whether it says that it is sent again. Pure functions of the request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from openclaw.classify import runtime_session
+from openclaw.ledger.records import Message
+
+MAX_SESSION_ID = 256
+AFFINITY_SUFFIX = re.compile(r":\d+$")
+RETRY_COUNT = "x-stainless-retry-count"
+Origin = Literal["header", "body", "affinity", "runtime", "fingerprint"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The session id that a request states, and where; None leaves it to the fingerprint."""
+
+    session_id: str | None
+    origin: Origin
+
+
+def stated_identity(headers: Mapping[str, str], body_session_id: str | None, messages: Sequence[Message]) -> Identity:
+    """Return the session id that a request states, most trusted source first.
+
+    Header ``X-Session-Id``; ``session_id`` in the body; the affinity headers ``session_id`` and ``x-session-affinity``
+    without their ``:<n>``; ``sessionId=`` in the Runtime line of the first user message.
+    """
+    if stated := headers.get("x-session-id"):
+        return Identity(stated, "header")
+    if body_session_id:
+        return Identity(body_session_id, "body")
+    if affinity := headers.get("session_id") or headers.get("x-session-affinity"):
+        return Identity(AFFINITY_SUFFIX.sub("", affinity), "affinity")
+    if stated := runtime_session(messages):
+        return Identity(stated, "runtime")
+    return Identity(None, "fingerprint")
+
+
+def is_retry(headers: Mapping[str, str]) -> bool:
+    """Return whether the client's library says that it sends this request again, as the OpenAI libraries do."""
+    count = headers.get(RETRY_COUNT, "")
+    return count.isdigit() and int(count) > 0

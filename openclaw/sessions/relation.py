@@ -1,0 +1,155 @@
+"""What a request says about earlier turns: the graph of messages, read from one request.
+
+A reply that a request carries back is recognised by the whole conversation up to it. Where the conversation before it
+was rewritten (compaction, dropped messages, context taken out again) the reply's own message has to do, and only for
+replies after the last one that was recognised.
+
+Guarantees: pure functions; nothing is changed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from openclaw.classify import next_state_after
+from openclaw.fingerprint import CarriedReply, History, messages_digest
+from openclaw.ledger.records import Message
+from openclaw.sessions.nodes import Node
+
+RelationKind = Literal["new", "next_state", "regeneration", "retry", "branch"]
+
+
+@dataclass(frozen=True)
+class Due:
+    """A turn that gets its next state, and what that is."""
+
+    node: Node
+    following: list[Message]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What a request means for the turns before it.
+
+    Attributes:
+        kind: ``next_state``: it gives one; ``regeneration``: it asks again for what was answered; ``retry``: the same
+            request, sent again after a failure; ``branch``: another continuation of a reply that was continued before;
+            ``new``: none of these.
+        due: the turns that get their next state, the latest first.
+        regenerated: the turns whose reply the user asked to be replaced.
+        rejected: the regenerated turns that the user passed over for another reply to the same messages.
+        rewritten: whether a turn was recognised by its own message only.
+    """
+
+    kind: RelationKind
+    due: list[Due] = field(default_factory=list)
+    regenerated: list[Node] = field(default_factory=list)
+    rejected: list[Node] = field(default_factory=list)
+    rewritten: bool = False
+
+
+def recognise(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
+    """Return the turn of each assistant message whose whole conversation is known, by position.
+
+    Of several turns with the same conversation, one that waits, was not regenerated and had the same system messages.
+    """
+    known: dict[bytes, list[Node]] = {}
+    for node in nodes:
+        known.setdefault(node.conversation, []).append(node)
+    return {
+        carried.position: max(
+            reversed(known[carried.conversation]),
+            key=lambda node: (node.waiting, node.system == history.system, not node.regenerated),
+        )
+        for carried in history.replies
+        if carried.conversation in known
+    }
+
+
+def unrecognised(history: History, nodes: Sequence[Node]) -> list[bytes]:
+    """Return the conversations of the replies after the last recognised main one that no node is known for."""
+    found = recognise(history, nodes)
+    floor = last_main(found)
+    return [
+        carried.conversation
+        for carried in history.replies
+        if carried.position > floor and carried.position not in found
+    ]
+
+
+def last_main(found: dict[int, Node]) -> int:
+    """Return the position of the last recognised reply of a main turn, or -1."""
+    return max((position for position, node in found.items() if node.kind == "main"), default=-1)
+
+
+def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node], *, retry: bool) -> Relation:
+    """Return what a main request means for the turns of its session.
+
+    Args:
+        messages: the request's.
+        history: their digests.
+        nodes: the session's turns, oldest first.
+        retry: whether the client says that it sends the request again.
+    """
+    found = recognise(history, nodes)
+    side_replies = {position for position, node in found.items() if node.kind == "side"}
+    rewritten = _rewritten(history, nodes, found)
+    if rewritten is not None:
+        found[rewritten[0].position] = rewritten[1]
+    due: list[Due] = []
+    rejected: list[Node] = []
+    for carried in history.replies:
+        node = found.get(carried.position)
+        if node is None or not node.waiting:
+            continue
+        if following := next_state_after(messages, carried.position, side_replies):
+            due.append(Due(node, following))
+            rejected += _passed_over(node, carried, nodes)
+    if due:
+        return Relation("next_state", due, rejected=rejected, rewritten=rewritten is not None)
+    siblings = [
+        node
+        for node in nodes
+        if node.kind == "main"
+        and node.state != "excluded"
+        and node.system == history.system
+        and node.answers(history.asked)
+    ]
+    if siblings and (retry or not siblings[-1].delivered):
+        return Relation("retry")
+    if siblings:
+        waiting = [node for node in siblings if node.waiting and not node.regenerated]
+        return Relation("regeneration", regenerated=waiting)
+    position = last_main(found)
+    if position >= 0 and found[position].state == "followed":
+        following = next_state_after(messages, position, side_replies)
+        if following:
+            return Relation("retry" if messages_digest(following) == found[position].next_state else "branch")
+    return Relation("new")
+
+
+def _rewritten(history: History, nodes: Sequence[Node], found: dict[int, Node]) -> tuple[CarriedReply, Node] | None:
+    """Return the last reply that only its own message recognises, with its waiting turn.
+
+    A turn that answered these very messages is none: an earlier reply with the same words is not the turn's.
+    """
+    floor = last_main(found)
+    for carried in history.replies:
+        if carried.position <= floor:
+            return None
+        if carried.position in found:
+            continue
+        for node in reversed(nodes):
+            if node.waiting and node.reply == carried.reply and not node.answers(history.asked):
+                return carried, node
+    return None
+
+
+def _passed_over(chosen: Node, carried: CarriedReply, nodes: Sequence[Node]) -> list[Node]:
+    return [
+        node
+        for node in nodes
+        if node.regenerated and node.waiting and node.reply != chosen.reply and node.answers(carried.before)
+    ]

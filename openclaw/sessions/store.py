@@ -1,0 +1,29 @@
+"""What the sessions need of the ledger; `openclaw.ledger.store.Ledger` is one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from openclaw.ledger.graph import TurnNode
+from openclaw.ledger.records import Message, Signal, Turn
+
+
+class TurnStore(Protocol):
+    """The ledger, as the sessions see it; each method commits before it returns."""
+
+    def record_turn(self, turn: Turn) -> None: ...
+    def record_next_state(
+        self, turn_id: str, messages: Sequence[Message], at: float, signal: Signal = "next_state"
+    ) -> None: ...
+    def mark_regenerated(self, turn_id: str) -> None: ...
+    def regenerated_turns(self, session_id: str) -> list[str]: ...
+    def end_session(self, session_id: str, at: float) -> None: ...
+    def idle_sessions(self, before: float, limit: int) -> list[str]: ...
+    def session_nodes(self, session_id: str, limit: int) -> tuple[int, list[TurnNode]]: ...
+    def conversation_nodes(
+        self, digests: Sequence[bytes], limit: int, *, session_id: str | None = None, session_prefix: str = ""
+    ) -> list[TurnNode]: ...
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]: ...

@@ -1,0 +1,178 @@
+"""The sessions in memory: a bounded cache over the ledger.
+
+Guarantees: at most ``max_sessions`` sessions, those in use apart, the least recently used go first; at most
+`NODES_PER_SESSION` turns each; the indexes hold what the sessions hold and nothing else. Not safe across threads;
+owned by `openclaw.sessions.follow`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from openclaw.fingerprint import History
+from openclaw.sessions.nodes import Node
+
+NODES_PER_SESSION = 16
+PLAIN_PREFIX = "plain-"
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One conversation, or several that a client sends under one id.
+
+    Attributes:
+        id: its name.
+        last_active: when a request last began or ended, seconds since the epoch.
+        turns: how many turns were recorded.
+        in_flight: requests under way; the session stays in memory as long as there are any.
+        nodes: its last turns, oldest first.
+        loading: set while its turns are read from the ledger.
+    """
+
+    id: str
+    last_active: float
+    turns: int = 0
+    in_flight: int = 0
+    nodes: list[Node] = field(default_factory=list)
+    loading: asyncio.Future[None] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it was made for a client that states no id."""
+        return self.id.startswith(PLAIN_PREFIX)
+
+    def node(self, turn_id: str) -> Node | None:
+        """Return the node of a turn, if it is kept."""
+        return next((node for node in self.nodes if node.turn_id == turn_id), None)
+
+
+class _Index:
+    """Digest -> sessions, in the order they were added."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, list[Session]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, digest: bytes, session: Session) -> None:
+        self._entries.setdefault(digest, []).append(session)
+
+    def remove(self, digest: bytes, session: Session) -> None:
+        sessions = self._entries[digest]
+        sessions.remove(session)
+        if not sessions:
+            del self._entries[digest]
+
+    def get(self, digest: bytes) -> list[Session]:
+        return self._entries.get(digest, [])
+
+
+class Table:
+    """The sessions by id, and those without a stated id by what was said in them."""
+
+    def __init__(self, max_sessions: int) -> None:
+        self._max_sessions = max_sessions
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._by_conversation = _Index()
+        self._by_trace = _Index()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def sizes(self) -> dict[str, int]:
+        """Return how much is held: sessions, turns, and entries of the indexes."""
+        return {
+            "sessions": len(self._sessions),
+            "nodes": sum(len(session.nodes) for session in self._sessions.values()),
+            "conversations": len(self._by_conversation),
+            "traces": len(self._by_trace),
+        }
+
+    def get(self, session_id: str) -> Session | None:
+        """Return a session in memory."""
+        return self._sessions.get(session_id)
+
+    def add(self, session: Session) -> None:
+        """Keep a new session."""
+        self._sessions[session.id] = session
+
+    def touch(self, session: Session, now: float) -> None:
+        """Note that a session was used."""
+        session.last_active = now
+        self._sessions.move_to_end(session.id)
+
+    def remember(self, session: Session, node: Node) -> None:
+        """Keep a turn; beyond the bound the oldest goes that does not wait, else the oldest."""
+        session.nodes.append(node)
+        for index, digest in self._entries(session, node):
+            index.add(digest, session)
+        if len(session.nodes) > NODES_PER_SESSION:
+            oldest = next((other for other in session.nodes if not other.waiting), session.nodes[0])
+            session.nodes.remove(oldest)
+            self._unlink(session, oldest)
+
+    def forget(self, session: Session) -> None:
+        """Drop a session from memory."""
+        del self._sessions[session.id]
+        for node in session.nodes:
+            self._unlink(session, node)
+
+    def evict(self) -> int:
+        """Drop the least recently used sessions beyond the bound; return how many."""
+        excess = len(self._sessions) - self._max_sessions
+        if excess <= 0:
+            return 0
+        oldest = list(islice((session for session in self._sessions.values() if session.in_flight == 0), excess))
+        for session in oldest:
+            self.forget(session)
+        return len(oldest)
+
+    def find(self, history: History) -> tuple[Session | None, int]:
+        """Return the session without a stated id that a request goes on with, and the position of the known reply.
+
+        The longest known conversation counts; of several, one whose turn waits, with the same system messages if there
+        is one. (None, -1) when no conversation is known.
+        """
+        for carried in history.replies:
+            known = self._by_conversation.get(carried.conversation)
+            if known:
+                return max(
+                    known, key=lambda session: _fit(session, carried.conversation, history.system)
+                ), carried.position
+        return None, -1
+
+    def find_rewritten(self, history: History) -> Session | None:
+        """Return the session whose waiting reply a request carries after the conversation before it was rewritten.
+
+        None unless exactly one session in memory can be meant.
+        """
+        for carried in history.replies:
+            meant = [
+                session
+                for session in self._by_trace.get(carried.trace)
+                if any(node.waiting and node.trace == carried.trace for node in session.nodes)
+            ]
+            if meant:
+                return meant[0] if len(meant) == 1 else None
+        return None
+
+    def _entries(self, session: Session, node: Node) -> Iterator[tuple[_Index, bytes]]:
+        if session.plain:
+            yield self._by_conversation, node.conversation
+            if node.trace:
+                yield self._by_trace, node.trace
+
+    def _unlink(self, session: Session, node: Node) -> None:
+        for index, digest in self._entries(session, node):
+            index.remove(digest, session)
+
+
+def _fit(session: Session, conversation: bytes, system: bytes) -> tuple[bool, bool]:
+    nodes = [node for node in session.nodes if node.conversation == conversation]
+    waiting = [node for node in nodes if node.waiting]
+    return bool(waiting), any(node.system == system for node in waiting or nodes)

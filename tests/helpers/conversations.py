@@ -1,0 +1,99 @@
+"""Conversations for the tests of sessions: messages, and sessions over a ledger that can be restarted."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from openclaw.ledger.records import Turn
+from openclaw.ledger.store import Ledger
+from openclaw.sessions import Sessions, TurnContext
+from tests.helpers.ledger_records import make_turn
+
+SYSTEM = {"role": "system", "content": "You are helpful."}
+NUMBERS = itertools.count()
+
+
+def user(text: str) -> dict[str, Any]:
+    """Return a user's message."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None, *calls: tuple[str, str], ids: str = "call") -> dict[str, Any]:
+    """Return an assistant message with calls (name, arguments as JSON)."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"{ids}{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for n, (name, arguments) in enumerate(calls)
+        ]
+    return message
+
+
+def tool(text: str) -> dict[str, Any]:
+    """Return a tool's result."""
+    return {"role": "tool", "tool_call_id": "x", "content": text}
+
+
+class World:
+    """Sessions over a real ledger, a clock, and the events they reported; ``events`` grows as they happen."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the ledger at ``path`` and sessions over it."""
+        self.path = path
+        self.now = 1000.0
+        self.events: list[str] = []
+        self.ledger = Ledger(path, clock=lambda: self.now)
+        self.sessions = self.new_sessions()
+
+    def new_sessions(self, **options: Any) -> Sessions:
+        """Return sessions that know nothing but the ledger."""
+        return Sessions(
+            self.ledger,
+            clock=lambda: self.now,
+            on_event=self.events.append,
+            **{"idle_seconds": 60, "max_sessions": 100, **options},
+        )
+
+    async def restart(self, **options: Any) -> None:
+        """Forget everything that is not in the ledger."""
+        await self.sessions.close()
+        self.sessions = self.new_sessions(**options)
+
+    async def close(self) -> None:
+        """Let go of the ledger."""
+        await self.sessions.close()
+        self.ledger.close()
+
+    def count(self, event: str) -> int:
+        """Return how often something happened."""
+        return self.events.count(event)
+
+    async def turn(
+        self,
+        messages: list[dict[str, Any]],
+        reply: dict[str, Any],
+        *,
+        session: str | None = None,
+        finish_reason: str = "stop",
+        headers: dict[str, str] | None = None,
+        **options: Any,
+    ) -> tuple[TurnContext, Turn]:
+        """One request with its reply."""
+        stated = {"x-session-id": session} if session else {}
+        context = await self.sessions.begin({**stated, **(headers or {})}, messages, **options)
+        turn = make_turn(
+            finish_reason=finish_reason,
+            turn_id=f"turn-{next(NUMBERS)}",
+            session_id=context.session_id,
+            kind=context.kind,
+            messages=messages,
+            response_message=reply,
+            finished_at=self.now,
+        )
+        return context, await self.sessions.finish(context, turn)
+
+    def next_state(self, turn: Turn) -> list[dict[str, Any]] | None:
+        """Return what the ledger holds as a turn's next state."""
+        return self.ledger.turn(turn.id).next_state
