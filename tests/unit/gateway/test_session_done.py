@@ -40,7 +40,7 @@ async def test_a_session_that_is_only_in_the_ledger_ends(start: Starter) -> None
     first = await start()
     await ask(first, "s", FIRST)
     second = await start()
-    second.service.sessions._sessions.clear()
+    assert len(second.service.sessions) == 0
     assert (await done(second, "s")).status_code == 200
     assert states(second) == ["ended"]
 
