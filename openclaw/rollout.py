@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from openclaw.ledger.store import Ledger
 from openclaw.runtime_process import RuntimeSupervisor
-from openclaw.runtime_start import ledger_path, start_runtime, stop_runtime
+from openclaw.runtime_start import check_runtime, ledger_path, start_runtime, stop_runtime
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.sglang_rollout import eval_rollout
@@ -63,6 +63,10 @@ class LedgerDataSource(DataSource):
         """The engines answer with the weights that the step of ``rollout_id`` made."""
         now = time.time()
         self.ledger.record_step(rollout_id, str(version), now if trained_at is None else trained_at, now)
+
+    def check(self) -> None:
+        """Raise RuntimeFailedError when nobody can talk to the policy any more; the driver asks now and then."""
+        check_runtime()
 
     def dispose(self) -> None:
         """End the runtime process, and a rollout function that waits."""

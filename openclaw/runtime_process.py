@@ -2,7 +2,8 @@
 
 Guarantees: at most one per `RuntimeSupervisor`; it is up from `start` on and started again when it dies, each restart
 counted, until `stop`. It dies with its parent, however the parent ends (`slime.utils.process`). A process that keeps
-dying is an error that shows the end of its log.
+dying, before it serves or soon after, is an error that shows the end of its log: more than `DEATHS_ALLOWED` within
+`DEATHS_WINDOW_SECONDS` are no bad luck.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +25,8 @@ from openclaw.exceptions import OpenClawError
 logger = logging.getLogger(__name__)
 
 LOG_TAIL_CHARACTERS = 3000
+DEATHS_ALLOWED = 5
+DEATHS_WINDOW_SECONDS = 600.0
 
 
 class Child(Protocol):
@@ -78,7 +82,9 @@ class RuntimeSupervisor:
         ready: Callable[[str], bool] = answers,
         start_timeout: float = 300.0,
         poll_seconds: float = 0.25,
-        failures_allowed: int = 5,
+        deaths_allowed: int = DEATHS_ALLOWED,
+        deaths_window: float = DEATHS_WINDOW_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; nothing is started.
 
@@ -89,7 +95,9 @@ class RuntimeSupervisor:
             ready: asks ``health_url``.
             start_timeout: seconds from spawning to the first 200.
             poll_seconds: how often the child is looked at.
-            failures_allowed: consecutive deaths before serving that are answered by another start.
+            deaths_allowed: deaths within ``deaths_window`` that are answered by another start.
+            deaths_window: seconds.
+            clock: seconds, monotonic.
         """
         self.restarts = 0
         self._spawn = spawn
@@ -98,7 +106,9 @@ class RuntimeSupervisor:
         self._ready = ready
         self._start_timeout = start_timeout
         self._poll_seconds = poll_seconds
-        self._failures_allowed = failures_allowed
+        self._deaths_allowed = deaths_allowed
+        self._deaths_window = deaths_window
+        self._clock = clock
         self._child: Child | None = None
         self._error: RuntimeFailedError | None = None
         self._stopping = threading.Event()
@@ -130,11 +140,10 @@ class RuntimeSupervisor:
 
     def _watch(self) -> None:
         """Keep one child serving until told to stop."""
-        failures = 0
+        deaths: deque[float] = deque()
         while not self._stopping.is_set():
             self._child = self._spawn()
             if self._wait_until_serving(self._child):
-                failures = 0
                 self._serving.set()
                 while self._child.alive() and not self._stopping.wait(self._poll_seconds):
                     pass
@@ -142,9 +151,11 @@ class RuntimeSupervisor:
             if self._stopping.is_set():
                 return
             self._child.stop(5.0)
-            failures += 1
-            if failures > self._failures_allowed:
-                self._error = RuntimeFailedError(self._describe(failures))
+            deaths.append(self._clock())
+            while deaths[0] < deaths[-1] - self._deaths_window:
+                deaths.popleft()
+            if len(deaths) > self._deaths_allowed:
+                self._error = RuntimeFailedError(self._describe(len(deaths)))
                 return
             self.restarts += 1
             logger.error("the runtime process ended and is started again (restart %d)\n%s", self.restarts, self._tail())
@@ -157,10 +168,10 @@ class RuntimeSupervisor:
             self._stopping.wait(self._poll_seconds)
         return False
 
-    def _describe(self, failures: int) -> str:
+    def _describe(self, deaths: int) -> str:
         return (
-            f"the runtime process ended {failures} times in a row without answering {self._health_url}; "
-            f"the end of {self._log_path}:\n{self._tail()}"
+            f"the runtime process ended {deaths} times within {self._deaths_window:g} s and is not started again; mend what "
+            f"the end of {self._log_path} shows, then go on with --resume:\n{self._tail()}"
         )
 
     def _tail(self) -> str:

@@ -148,6 +148,12 @@ def start_runtime(args: Any, method_path: str) -> RuntimeSupervisor:
         return _supervisors[method_path]
 
 
+def check_runtime() -> None:
+    """Raise RuntimeFailedError when a runtime process of this process died too often to be started again."""
+    for supervisor in list(_supervisors.values()):
+        supervisor.check()
+
+
 def stop_runtime() -> None:
     """End every runtime process of this process."""
     with _supervisors_lock:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from slime.weight_sync.group import create_group
+from slime.weight_sync.group import join_group
 
 
 def _serve(pipe: Any, ranks: int) -> None:
@@ -19,13 +19,14 @@ def _serve(pipe: Any, ranks: int) -> None:
     calls: list[Any] = []
 
     def init_weights_update_group(address, port, offset, world_size, name, backend):
-        groups[name] = create_group(
+        groups[name] = join_group(
             address=address, port=port, rank=offset, world_size=world_size, name=name, backend=backend,
             timeout=timedelta(seconds=30),
         )  # fmt: skip
 
     def destroy_weights_update_group(name):
-        dist.destroy_process_group(groups.pop(name))
+        if name in groups:  # the engine's actor takes a missing group for a left one too
+            dist.destroy_process_group(groups.pop(name))
 
     def update_weights_from_distributed(
         names, dtypes, shapes, group_name, flush_cache=False, weight_version=None, load_format=None
@@ -45,6 +46,7 @@ def _serve(pipe: Any, ranks: int) -> None:
 
     methods = {
         "num_weight_ranks": lambda: ranks,
+        "starts": lambda: 1,
         "init_weights_update_group": init_weights_update_group,
         "destroy_weights_update_group": destroy_weights_update_group,
         "update_weights_from_distributed": update_weights_from_distributed,
@@ -69,21 +71,44 @@ class _Method:
         self._engine, self._name = engine, name
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return self._engine.submit(self._name, args, kwargs)
+        return _Reference(self._engine.submit(self._name, args, kwargs))
+
+
+class _Reference:
+    """What Ray calls an object reference."""
+
+    def __init__(self, result: Future[Any]) -> None:
+        self._result = result
+
+    def future(self) -> Future[Any]:
+        return self._result
 
 
 class FakeWeightEngine:
-    """``engine.method.remote(...)`` gives a future. ``failing`` names methods that raise instead."""
+    """``engine.method.remote(...)`` gives a reference.
+
+    ``failing`` names methods that are refused, ``dying`` methods that end the process. ``end_failed_update`` does so too.
+    """
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, 1), daemon=True)
         self._process.start()
+        theirs.close()
         self._thread = ThreadPoolExecutor(1)
         self.failing: set[str] = set()
+        self.dying: set[str] = set()
 
-    def submit(self, name: str, args: Any, kwargs: Any) -> Any:
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def submit(self, name: str, args: Any, kwargs: Any) -> Future[Any]:
+        if name in self.dying or name == "end_failed_update":
+            self._process.kill()
+            self._process.join(20)
+
         def call() -> Any:
             if name in self.failing:
                 raise RuntimeError(f"{name} failed")
@@ -102,6 +127,7 @@ class FakeWeightEngine:
         return self.submit(name, (), {}).result(60)
 
     def stop(self) -> None:
-        self._pipe.send(("stop", (), {}))
+        if self.alive:
+            self._pipe.send(("stop", (), {}))
         self._process.join(20)
         self._thread.shutdown()

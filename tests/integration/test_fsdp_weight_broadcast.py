@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from slime.utils.http_utils import find_available_port
-from slime.weight_sync import broadcast
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.fake_weight_engine import FakeWeightEngine
 
@@ -26,11 +24,7 @@ def engines() -> Iterator[list[FakeWeightEngine]]:
 
 
 @pytest.fixture(autouse=True)
-def futures_instead_of_ray(monkeypatch: pytest.MonkeyPatch, engines: list[FakeWeightEngine]) -> None:
-    def get(references: list[Future[Any]]) -> list[Any]:
-        return [reference.result(60) for reference in references]
-
-    monkeypatch.setattr(broadcast, "_get", get)
+def fresh(engines: list[FakeWeightEngine]) -> None:
     for engine in engines:
         engine.failing.clear()
         engine.call("forget")
@@ -52,7 +46,8 @@ def test_engines_get_the_checkpoint_by_its_names(tiny_random_model: Path, engine
             assert set(found) == set(expected)
             assert all(torch.equal(found[name], expected[name]) for name in expected)
             calls = [call for call in engine.call("calls") if call not in ("calls", "weights", "forget")]
-            assert calls[:4] == [
+            assert calls[:5] == [
+                "starts",
                 "num_weight_ranks",
                 "init_weights_update_group",
                 "pause_generation",
@@ -66,27 +61,59 @@ def test_engines_get_the_checkpoint_by_its_names(tiny_random_model: Path, engine
             buckets = [call for call in calls if call[0] == "bucket"]
             assert len(buckets) > 2
             assert all(call == ("bucket", False, None, "flattened_bucket") for call in buckets[:-1])
-        check_versions_and_recovery(actor, args, engines)
+        assert actor.update_weights() == "0", "unchanged weights keep their version"
+        metrics = actor.train(0, trainer.shards(args, trainer.train_data(), 1)[0])
+        assert metrics["perf/update_weights_time"] > 0
+        assert actor.update_weights() == "1"
+        trained = trainer_ranks.full_parameters(actor)
+        for engine in engines:
+            found = received(engine)
+            assert all(torch.equal(found[name], value) for name, value in trained.items())
     finally:
         actor.shutdown()
 
 
-def check_versions_and_recovery(actor: Any, args: Any, engines: list[FakeWeightEngine]) -> None:
-    assert actor.update_weights() == "0", "unchanged weights keep their version"
-    metrics = actor.train(0, trainer.shards(args, trainer.train_data(), 1)[0])
-    assert metrics["perf/update_weights_time"] > 0
-    engines[0].failing.add("begin_weight_update")
-    engines[1].call("forget")
-    with pytest.raises(RuntimeError, match="begin_weight_update failed"):
+@pytest.mark.parametrize(
+    ("fault", "method"),
+    [
+        ("failing", "begin_weight_update"),
+        ("failing", "update_weights_from_distributed"),
+        ("dying", "update_weights_from_distributed"),
+        ("failing", "init_weights_update_group"),
+        ("dying", "init_weights_update_group"),
+    ],
+)
+def test_an_engine_that_fails_ends_the_update_at_once(tiny_random_model: Path, fault: str, method: str) -> None:
+    """No time-out is waited for, the other engine holds, and with a new engine the push is made up for."""
+    args = trainer.trainer_args(tiny_random_model, update_weight_buffer_size=1 << 15)
+    engines = [FakeWeightEngine(), FakeWeightEngine()]
+    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    try:
+        joins = method == "init_weights_update_group"
+        if not joins:
+            actor.connect_rollout_engines(engines)
+        getattr(engines[0], fault).add(method)
+        started = time.monotonic()
+        with pytest.raises((RuntimeError, EOFError, OSError)):
+            actor.connect_rollout_engines(engines) if joins else actor.update_weights()
+        assert time.monotonic() - started < 60 * args.distributed_timeout_minutes / 2
+        assert [engine.alive for engine in engines] == [False, True]
+        assert "hold_after_failed_update" in engines[1].call("calls")
+        with pytest.raises(RuntimeError, match="connect first"):
+            actor.update_weights()
+        engines[0].stop()
+        engines[0] = FakeWeightEngine()
+        actor.connect_rollout_engines(engines)
         actor.update_weights()
-    assert "hold_after_failed_update" in engines[1].call("calls")
-    engines[0].failing.clear()
-    actor.connect_rollout_engines(engines)
-    assert actor.update_weights() == "1", "the failed push is made up for"
-    trained = trainer_ranks.full_parameters(actor)
-    for engine in engines:
-        found = received(engine)
-        assert all(torch.equal(found[name], value) for name, value in trained.items())
+        expected = load_file(tiny_random_model / "model.safetensors")
+        for engine in engines:
+            found = received(engine)
+            assert all(torch.equal(found[name], value) for name, value in expected.items())
+            assert engine.call("calls")[-3:-1] == ["continue_generation", "weights"]
+    finally:
+        actor.shutdown()
+        for engine in engines:
+            engine.stop()
 
 
 def test_lora_is_merged_into_a_copy(tiny_random_tied_model: Path, engines: list[FakeWeightEngine]) -> None:

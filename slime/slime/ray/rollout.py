@@ -103,8 +103,12 @@ class RolloutManager:
     def recover_engines(self) -> int:
         """Start dead engines, and return how many policy engines were started again since the last call.
 
-        Those serve the start weights: the trainer must connect to all engines again and push its weights.
+        Those serve the start weights: the trainer must connect to all engines again and push its weights. Raises what
+        the data source's ``check`` raises, if it has one.
         """
+        check = getattr(self._data_source, "check", None)
+        if check is not None:
+            check()
         self._revive_engines()
         with self._engines_lock:
             count, self._revived = self._revived, 0

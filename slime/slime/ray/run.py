@@ -1,7 +1,8 @@
 """One run, as the control loops see it: cluster, placement, rollout manager and trainer, with what both loops share.
 
 Guarantees: leaving the ``with`` block ends everything the run started, whatever happened inside; engines that came back
-after a crash get the trainer's weights before anything else is done with them; SIGTERM and SIGINT are noticed within two
+after a crash get the trainer's weights before anything else is done with them, and an engine that fails while it gets them is
+started again and gets them again; SIGTERM and SIGINT are noticed within two
 seconds, except inside a training step, which is finished.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 
 from slime.exceptions import TrainerError
 from slime.ray.actor_group import TrainGroup
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 2.0
 _DISPOSE_TIMEOUT_SECONDS = 60.0
+PUSH_ATTEMPTS = 3
 
 
 class Stopped(Exception):
@@ -84,7 +87,7 @@ class Run:
             say(f"{role} engine: {url}")
         self.wait(self._manager.load.remote(self.start_rollout_id - 1))
         if self._trainer and placement.rollout:
-            self._connect()
+            self._send_weights(connect=True)
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         """Save what a stopped run has trained, and end everything."""
@@ -128,39 +131,43 @@ class Run:
         metrics = self._trainer.train(rollout_id, batch["shards"])
         self._trained = rollout_id
         if self._serves_engines():
-            self._push()
+            self._send_weights(connect=self._engines_came_back() > 0)
             ray.get(self._manager.on_weights_live.remote(rollout_id, self.weight_version))
         self._report(rollout_id, batch["metrics"], metrics, time.monotonic() - start)
 
     def recover(self) -> None:
         """Give engines that were started again the trainer's weights."""
-        assert self._manager is not None
-        revived = ray.get(self._manager.recover_engines.remote())
+        revived = self._engines_came_back()
         if revived and self._serves_engines():
             say(f"{revived} engine(s) started again, sending the weights")
-            self._connect()
+            self._send_weights(connect=True)
 
     def _serves_engines(self) -> bool:
         return self._trainer is not None and not self.args.debug_train_only
 
-    def _connect(self) -> None:
-        assert self._trainer is not None
+    def _engines_came_back(self) -> int:
         assert self._manager is not None
-        self._trainer.connect_rollout_engines(ray.get(self._manager.engine_handles.remote()))
-        self.weight_version = self._trainer.update_weights()
+        return ray.get(self._manager.recover_engines.remote())
 
-    def _push(self) -> None:
+    def _send_weights(self, *, connect: bool) -> None:
+        """Make the trainer's weights live on all engines, ``PUSH_ATTEMPTS`` times at most.
+
+        A push that an engine failed in has ended that engine (`slime.weight_sync`): it is started again and all get the weights
+        again. Any other failure stands.
+        """
         assert self._trainer is not None
         assert self._manager is not None
-        self.recover()
-        try:
-            self.weight_version = self._trainer.update_weights()
-        except TrainerError:
-            # An engine that died during the update is started again and gets the weights; any other failure stands.
-            if not ray.get(self._manager.recover_engines.remote()):
-                raise
-            logger.exception("an engine died during the weight update; sending the weights again")
-            self._connect()
+        for attempt in range(1, PUSH_ATTEMPTS + 1):
+            try:
+                if connect:
+                    self._trainer.connect_rollout_engines(ray.get(self._manager.engine_handles.remote()))
+                self.weight_version = self._trainer.update_weights()
+                return
+            except TrainerError:
+                if attempt == PUSH_ATTEMPTS or not self._engines_came_back():
+                    raise
+                logger.exception("an engine failed in a weight update (try %d); sending the weights again", attempt)
+                connect = True
 
     # Checkpoints and reports
 
@@ -207,13 +214,21 @@ class Run:
 
 
 def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
-    """Run a control loop until it returns or a signal stops it, and return the exit code."""
+    """Run a control loop until it returns or a signal stops it, and return the exit code.
+
+    A failure of the trainer, the engines or a plugin ends the output with one line that names it; its traceback stands above.
+    """
     run = Run(args)
     try:
         with run:
             loop(run)
     except Stopped:
         say("stopped")
+    except (TrainerError, RayTaskError) as error:
+        logger.exception("the run failed")
+        cause = getattr(error, "cause", None) or error
+        say(f"the run failed: {str(cause).splitlines()[0]}")
+        return 1
     return run.stop.exit_code
 
 

@@ -1,13 +1,16 @@
 """Weights by broadcast: trainer rank 0 sends flat buckets to the engines over one process group.
 
 Guarantees: no request is refused (engines hold them from pause to continue); the first bucket is gathered before the pause,
-so small models are held for the transfer only; after a failure engines hold their requests and all trainer ranks leave
-the collective gathering together, so a later push works and continues them. Rank 0 owns the group; the other ranks only help to gather.
+so small models are held for the transfer only. The first engine that refuses or dies ends the update at once: that engine is
+ended, because its weights may be half new, the others hold their requests, and all trainer ranks leave the collective
+gathering together, so that connecting again and another push work and continue them. Rank 0 owns the group; the other
+ranks only help to gather.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import logging
 from argparse import Namespace
@@ -20,17 +23,14 @@ import torch.distributed as dist
 
 from slime.backends.fsdp_utils.model import DTYPES, PolicyModel
 from slime.backends.fsdp_utils.weights import full_weights
-from slime.utils.http_utils import find_available_port
 from slime.weight_sync.buckets import Bucket, BucketBuffer
-from slime.weight_sync.group import create_group
+from slime.weight_sync.engine_calls import EngineCalls
+from slime.weight_sync.group import HostedGroup
 
 logger = logging.getLogger(__name__)
 
-
-def _get(references: list[Any]) -> list[Any]:
-    import ray
-
-    return ray.get(references)
+CLEANUP_SECONDS = 30.0
+GROUP_NUMBERS = itertools.count()
 
 
 class BroadcastWeightSync:
@@ -44,9 +44,11 @@ class BroadcastWeightSync:
         self._dtype = DTYPES[args.train_dtype]
         self._buffer = BucketBuffer(args.update_weight_buffer_size, device)
         self._engines: list[Any] = []
-        self._group: dist.ProcessGroup | None = None
-        self._numbers = itertools.count()
-        self._name = ""
+        self._starts: list[int] = []
+        self._group: HostedGroup | None = None
+        self._members: dist.ProcessGroup | None = None
+        self._calls: EngineCalls | None = None
+        self._sending: Any = None
 
     def connect(self, engines: list[Any]) -> None:
         """Build the group with ``engines``, after leaving the previous one."""
@@ -56,26 +58,27 @@ class BroadcastWeightSync:
         self._engines = list(engines)
         if not engines:
             return
-        ranks = _get([engine.num_weight_ranks.remote() for engine in engines])
+        self._starts = self._call("starts")
+        ranks = self._call("num_weight_ranks")
         offsets = [1 + sum(ranks[:index]) for index in range(len(ranks))]
         world_size = 1 + sum(ranks)
-        port = find_available_port(self._address)
-        self._name = f"slime-weights-{next(self._numbers)}"
+        name = f"slime-weights-{next(GROUP_NUMBERS)}"
         backend = "nccl" if self._device.type == "cuda" else "gloo"
-        joining = [
-            engine.init_weights_update_group.remote(self._address, port, offset, world_size, self._name, backend)
-            for engine, offset in zip(engines, offsets, strict=True)
-        ]
-        self._group = create_group(
+        self._group = HostedGroup(
             address=self._address,
-            port=port,
-            rank=0,
             world_size=world_size,
-            name=self._name,
+            name=name,
             backend=backend,
             timeout=timedelta(minutes=self._args.distributed_timeout_minutes),
         )
-        _get(joining)
+        own = [(self._address, self._group.port, offset, world_size, name, backend) for offset in offsets]
+        try:
+            self._calls = EngineCalls.each(engines, "init_weights_update_group", own)
+            self._calls.values()
+            self._members = self._group.joined()
+        except Exception:
+            self._give_up()
+            raise
 
     def push(self, policy: PolicyModel, version: str) -> None:
         """Send all weights and make them ``version``; collective over the trainer ranks."""
@@ -84,9 +87,11 @@ class BroadcastWeightSync:
             collections.deque(buckets, maxlen=0)
             return
         try:
+            if self._members is None:
+                raise RuntimeError("the engines are in no weight update group; connect first")
             self._push(buckets, version)
         except Exception:
-            self._close_sessions()
+            self._give_up()
             raise
         finally:
             collections.deque(buckets, maxlen=0)
@@ -94,52 +99,75 @@ class BroadcastWeightSync:
     def _push(self, buckets: Iterator[Bucket], version: str) -> None:
         bucket = next(buckets)
         mode = self._args.weight_update_mode
-        _get([engine.pause_generation.remote(mode) for engine in self._engines])
-        _get([engine.begin_weight_update.remote() for engine in self._engines])
+        self._call("pause_generation", mode)
+        self._call("begin_weight_update")
         self._send(bucket, mode, version)
         for bucket in buckets:
             self._send(bucket, mode, version)
-        _get([engine.end_weight_update.remote() for engine in self._engines])
-        _get([engine.continue_generation.remote() for engine in self._engines])
+        self._call("end_weight_update")
+        self._call("continue_generation")
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        self._calls = EngineCalls(self._engines, method, *arguments)
+        return self._calls.values()
 
     def _send(self, bucket: Bucket, mode: str, version: str) -> None:
         """Broadcast one bucket. The last one sets the version and, where requests are retracted, empties the prefix cache."""
-        receiving = [
-            engine.update_weights_from_distributed.remote(
-                bucket.names,
-                bucket.dtypes,
-                bucket.shapes,
-                self._name,
-                flush_cache=bucket.is_last and mode == "retract",
-                weight_version=version if bucket.is_last else None,
-                load_format="flattened_bucket",
-            )
-            for engine in self._engines
-        ]
-        dist.broadcast(bucket.data, src=0, group=self._group)
-        _get(receiving)
+        assert self._group is not None
+        self._calls = EngineCalls(
+            self._engines,
+            "update_weights_from_distributed",
+            bucket.names,
+            bucket.dtypes,
+            bucket.shapes,
+            self._group.name,
+            flush_cache=bucket.is_last and mode == "retract",
+            weight_version=version if bucket.is_last else None,
+            load_format="flattened_bucket",
+        )
+        self._sending = dist.broadcast(bucket.data, src=0, group=self._members, async_op=True)
+        self._calls.values()  # an engine that refuses never takes its part of the broadcast
+        self._sending.wait()
+        self._sending = None
 
-    def _close_sessions(self) -> None:
-        """Close the update on every engine that still answers; it holds its requests, as its weights may be half new."""
-        for engine in self._engines:
-            try:
-                _get([engine.hold_after_failed_update.remote()])
-            except Exception:  # the failure that led here is raised, this one is logged
-                logger.exception("an engine could not be reset after a failed weight update")
+    def _give_up(self) -> None:
+        """End the engines that failed, leave the group, and let the others hold their requests with half new weights."""
+        failed = self._calls.failed() if self._calls is not None else []
+        self._calls = None
+        self._end(failed)
+        if self._sending is not None and self._device.type != "cuda":
+            with contextlib.suppress(RuntimeError):  # it fails because the engine is gone
+                self._sending.wait(timedelta(seconds=CLEANUP_SECONDS))
+        self._sending = None
+        name = self._group.name if self._group is not None else ""
+        self._leave(broken=True)
+        kept = [index for index in range(len(self._engines)) if index not in failed]
+        for method, arguments in (("hold_after_failed_update", ()), ("destroy_weights_update_group", (name,))):
+            calls = EngineCalls([self._engines[index] for index in kept], method, *arguments)
+            lost = [kept[position] for position in calls.unanswered(CLEANUP_SECONDS)]
+            self._end(lost)
+            kept = [index for index in kept if index not in lost]
+
+    def _end(self, positions: list[int]) -> None:
+        """End engines, unless they were started again since they joined; the manager starts them again."""
+        for position in positions:
+            logger.error("policy engine %d failed in a weight update and is ended", position)
+            starts = self._starts[position] if position < len(self._starts) else 0
+            EngineCalls([self._engines[position]], "end_failed_update", starts).unanswered(CLEANUP_SECONDS)
+
+    def _leave(self, *, broken: bool = False) -> None:
+        group, self._group, self._members = self._group, None, None
+        if group is not None:
+            group.close(broken=broken)
 
     def _disconnect(self, engines: list[Any]) -> None:
         if self._group is None:
             return
-        for engine in engines:
-            try:
-                _get([engine.destroy_weights_update_group.remote(self._name)])
-            except Exception:  # an engine that was started again is not in the old group
-                logger.warning("an engine was not in the weight update group %s", self._name, exc_info=True)
-        dist.destroy_process_group(self._group)
-        self._group = None
+        calls = EngineCalls(engines, "destroy_weights_update_group", self._group.name)
+        for position in calls.unanswered(CLEANUP_SECONDS):
+            logger.warning("policy engine %d was not in the weight update group %s", position, self._group.name)
+        self._leave()
 
     def close(self) -> None:
         """Leave the group without talking to the engines, which may be gone."""
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-            self._group = None
+        self._leave()

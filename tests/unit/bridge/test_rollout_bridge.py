@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from openclaw import rollout
+from openclaw import rollout, runtime_start
 from openclaw.config import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.rollout import LedgerDataSource, generate_rollout, staleness
@@ -292,10 +292,30 @@ def test_dead_runtime_is_started_again_and_counted(tmp_path: Path) -> None:
 
 def test_runtime_that_keeps_dying_is_an_error_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "runtime.log").write_text("Traceback: no module named m")
-    supervisor = supervise(Nursery(stillborn=99), tmp_path, failures_allowed=2)
+    supervisor = supervise(Nursery(stillborn=99), tmp_path, deaths_allowed=2)
     supervisor._ready = lambda url: False
-    with pytest.raises(RuntimeFailedError, match=r"ended 3 times in a row(.|\n)*no module named m"):
+    with pytest.raises(RuntimeFailedError, match=r"ended 3 times within 600 s(.|\n)*no module named m"):
         supervisor.start()
+
+
+def test_runtime_that_dies_soon_after_each_good_start_is_an_error_too(
+    args: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deaths count within a window, not in a row; one that happens long after the others starts a new count."""
+    (tmp_path / "runtime.log").write_text("Traceback: the first judged turn is a bug")
+    nursery, now = Nursery(), [0.0]
+    supervisor = supervise(nursery, tmp_path, deaths_allowed=2, deaths_window=60.0, clock=lambda: now[0])
+    supervisor.start()
+    for moment in (0.0, 1.0, 100.0, 130.0, 159.0):
+        child = nursery.wait()
+        assert supervisor._serving.wait(DEADLINE)
+        now[0] = moment
+        child.dead.set()
+    supervisor._thread.join(DEADLINE)
+    assert supervisor.restarts == 4
+    monkeypatch.setitem(runtime_start._supervisors, "m.M", supervisor)
+    with pytest.raises(RuntimeFailedError, match=r"ended 3 times within 60 s(.|\n)*first judged turn is a bug"):
+        LedgerDataSource(args).check()
 
 
 def test_stop_before_start_does_nothing(tmp_path: Path) -> None:

@@ -109,6 +109,23 @@ class SGLangEngine:
             if self._child is not None:
                 self._child.kill()
 
+    def starts(self) -> int:
+        """How often the server was started."""
+        return self._starts
+
+    def end_failed_update(self, starts: int) -> None:
+        """End the server with SIGKILL if it is the one of that start: its weights may be half new.
+
+        Nothing happens while it is started or stopped, which is as good.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._starts == starts and self._child is not None:
+                self._child.kill()
+        finally:
+            self._lock.release()
+
     def alive(self) -> bool:
         """Whether the server's process runs."""
         return self._child is not None and self._child.alive()

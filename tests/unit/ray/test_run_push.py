@@ -1,0 +1,92 @@
+"""The driver's push of weights when engines fail in it: a bounded number of tries, and a trainer's own failure stands."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from slime.exceptions import TrainerError
+from slime.ray import run as run_module
+from slime.ray.run import PUSH_ATTEMPTS, Run, execute
+
+
+class Remote:
+    """A method of an actor; the reference is the value."""
+
+    def __init__(self, function: Any) -> None:
+        self.remote = function
+
+
+class Trainer:
+    """Fails as often as it is told to."""
+
+    def __init__(self, failures: int, at: str) -> None:
+        self.failures, self.at, self.calls = failures, at, []
+
+    def _do(self, name: str) -> str:
+        self.calls.append(name)
+        if self.at == name and self.failures:
+            self.failures -= 1
+            raise TrainerError(f"training rank 0 failed in {name}: the engine refused")
+        return "7"
+
+    def connect_rollout_engines(self, engines: list[Any]) -> None:
+        self._do("connect")
+
+    def update_weights(self) -> str:
+        return self._do("push")
+
+
+def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[int]) -> Run:
+    monkeypatch.setattr(run_module.ray, "get", lambda reference: reference)
+    run = Run(Namespace(save=None, debug_train_only=False))
+    run._trainer = trainer  # type: ignore[assignment]
+    run._manager = Namespace(
+        recover_engines=Remote(lambda: revived.pop(0)), engine_handles=Remote(lambda: ["engine 0", "engine 1"])
+    )
+    return run
+
+
+@pytest.mark.parametrize("at", ["push", "connect"])
+def test_an_engine_that_fails_is_started_again_and_gets_the_weights(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    trainer = Trainer(PUSH_ATTEMPTS - 1, at)
+    run = make_run(monkeypatch, trainer, [1] * (PUSH_ATTEMPTS - 1))
+    run._send_weights(connect=at == "connect")
+    assert run.weight_version == "7"
+    assert trainer.calls[-2:] == ["connect", "push"]
+
+
+def test_a_trainer_that_fails_by_itself_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(1, "push")
+    run = make_run(monkeypatch, trainer, [0])
+    with pytest.raises(TrainerError, match="rank 0"):
+        run._send_weights(connect=False)
+    assert trainer.calls == ["push"]
+
+
+def test_an_engine_that_always_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(100, "push")
+    run = make_run(monkeypatch, trainer, [1] * 100)
+    with pytest.raises(TrainerError, match="engine refused"):
+        run._send_weights(connect=False)
+    assert trainer.calls.count("push") == PUSH_ATTEMPTS
+
+
+def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    trainer = Trainer(0, "")
+    run = make_run(monkeypatch, trainer, [2, 0])
+    run.recover()
+    run.recover()
+    assert trainer.calls == ["connect", "push"]
+    assert "2 engine(s) started again" in capsys.readouterr().out
+
+
+def test_a_failed_run_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def loop(run: Run) -> None:
+        raise TrainerError("training rank 0 died in train: killed.\nmany\nlines")
+
+    monkeypatch.setattr(Run, "_start", lambda self: None)
+    assert execute(Namespace(save=None), loop) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "the run failed: training rank 0 died in train: killed."
