@@ -38,7 +38,7 @@ class LiveRun:
     def __init__(self, repository: Path, folder: Path, model: Path, method: str, *flags: str, **variables: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.port = find_available_port()
+        self.port = int(variables.get("PORT") or find_available_port())
         self.output = folder / f"launch-{len(list(folder.glob('launch-*')))}.log"
         environment = {
             **os.environ,

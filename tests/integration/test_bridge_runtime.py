@@ -6,7 +6,6 @@ The process is killed with SIGKILL in the middle; it comes back, and what was sa
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from argparse import Namespace
@@ -16,50 +15,22 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
 from transformers import AutoTokenizer
 
 from openclaw.rollout import LedgerDataSource, generate_rollout
 from openclaw.runtime_process import free_port
 from openclaw.runtime_start import start_runtime
-from tests.helpers.mock_engine import MockEngine, logprob_of, serve
+from tests.helpers.mock_engine import logprob_of, serve
+from tests.helpers.policy_and_judge import REPLY, PolicyAndJudge
 
 METHOD = "openclaw_combine_method.Combine"
 DEADLINE = 60.0
-HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
-
-
-class PolicyAndJudge(MockEngine):
-    """Streams replies, answers votes by what the judge is asked, and scores tokens by the length of their input."""
-
-    def __init__(self, tokenizer: Any, reply: list[int]) -> None:
-        super().__init__(lambda prompt: reply)
-        self._tokenizer = tokenizer
-
-    def _build(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.post("/generate")
-        async def generate(request: Request) -> Any:
-            payload = json.loads(await request.body())
-            self.requests.append(payload)
-            if payload.get("stream"):
-                return StreamingResponse(self._stream(payload), media_type="text/event-stream")
-            if payload.get("return_logprob"):
-                ids, start = payload["input_ids"], payload["logprob_start_len"]
-                entries = [[None, ids[start], None], *([-len(ids) / 100, token, None] for token in ids[start + 1 :])]
-                return {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": self.version}}
-            question = self._tokenizer.decode(payload["input_ids"])
-            return {"text": HINT_ANSWER if "extract hints" in question else "\\boxed{-1}", "meta_info": {}}
-
-        return app
 
 
 @pytest.fixture
 async def engine(tiny_random_model: Path) -> AsyncIterator[PolicyAndJudge]:
     tokenizer = AutoTokenizer.from_pretrained(tiny_random_model)
-    reply = [*tokenizer.encode("The sum is five.", add_special_tokens=False), tokenizer.eos_token_id]
+    reply = [*tokenizer.encode(REPLY, add_special_tokens=False), tokenizer.eos_token_id]
     engine = PolicyAndJudge(tokenizer, reply)
     async with serve(engine.app) as url:
         engine.url = url
@@ -116,7 +87,7 @@ async def converse(client: httpx.AsyncClient, session: str) -> None:
     """A problem, a reply, a complaint."""
     problem = {"role": "user", "content": f"{session}: what is 2 + 3?"}
     reply = await ask(client, session, [problem])
-    assert reply["content"] == "The sum is five."
+    assert reply["content"] == REPLY
     assert await ask(client, session, [problem, reply, {"role": "user", "content": "No bold please."}])
 
 

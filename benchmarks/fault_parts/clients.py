@@ -1,0 +1,150 @@
+"""Clients that keep talking whatever happens to the server, and remember what it acknowledged.
+
+A conversation is a question and complaints. A request that fails is sent again, as people do. Guarantee: a reply counts as
+acknowledged when its last byte was read, and a next state when the reply to the request that carried it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 1.0
+REQUEST_SECONDS = 90.0
+TURNS = 4
+
+
+@dataclass
+class Journal:
+    """What the clients saw; ``failures`` are (start, end, words) of requests that were refused or broken off."""
+
+    replies: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    failures: list[tuple[float, float, str]] = field(default_factory=list)
+    requests: int = 0
+    longest_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a conversation opens with, and what is said about a reply."""
+
+    question: Callable[[random.Random], str] = lambda rng: f"What is {rng.randrange(10)} + {rng.randrange(10)}?"
+    reaction: Callable[[random.Random, str], str] = lambda rng, reply: f"No bold please, try {rng.randrange(100)}."
+
+
+class RefusedError(Exception):
+    """The gateway answered, but not with a reply."""
+
+
+class Clients:
+    """Talks from a thread of its own between ``start`` and ``stop``."""
+
+    def __init__(self, url: str, count: int, seed: int, words: Words | None = None) -> None:
+        """``count`` conversations at once with the gateway at ``url``."""
+        self._words = words or Words()
+        self.journal = Journal()
+        self._url = url
+        self._count = count
+        self._rng = random.Random(seed)
+        self._name = uuid.uuid4().hex[:8]
+        self._numbers = itertools.count()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="clients", daemon=True)
+
+    def start(self) -> None:
+        """Begin to talk."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the requests under way and begin no other."""
+        self._stopping.set()
+        self._thread.join(REQUEST_SECONDS)
+
+    async def _run(self) -> None:
+        async with httpx.AsyncClient(base_url=self._url, timeout=REQUEST_SECONDS, trust_env=False) as client:
+            await asyncio.gather(*(self._talk(client, random.Random(self._rng.random())) for _ in range(self._count)))
+
+    async def _talk(self, client: httpx.AsyncClient, rng: random.Random) -> None:
+        while not self._stopping.is_set():
+            session = f"{self._name}-{next(self._numbers)}"
+            messages: list[dict[str, Any]] = [{"role": "user", "content": self._words.question(rng)}]
+            last: str | None = None
+            for _ in range(TURNS):
+                reply = await self._ask_until_answered(client, session, messages, stream=rng.random() < 0.5)
+                if reply is None:
+                    return
+                reply_id, text = reply
+                self.journal.replies.add(reply_id)
+                if last is not None:
+                    self.journal.answered.add(last)
+                last = reply_id
+                messages += [
+                    {"role": "assistant", "content": text},
+                    {"role": "user", "content": self._words.reaction(rng, text)},
+                ]
+                await asyncio.sleep(rng.uniform(0.0, 0.2))
+
+    async def _ask_until_answered(
+        self, client: httpx.AsyncClient, session: str, messages: list[dict[str, Any]], *, stream: bool
+    ) -> tuple[str, str] | None:
+        pause = FIRST_RETRY_SECONDS
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            self.journal.requests += 1
+            try:
+                reply = await (_stream if stream else _ask)(client, session, messages)
+            except (httpx.TransportError, RefusedError) as error:
+                self.journal.failures.append((started, time.monotonic(), f"{type(error).__name__}: {error}"))
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_RETRY_SECONDS, pause * 2)
+                continue
+            self.journal.longest_seconds = max(self.journal.longest_seconds, time.monotonic() - started)
+            return reply
+        return None
+
+    def refused(self, excused: Callable[[float, float], bool]) -> list[str]:
+        """Words of the failures that ``excused(start, end)`` does not explain."""
+        return [words for start, end, words in self.journal.failures if not excused(start, end)]
+
+
+def _body(messages: list[dict[str, Any]], stream: bool) -> dict[str, Any]:
+    return {"model": "m", "messages": messages, "stream": stream}
+
+
+async def _ask(client: httpx.AsyncClient, session: str, messages: list[dict[str, Any]]) -> tuple[str, str]:
+    answer = await client.post("/v1/chat/completions", json=_body(messages, False), headers={"X-Session-Id": session})
+    if answer.status_code != 200:
+        raise RefusedError(f"{answer.status_code}: {answer.text[:200]}")
+    reply = answer.json()
+    return reply["id"], reply["choices"][0]["message"]["content"]
+
+
+async def _stream(client: httpx.AsyncClient, session: str, messages: list[dict[str, Any]]) -> tuple[str, str]:
+    text, reply_id, done = "", "", False
+    request = {"json": _body(messages, True), "headers": {"X-Session-Id": session}}
+    async with client.stream("POST", "/v1/chat/completions", **request) as answer:
+        if answer.status_code != 200:
+            raise RefusedError(f"{answer.status_code}: {(await answer.aread())[:200]!r}")
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise RefusedError(f"in the stream: {event['error']}")
+                reply_id = event["id"]
+                text += (event["choices"][0]["delta"].get("content") or "") if event["choices"] else ""
+    if not done:
+        raise RefusedError("the stream ended before the reply did")
+    return reply_id, text

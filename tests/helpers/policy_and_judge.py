@@ -1,0 +1,104 @@
+"""A stand-in engine that is policy, judge and teacher at once; also a program, so that it can be killed.
+
+``python -m tests.helpers.policy_and_judge --tokenizer FOLDER --port PORT [--version-file FILE]`` serves until its parent ends
+it. The file holds the weight version that the trainer set last, so that a new process answers with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from tests.helpers.mock_engine import MockEngine
+
+REPLY = "The sum is five."
+HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
+SWAP_SECONDS = 0.05
+
+
+class PolicyAndJudge(MockEngine):
+    """Streams replies, answers votes by what the judge is asked, and scores tokens by the length of their input."""
+
+    def __init__(self, tokenizer: Any, reply: list[int], token_seconds: float = 0.0) -> None:
+        """``token_seconds``: pause before each token, and before each verdict."""
+        super().__init__(lambda prompt: reply)
+        self._tokenizer = tokenizer
+        self._token_seconds = token_seconds
+        self.version_file: Path | None = None
+
+    def _build(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.get("/health")
+        async def health() -> dict[str, Any]:
+            return {}
+
+        @app.post("/generate")
+        async def generate(request: Request) -> Any:
+            payload = json.loads(await request.body())
+            self.requests.append(payload)
+            if payload.get("stream"):
+                return StreamingResponse(self._stream(payload), media_type="text/event-stream")
+            await asyncio.sleep(self._token_seconds)
+            if payload.get("return_logprob"):
+                ids, start = payload["input_ids"], payload["logprob_start_len"]
+                entries = [[None, ids[start], None], *([-len(ids) / 100, token, None] for token in ids[start + 1 :])]
+                return {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": self.version}}
+            question = self._tokenizer.decode(payload["input_ids"])
+            return {"text": HINT_ANSWER if "extract hints" in question else "\\boxed{-1}", "meta_info": {}}
+
+        @app.post("/abort_request")
+        async def abort(request: Request) -> dict[str, Any]:
+            self.aborted.append(json.loads(await request.body())["rid"])
+            return {}
+
+        @app.post("/update_weight_version")
+        async def update(request: Request) -> dict[str, Any]:
+            version = json.loads(await request.body())["new_version"]
+            self.pause()
+            await asyncio.sleep(SWAP_SECONDS)
+            self.resume(version)
+            if self.version_file is not None:
+                self.version_file.write_text(version)
+            return {}
+
+        return app
+
+    async def _stream(self, payload: dict[str, Any]) -> AsyncIterator[str]:
+        async for event in super()._stream(payload):
+            await asyncio.sleep(self._token_seconds)
+            yield event
+
+
+def main() -> None:
+    """Serve on a fixed port."""
+    import uvicorn
+    from transformers import AutoTokenizer
+
+    from slime.utils.process import watch_lifeline
+
+    watch_lifeline()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--version-file", type=Path)
+    parser.add_argument("--token-seconds", type=float, default=0.01)
+    arguments = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    reply = [*tokenizer.encode(REPLY, add_special_tokens=False), tokenizer.eos_token_id]
+    engine = PolicyAndJudge(tokenizer, reply, arguments.token_seconds)
+    engine.version_file = arguments.version_file
+    if arguments.version_file is not None and arguments.version_file.exists():
+        engine.version = arguments.version_file.read_text()
+    uvicorn.run(engine.app, host="127.0.0.1", port=arguments.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
