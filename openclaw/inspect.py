@@ -46,13 +46,14 @@ def turn_line(record: TurnRecord) -> str:
     """Return one line about a turn."""
     turn, verdict = record.turn, record.verdict
     score = "-" if verdict is None or verdict.score is None else f"{verdict.score:+d}"
+    word = "score" if verdict is None or verdict.score_source == "judge" else "user "
     outcome = "; ".join(step_text(sample) for sample in record.samples) or turn.reason or turn.state
     if turn.state == "pending" and record.judge_error:
         outcome = f"pending after {record.judge_attempts} failed attempts: {preview(record.judge_error)}"
     hint = f"  hint: {preview(verdict.hint)}" if verdict and verdict.hint else ""
     return (
         f"{clock(turn.created_at)}  {turn.session_id[:20]:20}  #{turn.index:<3} {turn.kind:4} {turn.state:8} "
-        f"score {score:>2}  {outcome:40}  {preview(response_text(turn.response_message))}{hint}"
+        f"{word} {score:>2}  {outcome:40}  {preview(response_text(turn.response_message))}{hint}"
     )
 
 

@@ -95,6 +95,11 @@ def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
         scope[SCOPE_NAME].reply = reply
 
 
+def key_name(scope: Mapping[str, Any]) -> str:
+    """Return the name of the key with which a request came."""
+    return scope[SCOPE_NAME].key
+
+
 def route_of(scope: Mapping[str, Any]) -> str:
     """Return the pattern of the route that answered, ``-`` when none did."""
     return getattr(scope.get("route"), "path", "-")

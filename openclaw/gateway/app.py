@@ -1,8 +1,8 @@
 """The HTTP application: routes, keys, limits, and errors in OpenAI's shape.
 
 Every request passes `openclaw.gateway.guard` first.
-Routes: ``POST /v1/chat/completions``, ``POST /v1/sessions/{id}/done``, ``GET /v1/models``, ``GET /v1/models/{name}``,
-``GET /healthz`` (open), ``GET /metrics``. Guarantees: every request is counted with its status, a streamed one when it
+Routes: ``POST /v1/chat/completions``, ``POST /v1/feedback``, ``POST /v1/sessions/{id}/done``,
+``GET /v1/models``, ``GET /v1/models/{name}``, ``GET /healthz`` (open), ``GET /metrics``. Guarantees: every request is counted with its status, a streamed one when it
 ends, and with the status of the error that it ended in; a body beyond the limit is not read. The application owns
 nothing but the task that ends idle sessions.
 """
@@ -21,10 +21,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from openclaw.gateway.access_log import note_reply
+from openclaw.gateway.access_log import key_name, note_reply
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService, Reply
 from openclaw.gateway.errors import ApiError
+from openclaw.gateway.feedback import FeedbackRequest
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
@@ -114,6 +115,16 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
         if not await service.sessions.end(session_id):
             raise ApiError(404, f"there is no session {session_id!r}", code="session_not_found", param="session_id")
         return _json({"id": session_id, "object": "session", "done": True})
+
+    feedback_schema = {
+        "requestBody": {"content": {"application/json": {"schema": FeedbackRequest.model_json_schema()}}}
+    }
+
+    @app.post("/v1/feedback", openapi_extra=feedback_schema)
+    async def feedback(request: Request) -> Response:
+        """Take what a person says about a reply."""
+        body = await _read_body(request, config.max_body_bytes)
+        return _json(await service.feedback.take(body, key_name(request.scope)))
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -12,15 +12,20 @@ from openclaw.config import RuntimeConfig
 from openclaw.engine_client import EngineClient
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.detokenize import Vocabulary
+from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.render import Renderer
 from openclaw.sessions import Sessions, TurnStore
 
 
+class GatewayStore(TurnStore, FeedbackStore, Protocol):
+    """What the gateway needs of the ledger."""
+
+
 def build_service(
     config: RuntimeConfig,
     tokenizer: Any,
-    ledger: TurnStore,
+    ledger: GatewayStore,
     registry: CollectorRegistry,
     *,
     renderer: Renderer | None = None,
@@ -58,6 +63,7 @@ def build_service(
             on_event=lambda name: metrics.session_events.labels(event=name).inc(),
             on_pending=on_pending,
         ),
+        feedback=FeedbackDesk(ledger, metrics, clock=clock, on_pending=on_pending),
         metrics=metrics,
         clock=clock,
     )

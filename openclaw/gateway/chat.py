@@ -22,6 +22,7 @@ from openclaw.exceptions import EngineError
 from openclaw.gateway.capture import Capture, Prompt
 from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError, bad_request, from_engine
+from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.parsers.deltas import Delta
 from openclaw.gateway.parsers.reply import ReplyParser
@@ -47,12 +48,14 @@ class ChatService:
         vocabulary: Vocabulary,
         engine: EngineClient,
         sessions: Sessions,
+        feedback: FeedbackDesk,
         metrics: GatewayMetrics,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
         self.engine = engine
         self.sessions = sessions
+        self.feedback = feedback
         self.metrics = metrics
         self.clock = clock
         self._renderer = renderer

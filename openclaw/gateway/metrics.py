@@ -70,3 +70,9 @@ class GatewayMetrics:
         self.reload_failures = Counter(
             "openclaw_reload_failures", "Changed keys or certificates that could not be used", registry=registry
         )
+        self.feedback = Counter(
+            "openclaw_feedback",
+            "Explicit feedback by stated score (or words alone) and outcome: applied, kept, repeated",
+            ["value", "outcome"],
+            registry=registry,
+        )

@@ -2,7 +2,7 @@
 
 Guarantees: the ledger is the only queue, so a restart continues where the last process stopped. A failure of the
 machinery (engine gone, time-out, a bug here) is never a score: the turn stays pending, is tried again after a growing
-pause, and the failure is counted. At most ``concurrency`` turns are under way. A finished session that cannot be
+pause, and the failure is counted. What a person states outranks the judge (`openclaw.feedback`). At most ``concurrency`` turns are under way. A finished session that cannot be
 closed holds up no other. The worker owns no state but the set of turns that it is judging and the sessions to retry.
 """
 
@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from openclaw.feedback import judged_messages, opinion
 from openclaw.hygiene import Limits, defect
 from openclaw.judge.client import JudgeClient, Question, together
 from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.votes import agreement, longest_hint, majority
-from openclaw.ledger.exceptions import TransitionError
-from openclaw.ledger.records import PendingTurn, Turn, Verdict, Vote
+from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError
+from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision
 
@@ -134,8 +136,13 @@ class JudgeWorker:
         turn = item.turn
         try:
             async with asyncio.timeout(self._settings.timeout):
-                verdict, decision = await self._decide(turn)
-            await asyncio.to_thread(self._ledger.record_judged, turn.id, verdict, decision.samples, decision.reason)
+                verdict, decision = await self._decide(turn, item.feedback)
+            await asyncio.to_thread(
+                self._ledger.record_judged, turn.id, verdict, decision.samples, decision.reason, len(item.feedback)
+            )
+        except FeedbackArrivedError as error:
+            self._metrics.failures.labels(kind="feedback_arrived").inc()
+            logger.info("judged again: %s", error)
         except TransitionError as error:
             self._metrics.failures.labels(kind="judged_elsewhere").inc()
             logger.warning("turn %s was judged by another process meanwhile: %s", turn.id, error)
@@ -160,17 +167,22 @@ class JudgeWorker:
             self._metrics.failures.labels(kind="postpone").inc()
             logger.exception("turn %s could not be postponed; it is pending and tried again at once", item.turn.id)
 
-    async def _decide(self, turn: Turn) -> tuple[Verdict, SampleDecision]:
-        """Return verdict and samples of a turn; one that cannot be trained is not shown to a judge."""
+    async def _decide(self, turn: Turn, feedback: Sequence[Feedback]) -> tuple[Verdict, SampleDecision]:
+        """Return verdict and samples of a turn; one that cannot be trained is not shown to a judge.
+
+        A score that a person stated is taken as it is, and a judge is asked only about what was said in words.
+        """
         reason = defect(turn, self._limits)
         if reason is not None:
             return Verdict(), SampleDecision(reason=reason)
         started = time.monotonic()
-        question = Question.about(turn.response_message, turn.next_state or [])
+        stated = opinion(feedback)
+        messages = judged_messages(turn, stated)
+        question = Question.about(turn.response_message, messages)
         try:
             prm, hints = await together(
-                self._judge.votes("prm", question, self._plan.prm_votes),
-                self._judge.votes("hint", question, self._plan.hint_votes),
+                self._judge.votes("prm", question, self._plan.prm_votes if stated.score is None else 0),
+                self._judge.votes("hint", question, self._plan.hint_votes if messages else 0),
             )
         except EngineRefusedError as error:
             logger.error("turn %s cannot be judged: %s", turn.id, error)
@@ -178,9 +190,10 @@ class JudgeWorker:
         self._count(prm)
         self._count(hints)
         verdict = Verdict(
-            score=majority([vote.value for vote in prm], self._settings.vote_threshold) if prm else None,
+            score=majority([vote.value for vote in prm], self._settings.vote_threshold) if prm else stated.score,
             hint=longest_hint(hints),
             votes=(*prm, *hints),
+            score_source="judge" if stated.score is None else "feedback",
         )
         if verdict.hint is not None and self._teacher is not None and self._plan.needs_teacher:
             verdict = await self._with_teacher(self._teacher, turn, verdict, verdict.hint)

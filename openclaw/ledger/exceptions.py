@@ -19,3 +19,7 @@ class UnknownRecordError(LedgerError):
 
 class TransitionError(LedgerError):
     """A state change that is not in the tables of `openclaw.ledger.states`."""
+
+
+class FeedbackArrivedError(LedgerError):
+    """A verdict came too late: more feedback counts than it has seen."""

@@ -120,6 +120,7 @@ class Verdict:
 
     Attributes:
         score: majority of the PRM votes in -1, 0, 1; None when no PRM vote was asked for.
+        score_source: ``feedback`` when a person stated the score and the PRM was not asked.
         hint: the accepted hint, or None.
         votes: every vote that was cast, both judges.
         teacher_log_probs: per response token, see `openclaw.judge.teacher`; None without a hint or a teacher.
@@ -133,6 +134,7 @@ class Verdict:
     teacher_log_probs: tuple[float, ...] | None = None
     teacher_versions: tuple[str, ...] = ()
     seconds: float = 0.0
+    score_source: Literal["judge", "feedback"] = "judge"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON-ready values, without the teacher's logprobs (stored as exact floats apart)."""
@@ -150,15 +152,17 @@ class Verdict:
             teacher_log_probs=teacher_log_probs,
             teacher_versions=tuple(values["teacher_versions"]),
             seconds=values["seconds"],
+            score_source=values.get("score_source", "judge"),
         )
 
 
 @dataclass(frozen=True)
 class PendingTurn:
-    """A turn that waits for the judge, and how often judging it failed for reasons that are not its own."""
+    """A turn that waits for the judge, how often judging it failed for reasons that are not its own, and its feedback."""
 
     turn: Turn
     attempts: int
+    feedback: tuple[Feedback, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class Feedback:
         score: a number on the scale of the front end, or None.
         text: words, or None.
         source: which front end or person it came from, or None.
-        applied: whether it became the next state of its turn; assigned by the ledger.
+        applied: whether it counts for the verdict of its turn; assigned by the ledger.
     """
 
     turn_id: str

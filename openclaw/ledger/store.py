@@ -4,17 +4,17 @@ Guarantees: every method commits before it returns; `kill -9` at any moment, of 
 The runtime process writes turns, next states and verdicts; the rollout manager writes leases and steps; both may do so
 at the same time. Methods are synchronous: call them from asyncio through ``asyncio.to_thread``.
 
-The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.graph`, `openclaw.ledger.samples` and
-`openclaw.ledger.reports`.
+The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
+`openclaw.ledger.samples` and `openclaw.ledger.reports`.
 """
 
 from __future__ import annotations
 
+from openclaw.ledger.feedback import FeedbackQueries
 from openclaw.ledger.graph import GraphQueries
 from openclaw.ledger.reports import ReportQueries
 from openclaw.ledger.samples import SampleQueries
-from openclaw.ledger.turns import TurnQueries
 
 
-class Ledger(TurnQueries, GraphQueries, SampleQueries, ReportQueries):
+class Ledger(FeedbackQueries, GraphQueries, SampleQueries, ReportQueries):
     """``Ledger(path)`` opens the file, creating or migrating it."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 from openclaw.ledger.codec import decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
-from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
 from slime.utils.types import Sample
 
@@ -60,33 +60,6 @@ class TurnQueries(Database):
         """
         with self.transaction() as connection:
             self._set_next_state(connection, turn_id, messages, at, signal)
-
-    def record_feedback(self, feedback: Feedback, next_state: Sequence[Message]) -> bool:
-        """Commit feedback, which becomes the next state of its turn when that has none yet.
-
-        Args:
-            feedback: what was said.
-            next_state: the same as messages for the judge.
-
-        Returns:
-            Whether it became the next state. Feedback to a turn that has one, or is excluded, is kept beside it.
-
-        Raises:
-            UnknownRecordError: when the ledger does not hold the turn.
-        """
-        with self.transaction() as connection:
-            found = connection.execute("SELECT state FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
-            if found is None:
-                raise UnknownRecordError(f"{self.path} holds no turn {feedback.turn_id!r}")
-            applied = found["state"] in ("waiting", "ended")
-            if applied:
-                self._set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
-            columns = {**asdict(feedback), "applied": int(applied)}
-            connection.execute(
-                f"INSERT INTO feedback ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
-                tuple(columns.values()),
-            )
-        return applied
 
     def feedback(self, turn_id: str) -> list[Feedback]:
         """Return all feedback to a turn, oldest first."""
@@ -152,7 +125,10 @@ class TurnQueries(Database):
             (self.clock(), limit + len(exclude)),
         )
         fresh = [row for row in found if row["id"] not in exclude]
-        return [PendingTurn(decode_turn(row), row["judge_attempts"]) for row in fresh[:limit]]
+        return [
+            PendingTurn(decode_turn(row), row["judge_attempts"], tuple(self.feedback(row["id"])))
+            for row in fresh[:limit]
+        ]
 
     def postpone(self, turn_id: str, error: str, not_before: float) -> None:
         """Leave a turn pending that could not be judged, and count the attempt.
@@ -169,16 +145,33 @@ class TurnQueries(Database):
             if changed == 0:
                 raise UnknownRecordError(f"no pending turn {turn_id!r} in {self.path}")
 
-    def record_judged(self, turn_id: str, verdict: Verdict, samples: Sequence[Sample], reason: str | None) -> None:
+    def record_judged(
+        self,
+        turn_id: str,
+        verdict: Verdict,
+        samples: Sequence[Sample],
+        reason: str | None,
+        feedback_seen: int | None = None,
+    ) -> None:
         """Commit a verdict with the samples it gave, or with the reason why it gave none.
 
+        Args:
+            turn_id: the turn.
+            verdict: what was decided.
+            samples: what it gave.
+            reason: why it gave none.
+            feedback_seen: how many statements the verdict took into account; None when that does not matter.
+
         Raises:
+            FeedbackArrivedError: when there are more of them by now; nothing is written, the turn is to be judged again.
             ValueError: when there is neither a sample nor a reason, or both.
             TransitionError: when the turn was judged before.
         """
         if bool(samples) == (reason is not None):
             raise ValueError(f"turn {turn_id}: a judged turn gives samples or a reason, got {len(samples)}, {reason!r}")
         with self.transaction() as connection:
+            if feedback_seen is not None and feedback_seen != len(self.feedback(turn_id)):
+                raise FeedbackArrivedError(f"turn {turn_id}: feedback arrived while it was judged")
             self.update_one(connection, "turns", turn_id, state="judged", reason=reason, judge_error=None)
             connection.execute(
                 "INSERT INTO verdicts (turn_id, verdict, teacher_log_probs, judged_at) VALUES (?, ?, ?, ?)",

@@ -76,14 +76,17 @@ async def test_no_key_and_no_content_anywhere_but_in_the_ledger(
         await ask(stack, {"messages": [*USER, {"role": "user", "content": [SAID]}]}),
         await ask(stack, {"messages": USER, "temperature": SAID}),
         await ask(stack, {"messages": USER}, path=f"/v1/{SAID}%0Aforged"),
+        await ask(stack, {"response_id": SAID, "text": SAID}, path="/v1/feedback"),
     ]
-    assert [answer.status_code for answer in refused] == [400, 401, 400, 400, 400, 404]
+    assert [answer.status_code for answer in refused] == [400, 401, 400, 400, 400, 404, 404]
+    liked = {"response_id": answers[1].json()["id"], "text": SAID}
+    assert (await ask(stack, liked, path="/v1/feedback")).status_code == 200
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
         metrics = (await client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})).text
     assert 'key="environment"' in metrics
 
     lines = own_lines(caplog)
-    assert sum(line.startswith("request=") for line in lines) == 9
+    assert sum(line.startswith("request=") for line in lines) == 11
     for text in ("\n".join(lines), metrics):
         for secret in (KEY, SAID, ANSWERED, SESSION):
             assert secret not in text

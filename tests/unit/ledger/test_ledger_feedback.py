@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.ledger.records import Feedback
+from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
+from openclaw.ledger.feedback import FeedbackReceipt
+from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 
+THUMB = Feedback(turn_id="turn-0", created_at=110.0, thumbs="up")
 WORDS = [{"role": "user", "content": "Too long."}]
 
 
@@ -26,19 +29,47 @@ def test_feedback_is_the_next_state_of_a_turn_without_one(ledger: Ledger, ended:
     if ended:
         ledger.end_session("session", 105.0)
     given = Feedback(turn_id="turn-0", created_at=110.0, thumbs="down", score=0.5, text="Too long.", source="chat")
-    assert ledger.record_feedback(given, WORDS)
+    assert ledger.record_feedback(given, WORDS) == FeedbackReceipt(True, False, "pending", None)
     turn = ledger.turn("turn-0")
     assert (turn.state, turn.signal, turn.next_state, turn.next_state_at) == ("pending", "feedback", WORDS, 110.0)
     [kept] = ledger.feedback("turn-0")
     assert (kept.applied, kept.thumbs, kept.score, kept.text, kept.source) == (True, "down", 0.5, "Too long.", "chat")
 
 
-def test_feedback_beside_a_next_state_is_kept_and_changes_nothing(ledger: Ledger) -> None:
+def test_feedback_to_a_pending_turn_counts_beside_its_next_state(ledger: Ledger) -> None:
     ledger.record_next_state("turn-0", USER_NEXT, 105.0)
-    assert not ledger.record_feedback(Feedback(turn_id="turn-0", created_at=110.0, thumbs="up"), WORDS)
-    assert ledger.turn("turn-0").next_state == USER_NEXT
-    assert ledger.turn("turn-0").signal == "next_state"
-    assert [item.applied for item in ledger.feedback("turn-0")] == [False]
+    assert ledger.record_feedback(THUMB, WORDS).applied
+    assert (ledger.turn("turn-0").next_state, ledger.turn("turn-0").signal) == (USER_NEXT, "next_state")
+    [pending] = ledger.pending_turns(5)
+    assert [item.thumbs for item in pending.feedback] == ["up"]
+
+
+def test_no_verdict_is_committed_that_has_not_seen_the_feedback(ledger: Ledger) -> None:
+    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
+    ledger.record_feedback(THUMB, WORDS)
+    with pytest.raises(FeedbackArrivedError, match="turn-0"):
+        ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero", feedback_seen=0)
+    assert ledger.turn("turn-0").state == "pending"
+    ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero", feedback_seen=1)
+    receipt = ledger.record_feedback(replace(THUMB, thumbs="down"), WORDS)
+    assert receipt == FeedbackReceipt(False, False, "judged", "score_zero")
+    assert [item.applied for item in ledger.feedback("turn-0")] == [True, False]
+
+
+def test_feedback_to_a_turn_that_is_never_trained_is_kept(ledger: Ledger) -> None:
+    ledger.record_turn(make_turn("turn-1", kind="side"))
+    receipt = ledger.record_feedback(replace(THUMB, turn_id="turn-1"), WORDS)
+    assert receipt == FeedbackReceipt(False, False, "excluded", "side")
+    assert len(ledger.feedback("turn-1")) == 1
+
+
+def test_saying_the_same_again_changes_nothing(ledger: Ledger) -> None:
+    ledger.record_feedback(THUMB, WORDS)
+    later = replace(THUMB, created_at=200.0, source="phone")
+    assert ledger.record_feedback(later, WORDS) == FeedbackReceipt(True, True, "pending", None)
+    ledger.record_feedback(replace(later, thumbs="down"), WORDS)
+    ledger.record_feedback(later, WORDS)
+    assert [item.thumbs for item in ledger.feedback("turn-0")] == ["up", "down", "up"]
 
 
 def test_feedback_to_nothing_is_refused(ledger: Ledger) -> None:

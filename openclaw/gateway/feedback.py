@@ -1,0 +1,123 @@
+"""``POST /v1/feedback``: what a person says about a reply outside of the conversation, tied to the reply's id.
+
+Guarantees: feedback that is answered with 200 is in the ledger; the answer says truthfully whether it counts for the
+verdict (``applied``) and if not why. Sending the same again changes nothing and is answered the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openclaw.feedback import as_next_state, stated_score
+from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.feedback import FeedbackReceipt
+from openclaw.ledger.records import Feedback, Message
+
+MAX_TEXT = 16384
+MAX_ID = 256
+
+
+class FeedbackRequest(BaseModel):
+    """The body; at least one of ``thumbs``, ``score`` and ``text`` says something."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    response_id: str = Field(min_length=1, max_length=MAX_ID)
+    thumbs: Literal["up", "down"] | None = None
+    score: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)
+    text: str | None = Field(None, max_length=MAX_TEXT)
+
+
+class FeedbackStore(Protocol):
+    """What the route needs of the ledger."""
+
+    def record_feedback(self, feedback: Feedback, next_state: list[Message]) -> FeedbackReceipt: ...
+
+
+class FeedbackDesk:
+    """Takes feedback; everything it needs is given to it."""
+
+    def __init__(
+        self,
+        store: FeedbackStore,
+        metrics: GatewayMetrics,
+        *,
+        clock: Callable[[], float],
+        on_pending: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self._on_pending = on_pending
+
+    async def take(self, body: bytes, source: str) -> dict[str, Any]:
+        """Record the feedback in ``body``, sent by the key named ``source``, and return the answer.
+
+        Raises:
+            ApiError: 400 for a body that says nothing or contradicts itself, 404 for an unknown reply.
+        """
+        request = parse_feedback(body)
+        feedback = Feedback(
+            turn_id=request.response_id,
+            created_at=self._clock(),
+            thumbs=request.thumbs,
+            score=request.score,
+            text=request.text,
+            source=source,
+        )
+        try:
+            receipt = await asyncio.to_thread(self._store.record_feedback, feedback, as_next_state(feedback))
+        except UnknownRecordError as error:
+            raise ApiError(
+                404,
+                "no finished reply has this response_id; send the 'id' of a chat completion of this server",
+                code="response_not_found",
+                param="response_id",
+            ) from error
+        if receipt.applied and not receipt.repeated:
+            self._on_pending()
+        score = stated_score(feedback)
+        self._metrics.feedback.labels(
+            value="words" if score is None else str(score),
+            outcome="repeated" if receipt.repeated else "applied" if receipt.applied else "kept",
+        ).inc()
+        return {
+            "object": "feedback",
+            "response_id": request.response_id,
+            "applied": receipt.applied,
+            "reason": None if receipt.applied else why_not(receipt),
+        }
+
+
+def why_not(receipt: FeedbackReceipt) -> str:
+    """Return why feedback does not count: the turn is judged already, or is never trained for a reason of its own."""
+    return "already_judged" if receipt.state == "judged" else receipt.reason or receipt.state
+
+
+def parse_feedback(body: bytes) -> FeedbackRequest:
+    """Return the request in ``body``.
+
+    Raises:
+        ApiError: 400, naming the field that is wrong.
+    """
+    try:
+        request = FeedbackRequest.model_validate(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise bad_request("the body is not JSON", code="invalid_json") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = str(first["loc"][0]) if first["loc"] else None
+        raise bad_request(f"{field or 'the body'}: {first['msg']}", param=field) from error
+    text = (request.text or "").strip() or None
+    if request.thumbs is None and request.score is None and text is None:
+        raise bad_request("nothing is said; send thumbs (up, down), score (-1 to 1) or text")
+    if request.score and request.thumbs and (request.score > 0) != (request.thumbs == "up"):
+        raise bad_request(f"thumbs {request.thumbs} and score {request.score:g} contradict; send one", param="score")
+    return request.model_copy(update={"text": text})

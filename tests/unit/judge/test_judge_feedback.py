@@ -1,0 +1,116 @@
+"""What a person states outranks the judge, in each of the three methods."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openclaw_combine_method import Combine
+from openclaw_opd_method import OnPolicyDistillation
+from openclaw_rl_method import BinaryRL
+
+from openclaw.feedback import as_next_state
+from openclaw.ledger.records import Feedback, JudgedTurn
+from openclaw.ledger.store import Ledger
+from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.ledger_records import USER_NEXT, make_turn
+from tests.unit.judge.test_judge_worker import CONFIG, HINT_ANSWER, Bench, judged, until
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.record_turn(make_turn())
+    return ledger
+
+
+def state(ledger: Ledger, **said: Any) -> None:
+    feedback = Feedback(turn_id="turn-0", created_at=110.0, **said)
+    assert ledger.record_feedback(feedback, as_next_state(feedback)).applied
+
+
+def bench_of(ledger: Ledger, method: Any) -> Bench:
+    """A bench whose judges always disagree with the person: progress, and a hint when asked for one."""
+
+    def answer(payload: dict[str, Any]) -> str:
+        return HINT_ANSWER
+
+    return Bench(ledger, FakeEngine(answer, lambda ids: [-0.5] * len(ids)), method=method(CONFIG))
+
+
+async def judge(bench: Bench) -> JudgedTurn:
+    async with bench.running():
+        await until(judged(bench))
+    [record] = bench.ledger.judged_turns("session")
+    return record
+
+
+@pytest.mark.parametrize(("method", "rewards"), [(BinaryRL, [-1.0]), (Combine, [-1.0]), (OnPolicyDistillation, [])])
+async def test_a_thumb_is_the_score_and_no_judge_is_asked(ledger: Ledger, method: Any, rewards: list[float]) -> None:
+    state(ledger, thumbs="down")
+    bench = bench_of(ledger, method)
+    record = await judge(bench)
+    assert (record.verdict.score, record.verdict.score_source) == (-1, "feedback")
+    assert record.verdict.votes == ()
+    assert bench.engine.payloads == []
+    samples = ledger.claim_samples(0, 5)
+    assert [sample.reward for sample in samples] == rewards
+    assert record.turn.reason == (None if rewards else "no_hint")
+
+
+@pytest.mark.parametrize("method", [Combine, OnPolicyDistillation])
+async def test_words_beside_a_thumb_become_a_hint(ledger: Ledger, method: Any) -> None:
+    state(ledger, thumbs="down", text="No bold, please.")
+    bench = bench_of(ledger, method)
+    record = await judge(bench)
+    assert {vote.judge for vote in record.verdict.votes} == {"hint"}
+    assert (record.verdict.score, record.verdict.hint) == (-1, "Write plain prose.")
+    [sample] = ledger.claim_samples(0, 5)
+    assert sample.teacher_log_probs is not None
+    assert sample.reward == (-1.0 if method is Combine else 0.0)
+
+
+async def test_words_alone_are_judged_like_a_next_state(ledger: Ledger) -> None:
+    state(ledger, text="No bold, please.")
+    bench = bench_of(ledger, BinaryRL)
+    record = await judge(bench)
+    assert (record.verdict.score, record.verdict.score_source) == (1, "judge")
+    assert [vote.judge for vote in record.verdict.votes] == ["prm"]
+
+
+async def test_a_stated_score_of_zero_gives_no_sample(ledger: Ledger) -> None:
+    state(ledger, score=0)
+    record = await judge(bench_of(ledger, BinaryRL))
+    assert (record.verdict.score, record.turn.reason) == (0, "score_zero")
+
+
+async def test_feedback_beside_a_next_state(ledger: Ledger) -> None:
+    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
+    state(ledger, thumbs="up")
+    record = await judge(bench_of(ledger, Combine))
+    assert (record.verdict.score, record.verdict.score_source) == (1, "feedback")
+    assert {vote.judge for vote in record.verdict.votes} == {"hint"}, "what the user wrote is still read for a hint"
+
+
+async def test_feedback_while_the_turn_is_judged_is_not_missed(ledger: Ledger) -> None:
+    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakeEngine):
+        async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
+            asked.set()
+            await go_on.wait()
+            return await super().generate(payload)
+
+    bench = Bench(ledger, Slow(lambda _: "\\boxed{1}"), method=BinaryRL(CONFIG))
+    async with bench.running():
+        await asyncio.wait_for(asked.wait(), 10.0)
+        state(ledger, thumbs="down")
+        go_on.set()
+        await until(judged(bench))
+    [sample] = ledger.claim_samples(0, 5)
+    assert sample.reward == -1.0
+    assert bench.count("openclaw_judge_failures_total", kind="feedback_arrived") == 1
+    assert ledger.counts()["judge_attempts_failed"] == 0
