@@ -36,6 +36,21 @@ CASES: dict[str, dict[str, Any]] = {
         "pack_sequences": False,
         "use_lora": True,
     },
+    "gspo, opsm": {"advantage_estimator": "gspo", "use_rollout_logprobs": True, "use_opsm": True},
+    "reinforce++, whitened, kl in the reward": {
+        "advantage_estimator": "reinforce_plus_plus",
+        "normalize_advantages": True,
+        "gamma": 0.9,
+        "kl_coef": 0.1,
+        "use_rollout_logprobs": True,
+    },
+    "cispo, rejection": {
+        "advantage_estimator": "cispo",
+        "use_tis": True,
+        "tis_clip": 2.5,
+        "tis_clip_low": 0.1,
+        "custom_tis_function_path": "slime.algorithms.losses.rejection.token_rejection",
+    },
     "one micro-batch for two ranks": {"max_tokens_per_gpu": 10_000, "use_rollout_logprobs": True},
 }
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
+from tests.helpers.reference_policy import reference_advantages, reference_policy_loss
+
 
 def reference(
     args: Namespace, data: dict[str, Any], lora: dict[str, Tensor] | None = None
@@ -27,20 +29,21 @@ def reference(
         for name in [name.removesuffix(".lora_A") for name in lora if name.endswith(".lora_A")]:
             delta = leaves[f"{name}.lora_B"] @ leaves[f"{name}.lora_A"]
             used[f"{name}.weight"] = weights[f"{name}.weight"] + args.lora_alpha / args.lora_rank * delta
-    losses, masks = [], []
-    for index, tokens in enumerate(data["tokens"]):
-        response = data["response_lengths"][index]
-        mask = torch.tensor(data["loss_masks"][index], dtype=torch.float64)
-        new = _log_probs(model, used, tokens, response, args.rollout_temperature)
-        ref, ref_entropy = (new[0].detach(), new[1])
+    new, ref, entropy = [], [], []
+    for tokens, response in zip(data["tokens"], data["response_lengths"], strict=True):
+        found = _log_probs(model, used, tokens, response, args.rollout_temperature)
+        new.append(found[0])
+        entropy.append(found[1])
+        ref.append(found[0].detach())
         if lora:
-            ref = _log_probs(model, weights, tokens, response, args.rollout_temperature)[0].detach()
-        losses.append(_token_losses(args, data, index, new[0], ref, ref_entropy))
-        masks.append(mask)
-    if args.calculate_per_token_loss:
-        loss = sum((x * m).sum() for x, m in zip(losses, masks, strict=True)) / sum(m.sum() for m in masks)
-    else:
-        loss = sum((x * m).sum() / m.sum() for x, m in zip(losses, masks, strict=True)) / len(losses)
+            ref[-1] = _log_probs(model, weights, tokens, response, args.rollout_temperature)[0].detach()
+    batch = _batch(data, new, ref, from_engine=args.use_rollout_logprobs)
+    total = _negative_log_likelihood(args, batch, new)
+    if args.loss_type != "sft_loss":
+        batch["advantages"] = reference_advantages(args, batch)
+        total = reference_policy_loss(args, batch, new, entropy)
+    tokens = sum(int(mask.sum()) for mask in batch["loss_masks"])
+    loss = total / (tokens if args.calculate_per_token_loss else len(new))
     gradients = torch.autograd.grad(loss, list(leaves.values()))
     return float(loss.detach()), dict(zip(leaves, gradients, strict=True))
 
@@ -53,23 +56,24 @@ def _log_probs(model, weights, tokens, response, temperature) -> tuple[Tensor, T
     return table.gather(1, ids[0, len(tokens) - response :, None])[:, 0], entropy
 
 
-def _token_losses(args, data, index, new: Tensor, ref: Tensor, entropy: Tensor) -> Tensor:
-    if args.loss_type == "sft_loss":
-        return -new
-    old = new.detach()
-    rollout = torch.tensor(data["rollout_log_probs"][index], dtype=torch.float64)
-    if args.use_rollout_logprobs:
-        old = rollout
-    advantage = torch.full_like(new, data["rewards"][index]).detach()
-    teacher = data["teacher_log_probs"][index]
-    if args.use_opd and teacher is not None:
-        advantage = advantage + args.opd_kl_coef * (torch.tensor(teacher, dtype=torch.float64) - old)
-    ratio = (new - old).exp()
-    clipped = ratio.clamp(1 - args.eps_clip, 1 + args.eps_clip_high)
-    loss = -torch.minimum(ratio * advantage, clipped * advantage)
-    if args.use_tis:
-        loss = loss * (old - rollout).exp().clamp(args.tis_clip_low, args.tis_clip)
-    if args.use_kl_loss:
-        d = new - ref
-        loss = loss + args.kl_loss_coef * ((-d).exp() - 1 + d)
-    return loss - args.entropy_coef * entropy
+def _batch(data: dict[str, Any], new: list[Tensor], ref: list[Tensor], *, from_engine: bool) -> dict[str, Any]:
+    """The streams of ``data`` in float64, with old log probabilities from the engine or from the weights before the step."""
+
+    def doubles(values: list[Any]) -> list[Any]:
+        return [None if value is None else torch.tensor(value, dtype=torch.float64) for value in values]
+
+    rollout = doubles(data["rollout_log_probs"])
+    return data | {
+        "loss_masks": [torch.tensor(mask) for mask in data["loss_masks"]],
+        "log_probs": rollout if from_engine else [values.detach() for values in new],
+        "rollout_log_probs": rollout,
+        "ref_log_probs": ref,
+        "teacher_log_probs": doubles(data["teacher_log_probs"]),
+    }
+
+
+def _negative_log_likelihood(args: Namespace, batch: dict[str, Any], new: list[Tensor]) -> Tensor:
+    sums = [(-values * mask).sum() for values, mask in zip(new, batch["loss_masks"], strict=True)]
+    if not args.calculate_per_token_loss:
+        sums = [total / mask.sum() for total, mask in zip(sums, batch["loss_masks"], strict=True)]
+    return torch.stack(sums).sum()

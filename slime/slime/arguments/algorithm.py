@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from slime.arguments.option import Group, Option
 
+ESTIMATORS = (
+    "grpo",
+    "gspo",
+    "cispo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "on_policy_distillation",
+)
+
 ALGORITHM = Group(
     "algorithm",
     (
-        Option("--advantage-estimator", "advantage of a token", str, "grpo", ("grpo", "on_policy_distillation")),
+        Option("--advantage-estimator", "advantage of a token", str, "grpo", ESTIMATORS),
+        Option("--custom-advantage-function-path", "sets advantages and returns in place of the estimator"),
+        Option("--normalize-advantages", "whiten advantages over the unmasked tokens of all ranks", bool),
+        Option("--gamma", "discount per token of reinforce_plus_plus", float, 1.0),
+        Option("--kl-coef", "KL to the reference in the reward of each token; loads the reference", float, 0.0),
         Option("--disable-rewards-normalization", "the raw reward is the advantage", None, off="rewards_normalization"),
         Option(
             "--disable-grpo-std-normalization", "centre rewards, do not scale them", None, off="grpo_std_normalization"
@@ -35,12 +48,17 @@ ALGORITHM = Group(
         Option("--eps-clip-c", "dual clip: bound of the loss under negative advantages", float),
         Option("--use-kl-loss", "KL to the reference as a loss term; loads the reference", bool),
         Option("--kl-loss-coef", "its coefficient; 0 only watches it", float, 0.0),
-        Option("--kl-loss-type", "its estimator", str, "k1", ("k1", "k2", "k3", "low_var_kl")),
+        Option("--kl-loss-type", "estimator of both KL terms", str, "k1", ("k1", "k2", "k3", "low_var_kl")),
         Option("--use-unbiased-kl", "weight the KL estimator by the importance ratio", bool),
         Option("--entropy-coef", "entropy bonus", float, 0.0),
         Option("--use-rollout-logprobs", "the engine's logprobs are the old policy; no extra pass", bool),
         Option("--use-tis", "truncated importance weights between trainer and engine", bool),
         Option("--tis-clip", "their upper bound", float, 2.0),
         Option("--tis-clip-low", "their lower bound", float, 0.0),
+        Option("--custom-tis-function-path", "weighs and masks the policy loss in place of the truncated weights"),
+        Option("--get-mismatch-metrics", "metrics of the custom TIS function, also without --use-tis", bool),
+        Option("--use-opsm", "no loss under negative advantages on sequences the policy has moved away from", bool),
+        Option("--opsm-delta", "how far: mean old minus new logprob", float, 1e-4),
+        Option("--custom-pg-loss-reducer-function-path", "reduces the policy loss of a micro-batch"),
     ),
 )

@@ -32,7 +32,7 @@ _GROUPS: dict[str, str] = {
     "is always 0 here; remove it": "attention-dropout hidden-dropout",
     _COLOCATE: "offload offload-train offload-rollout release-train",
     _CRITIC: """critic-num-nodes critic-num-gpus-per-node num-critic-only-steps critic-load critic-save critic-lr
-        critic-lr-warmup-iters value-clip gamma lambd""",
+        critic-lr-warmup-iters value-clip lambd""",
     _BUFFER: "rollout-buffer-url fetch-trajectory-retry-times min-batch-collection-ratio rollout-task-type",
     _DISK: """update-weight-mode update-weight-transport update-weight-disk-dir update-weight-disk-keep-files
         update-weight-delta-encoding update-weight-delta-checksum update-weight-local-checkpoint-dir
@@ -42,7 +42,7 @@ _GROUPS: dict[str, str] = {
     _CI: """ci-test ci-disable-kl-checker ci-metric-checker-key ci-metric-checker-threshold ci-save-grad-norm
         ci-load-grad-norm ci-train-rollout-logprob-abs-diff-threshold check-weight-update-equal""",
     _LATER: """mask-offpolicy-in-partial-rollout use-routing-replay use-rollout-routing-replay
-        opsm-delta rollout-data-postprocess-path custom-advantage-function-path only-train-params-name-list
+        rollout-data-postprocess-path only-train-params-name-list
         freeze-params-name-list keep-old-actor reset-optimizer-states ref-update-interval ref-ckpt-step use-rollout-entropy
         log-multi-turn log-passrate log-reward-category log-correct-samples model-name http-proxy rollout-data-transport
         load-forge-rollout-data save-debug-train-data load-debug-rollout-data-subsample rollout-sample-hook-path
@@ -69,15 +69,9 @@ _GROUPS: dict[str, str] = {
 
 REFUSED: dict[str, str] = {
     **{flag: reason for reason, names in _GROUPS.items() for flag in names.split()},
-    "kl-coef": "reward-level KL is not implemented yet; use --use-kl-loss --kl-loss-coef",
-    "normalize-advantages": "is not implemented yet; group normalisation of rewards is on by default",
     "dynamic-history": "is not implemented yet; return one sample per step from the rollout function",
     "partial-rollout": "is not implemented yet; aborted samples are generated again",
     "distill-topk": "is not implemented yet; use --use-opd (token-level distillation)",
-    "use-opsm": "is not implemented yet; use --use-tis",
-    "get-mismatch-metrics": "is not needed: train_rollout_logprob_abs_diff is always logged; remove it",
-    "custom-tis-function-path": "is not implemented yet; use --use-tis or a custom loss",
-    "custom-pg-loss-reducer-function-path": "is not implemented yet; use a custom loss",
     "use-distributed-post": "is not needed; remove it",
     "multimodal-keys": "is not implemented yet: text only",
     "rm-type": "is not implemented yet; use --custom-rm-path",

@@ -12,6 +12,7 @@ from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
 
+from slime.arguments.check_algorithm import check_algorithm
 from slime.arguments.model_shape import check_model_shape
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -36,7 +37,7 @@ def validate(args: Namespace) -> list[str]:
         *_check_paths(args),
         *_check_roles(args),
         *_check_batches(args),
-        *_check_algorithm(args),
+        *check_algorithm(args),
         *_check_staleness(args),
         *_check_features(args),
     ]
@@ -196,33 +197,13 @@ def _check_batches(args: Namespace) -> list[str]:
         problems.append("--over-sampling-batch-size is smaller than --rollout-batch-size")
     if args.update_weights_interval != 1:
         problems.append("--update-weights-interval: weights go to the engines after every step; remove it")
+    if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
+        problems.append("--eval-interval needs --eval-prompt-data NAME PATH or --eval-function-path")
     longest, context = args.rollout_max_response_len, args.rollout_max_context_len
     if longest and context and longest >= context:
         problems.append(
             f"--rollout-max-response-len {longest} leaves no room for a prompt in --rollout-max-context-len {context}"
         )
-    return problems
-
-
-def _check_algorithm(args: Namespace) -> list[str]:
-    problems = []
-    if args.loss_type == "custom_loss" and not args.custom_loss_function_path:
-        problems.append("--loss-type custom_loss needs --custom-loss-function-path module.attr")
-    if args.custom_loss_function_path and args.loss_type != "custom_loss":
-        problems.append("--custom-loss-function-path has no effect without --loss-type custom_loss")
-    if args.kl_loss_coef and not args.use_kl_loss:
-        problems.append("--kl-loss-coef has no effect without --use-kl-loss")
-    if args.use_rollout_logprobs and args.use_tis:
-        problems.append(
-            "--use-tis weighs the trainer's old policy against the engine's; with --use-rollout-logprobs the engine's is the "
-            "old policy: remove one of them"
-        )
-    if args.use_opd and args.advantage_estimator == "on_policy_distillation":
-        problems.append("--use-opd would add the teacher's term twice; remove it or use --advantage-estimator grpo")
-    if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
-        problems.append("--eval-interval needs --eval-prompt-data NAME PATH or --eval-function-path")
-    if not args.rollout_temperature > 0:
-        problems.append("--rollout-temperature must be above 0: greedy replies have no exploration to learn from")
     return problems
 
 

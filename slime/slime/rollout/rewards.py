@@ -1,6 +1,6 @@
 """From the rewards of samples to the numbers that the advantage estimator broadcasts.
 
-Guarantee: pure. For ``grpo`` and ``gspo`` with reward normalisation a group of at least two samples gets mean zero (and
+Guarantee: pure. For ``grpo``, ``gspo`` and ``cispo`` with reward normalisation a group of at least two samples gets mean zero (and
 unit deviation unless ``grpo_std_normalization`` is off); a group of one keeps its reward, because there is nothing to
 compare it with and zero would drop it silently. ``reinforce_plus_plus_baseline`` subtracts the group mean. All other
 estimators get the raw reward.
@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
-GROUP_RELATIVE = ("grpo", "gspo")
+GROUP_RELATIVE = ("grpo", "gspo", "cispo")
 _CONSTANT = 1e-12
 _EPSILON = 1e-6
 

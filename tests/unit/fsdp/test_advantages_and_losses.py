@@ -22,6 +22,7 @@ def rollout(teacher: list[Any] | None) -> dict[str, Any]:
     return {
         "rewards": [1.0, -1.0],
         "response_lengths": [2, 1],
+        "loss_masks": [torch.tensor([1, 1]), torch.tensor([1])],
         "log_probs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])],
         "teacher_log_probs": teacher,
     }
@@ -31,7 +32,7 @@ TEACHER = [torch.tensor([-0.5, -2.5]), None]
 
 
 def advantages(teacher: list[Any] | None, **changes: Any) -> list[list[float]]:
-    return [values.tolist() for values in compute_advantages(trainer_args("", **changes), rollout(teacher))]
+    return [values.tolist() for values in compute_advantages(trainer_args("", **changes), rollout(teacher))[0]]
 
 
 def test_grpo_broadcasts_the_reward() -> None:
@@ -53,7 +54,7 @@ def test_on_policy_distillation_needs_every_teacher() -> None:
 
 
 def test_unknown_estimator_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="grpo, on_policy_distillation"):
+    with pytest.raises(ValueError, match="grpo, gspo, on_policy_distillation"):
         advantages(None, advantage_estimator="magic")
 
 

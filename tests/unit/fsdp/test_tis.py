@@ -51,6 +51,7 @@ def test_stale_replies_give_the_float64_loss(versions: int) -> None:
     args = trainer_args("", use_tis=True, tis_clip=HIGH, tis_clip_low=LOW)
     reduce = make_reducer(False, [24] * 6, [torch.tensor(mask) for mask in masks])
     batch = {
+        "loss_masks": [torch.tensor(mask) for mask in masks],
         "log_probs": [torch.tensor(trainer) for trainer, _ in replies],
         "rollout_log_probs": [torch.tensor(engine) for _, engine in replies],
         "advantages": [torch.full((24,), value) for value in advantages],

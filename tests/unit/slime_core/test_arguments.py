@@ -49,6 +49,8 @@ def test_defaults_that_follow_from_others(base: list[str], tmp_path: Path) -> No
 
 def test_switches_say_what_they_do(base: list[str]) -> None:
     off = [
+        "--loss-type",
+        "sft_loss",
         "--no-pack-sequences",
         "--disable-rewards-normalization",
         "--disable-rollout-global-dataset",

@@ -1,7 +1,8 @@
 """Advantages of a rollout: one estimator by name, then the terms that are orthogonal to it.
 
 A new estimator is a file with a function ``(args, rollout) -> list of [R_i]`` and a line in :data:`ESTIMATORS`. ``rollout``
-maps names to per-sample lists: ``rewards``, ``response_lengths``, ``log_probs`` (the old policy), ``teacher_log_probs``, ...
+maps names to per-sample lists: ``rewards``, ``response_lengths``, ``loss_masks``, ``log_probs`` (the old policy), ``kl`` (of
+the old policy to the reference), ``teacher_log_probs``, ... gspo and cispo have GRPO's advantages; they differ in the loss.
 """
 
 from __future__ import annotations
@@ -12,25 +13,47 @@ from typing import Any
 
 from torch import Tensor
 
+from slime.algorithms.advantages.custom import custom_advantages
 from slime.algorithms.advantages.grpo import grpo
 from slime.algorithms.advantages.on_policy_distillation import on_policy_distillation
 from slime.algorithms.advantages.opd_term import add_opd_term
+from slime.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus
+from slime.algorithms.advantages.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
+from slime.algorithms.advantages.reward_kl import reference_kl
+from slime.algorithms.advantages.whiten import SumOverRanks, on_one_rank, whiten
+from slime.utils.misc import load_function
 
 Estimator = Callable[[Namespace, dict[str, Any]], list[Tensor]]
 
-ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "on_policy_distillation": on_policy_distillation}
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": grpo,
+    "gspo": grpo,
+    "cispo": grpo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "on_policy_distillation": on_policy_distillation,
+}
 
 
-def compute_advantages(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
-    """Return the advantages ``[R_i]`` of every sample of ``rollout``.
+def compute_advantages(
+    args: Namespace, rollout: dict[str, Any], sum_over_ranks: SumOverRanks = on_one_rank
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the advantages and the returns ``[R_i]`` of every sample of ``rollout``, and set ``rollout["kl"]``.
 
-    Reads ``args.advantage_estimator``, ``args.use_opd`` and ``args.opd_kl_coef``.
+    The returns are the estimator's; the advantages have the teacher's term of ``--use-opd`` added, and then the whitening
+    of ``--normalize-advantages``, for which all ranks must call this together.
     """
-    estimator = ESTIMATORS.get(args.advantage_estimator)
-    if estimator is None:
-        known = ", ".join(sorted(ESTIMATORS))
-        raise ValueError(f"--advantage-estimator {args.advantage_estimator!r} is not one of: {known}")
-    advantages = estimator(args, rollout)
+    rollout["kl"] = reference_kl(args, rollout)
+    if args.custom_advantage_function_path:
+        advantages, returns = custom_advantages(load_function(args.custom_advantage_function_path), args, rollout)
+    else:
+        estimator = ESTIMATORS.get(args.advantage_estimator)
+        if estimator is None:
+            known = ", ".join(sorted(ESTIMATORS))
+            raise ValueError(f"--advantage-estimator {args.advantage_estimator!r} is not one of: {known}")
+        advantages = returns = estimator(args, rollout)
     if args.use_opd:
         advantages = add_opd_term(advantages, rollout, args.opd_kl_coef)
-    return advantages
+    if args.normalize_advantages:
+        advantages = whiten(advantages, rollout["loss_masks"], sum_over_ranks)
+    return advantages, returns

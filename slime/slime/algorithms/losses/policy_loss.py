@@ -1,22 +1,32 @@
 """The built-in policy loss: a sum of named terms.
 
-``L = reduce(w_t * PPO_clip(log pi - log pi_old, A_t)) + kl_loss_coef * reduce(KL) - entropy_coef * reduce(H)``, where ``w_t``
-are truncated importance weights or 1. It reads per-token streams and knows no method.
+``L = reduce(m_t w_t * surrogate_t) + kl_loss_coef * reduce(KL) - entropy_coef * reduce(H)``. The surrogate is PPO's clip, or the
+estimator's own; ``w_t`` are importance weights of trainer against engine, ``m_t`` is OPSM's mask; both are 1 unless asked for.
+It reads per-token streams and knows no method.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.algorithms.losses.cispo import cispo_surrogate
+from slime.algorithms.losses.correction import correct
 from slime.algorithms.losses.entropy import with_entropy_bonus
+from slime.algorithms.losses.gspo import gspo_surrogate
 from slime.algorithms.losses.kl import kl_per_token
-from slime.algorithms.losses.reduce import Reducer
-from slime.algorithms.losses.tis import truncated_weights
-from slime.utils.ppo_utils import compute_policy_loss
+from slime.algorithms.losses.opsm import off_policy_mask
+from slime.algorithms.losses.ppo_clip import ppo_clip_surrogate
+from slime.algorithms.losses.reduce import Reducer, policy_reducer
+
+Surrogate = Callable[[Namespace, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
+
+# Estimators whose loss is not PPO's clip.
+SURROGATES: dict[str, Surrogate] = {"gspo": gspo_surrogate, "cispo": cispo_surrogate}
 
 
 def policy_loss(
@@ -25,33 +35,24 @@ def policy_loss(
     """Return the reduced loss and its detached metrics (reduced the same way).
 
     Args:
-        batch: per-sample lists of ``[R_i]``: ``log_probs`` (old), ``advantages``, and where used ``ref_log_probs``,
-            ``rollout_log_probs``.
+        batch: per-sample lists of ``[R_i]``: ``log_probs`` (old), ``advantages``, ``loss_masks``, and where used
+            ``ref_log_probs``, ``rollout_log_probs``; and ``total_lengths``, ``response_lengths``.
         log_probs: new log probabilities with gradient, ``[R_i]`` per sample.
         entropy: ``[R_i]`` per sample.
     """
-    new = torch.cat(log_probs)
-    old = torch.cat(batch["log_probs"])
-    advantages = torch.cat(batch["advantages"])
-    ppo_kl = old - new
-    losses, clip_fraction = compute_policy_loss(
-        ppo_kl, advantages, args.eps_clip, args.eps_clip_high, getattr(args, "eps_clip_c", None)
+    new, old = torch.cat(log_probs), torch.cat(batch["log_probs"])
+    surrogate = SURROGATES.get(args.advantage_estimator, ppo_clip_surrogate)
+    losses, clip_fraction = surrogate(
+        args, log_probs, batch["log_probs"], torch.cat(batch["advantages"]), batch["loss_masks"]
     )
-    metrics = {"pg_clipfrac": reduce(clip_fraction), "ppo_kl": reduce(ppo_kl.detach())}
-    if batch.get("rollout_log_probs") is not None:
-        rollout = torch.cat(batch["rollout_log_probs"])
-        metrics["train_rollout_logprob_abs_diff"] = reduce((old - rollout).abs())
-        if args.use_tis:
-            weights, ratio = truncated_weights(old, rollout, args.tis_clip_low, args.tis_clip)
-            losses = losses * weights
-            metrics |= {
-                "tis": reduce(ratio),
-                "tis_abs": reduce((ratio - 1.0).abs()),
-                "tis_clipfrac": reduce((weights != ratio).float()),
-            }
-    elif args.use_tis:
-        raise ValueError("--use-tis needs rollout_log_probs on every sample: ask the engine for logprobs")
-    pg_loss = reduce(losses)
+    metrics = {"pg_clipfrac": reduce(clip_fraction), "ppo_kl": reduce((old - new).detach())}
+    if args.use_opsm:
+        kept = off_policy_mask(log_probs, batch["log_probs"], batch["advantages"], batch["loss_masks"], args.opsm_delta)
+        losses = losses * kept
+        metrics["opsm_clipfrac"] = reduce(1.0 - kept)
+    losses, masks, reduce, found = correct(args, batch, losses, reduce)
+    metrics |= found
+    pg_loss = policy_reducer(args, batch, masks, reduce)(losses)
     entropy_mean = reduce(torch.cat(entropy))
     loss = with_entropy_bonus(pg_loss, entropy_mean, args.entropy_coef)
     metrics |= {"pg_loss": pg_loss, "entropy_loss": entropy_mean}

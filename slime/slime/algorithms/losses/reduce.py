@@ -6,10 +6,15 @@ masked token sum (then divided by the number of unmasked tokens of the step). A 
 
 from __future__ import annotations
 
+import inspect
+from argparse import Namespace
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from slime.utils.misc import load_function
 
 Reducer = Callable[[Tensor], Tensor]
 
@@ -42,3 +47,23 @@ def token_sum(response_lengths: Sequence[int], loss_masks: Sequence[Tensor]) -> 
 def make_reducer(per_token: bool, response_lengths: Sequence[int], loss_masks: Sequence[Tensor]) -> Reducer:
     """Return :func:`token_sum` for ``--calculate-per-token-loss``, else :func:`sum_of_sample_mean`."""
     return (token_sum if per_token else sum_of_sample_mean)(response_lengths, loss_masks)
+
+
+def rebuild_reducer(per_token: bool, batch: dict[str, Any], masks: Sequence[Tensor]) -> Reducer:
+    """Return the reducer of ``batch`` with other masks; the step's number of samples or tokens stays what it was."""
+    return make_reducer(per_token, batch["response_lengths"], masks)
+
+
+def policy_reducer(args: Namespace, batch: dict[str, Any], masks: Sequence[Tensor], default: Reducer) -> Reducer:
+    """Return what reduces the policy loss: ``default``, or the function of ``--custom-pg-loss-reducer-function-path``.
+
+    ``fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> reducer``; it gets ``args`` too when it has
+    a parameter of that name. What its reducer returns is divided by the step's number of samples (or tokens).
+    """
+    path = args.custom_pg_loss_reducer_function_path
+    if not path:
+        return default
+    function = load_function(path)
+    extra = {"args": args} if "args" in inspect.signature(function).parameters else {}
+    lengths = (batch["total_lengths"], batch["response_lengths"])
+    return function(*lengths, list(masks), args.calculate_per_token_loss, **extra)

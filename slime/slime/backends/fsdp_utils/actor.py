@@ -37,6 +37,9 @@ from slime.weight_sync.broadcast import BroadcastWeightSync
 
 logger = logging.getLogger(__name__)
 
+# Per-token streams whose means are logged; the first only with --kl-coef, without which it is all zero.
+_DESCRIBED = ("kl", "advantages", "returns", "log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs")
+
 
 class FSDPTrainActor:
     """See the module. Call ``init`` first."""
@@ -110,7 +113,7 @@ class FSDPTrainActor:
         torch.manual_seed(seed)
 
     def _needs_reference(self) -> bool:
-        return self.args.loss_type != "sft_loss" and self.args.use_kl_loss
+        return self.args.loss_type != "sft_loss" and (self.args.use_kl_loss or self.args.kl_coef != 0)
 
     def shutdown(self) -> None:
         """Leave the process groups."""
@@ -156,9 +159,9 @@ class FSDPTrainActor:
         if self._needs_reference():
             with self._timed("ref_log_probs"):
                 data.set_computed("ref_log_probs", self._reference_log_probs(data))
-        advantages = compute_advantages(self.args, data.fields)
+        advantages, returns = compute_advantages(self.args, data.fields, _sum_over_ranks)
         data.set_computed("advantages", advantages)
-        data.set_computed("returns", advantages)
+        data.set_computed("returns", returns)
 
     def _reference_log_probs(self, data: RolloutShard) -> list[torch.Tensor]:
         if self._reference is not None:
@@ -169,7 +172,7 @@ class FSDPTrainActor:
     def _describe(self, data: RolloutShard) -> Metrics:
         """Token-weighted means of the per-token streams and the token count, over all ranks."""
         sums: dict[str, list[float]] = {"tokens": [float(sum(data.fields["total_lengths"])), 1.0]}
-        for name in ("advantages", "log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs"):
+        for name in _DESCRIBED if self.args.kl_coef else _DESCRIBED[1:]:
             total, count = 0.0, 0.0
             for values, mask in zip(data.fields.get(name, []), data.fields["loss_masks"], strict=False):
                 if values is not None:
@@ -279,6 +282,12 @@ def mean_of_steps(steps: list[Metrics]) -> Metrics:
         result["lr-pg_0"] = steps[-1]["lr-pg_0"]
         result["skipped_steps"] = sum(step["skipped_steps"] for step in steps)
     return result
+
+
+def _sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
 
 
 def _fetch(shard: Any) -> dict[str, Any]:

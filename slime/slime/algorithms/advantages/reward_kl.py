@@ -1,0 +1,25 @@
+"""KL to the reference as part of the reward: token t earns ``- kl_coef * KL_t`` besides what the sample earns.
+
+``KL_t`` is one of the estimators of :func:`slime.utils.ppo_utils.compute_approx_kl` of the old policy against the reference
+(Ouyang et al., "Training language models to follow instructions with human feedback", 2022). It carries no gradient; the KL
+*loss* of ``--use-kl-loss`` does. Tokens under a zero mask earn nothing.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.utils.ppo_utils import compute_approx_kl
+
+
+def reference_kl(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+    """Return the masked estimates ``[R_i]`` per sample; zeros with ``--kl-coef 0``, which needs no reference."""
+    masks = rollout["loss_masks"]
+    if args.kl_coef == 0:
+        return [torch.zeros(len(mask), dtype=torch.float32) for mask in masks]
+    streams = zip(rollout["log_probs"], rollout["ref_log_probs"], masks, strict=True)
+    return [compute_approx_kl(old, ref, args.kl_loss_type) * mask for old, ref, mask in streams]

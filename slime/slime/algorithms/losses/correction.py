@@ -1,0 +1,77 @@
+"""The correction for tokens that the engine sampled with other probabilities than the trainer's old policy has.
+
+``--use-tis`` multiplies the policy loss by truncated weights (:mod:`slime.algorithms.losses.tis`); with
+``--custom-tis-function-path`` a function does it, as its contract says:
+``fn(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths) -> (pg_loss, masks,
+metrics)``. The masks it returns make the reducer of the loss; its metrics, one value per token, are averaged with the masks
+of the samples. With ``--get-mismatch-metrics`` and without ``--use-tis`` only its metrics are used.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.algorithms.losses.reduce import Reducer, rebuild_reducer
+from slime.algorithms.losses.tis import truncated_weights
+from slime.utils.misc import load_function
+
+
+def correct(
+    args: Namespace, batch: dict[str, Any], losses: Tensor, reduce: Reducer
+) -> tuple[Tensor, list[Tensor], Reducer, dict[str, Tensor]]:
+    """Return the losses ``[sum R_i]``, the masks, the reducer that goes with them, and the reduced metrics."""
+    masks = batch["loss_masks"]
+    if batch.get("rollout_log_probs") is None:
+        if args.use_tis or args.get_mismatch_metrics:
+            flag = "--use-tis" if args.use_tis else "--get-mismatch-metrics"
+            raise ValueError(f"{flag} needs rollout_log_probs on every sample: ask the engine for logprobs")
+        return losses, masks, reduce, {}
+    old, rollout = torch.cat(batch["log_probs"]), torch.cat(batch["rollout_log_probs"])
+    metrics = {"train_rollout_logprob_abs_diff": reduce((old - rollout).abs())}
+    if args.custom_tis_function_path:
+        corrected, kept, found = _custom(args, batch, losses)
+        metrics |= {name: reduce(_flat(value)) for name, value in found.items()}
+        if args.use_tis:
+            return corrected, kept, rebuild_reducer(args.calculate_per_token_loss, batch, kept), metrics
+    elif args.use_tis:
+        weights, ratio = truncated_weights(old, rollout, args.tis_clip_low, args.tis_clip)
+        metrics |= {
+            "tis": reduce(ratio),
+            "tis_abs": reduce((ratio - 1.0).abs()),
+            "tis_clipfrac": reduce((weights != ratio).float()),
+        }
+        losses = losses * weights
+    return losses, masks, reduce, metrics
+
+
+def _custom(args: Namespace, batch: dict[str, Any], losses: Tensor) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
+    function = load_function(args.custom_tis_function_path)
+    result = function(
+        args=args,
+        pg_loss=losses,
+        train_log_probs=batch["log_probs"],
+        rollout_log_probs=batch["rollout_log_probs"],
+        loss_masks=batch["loss_masks"],
+        total_lengths=batch["total_lengths"],
+        response_lengths=batch["response_lengths"],
+    )
+    where = f"--custom-tis-function-path {args.custom_tis_function_path}"
+    if not (isinstance(result, tuple) and len(result) == 3):
+        raise TypeError(f"{where} must return (pg_loss, masks, metrics), not {type(result).__name__}")
+    corrected, masks, metrics = result
+    lengths = [len(mask) for mask in masks]
+    if corrected.shape != losses.shape or lengths != list(batch["response_lengths"]):
+        raise ValueError(
+            f"{where} returned losses {tuple(corrected.shape)} and masks of {lengths} tokens "
+            f"for responses of {list(batch['response_lengths'])} tokens"
+        )
+    return corrected, list(masks), metrics
+
+
+def _flat(values: Any) -> Tensor:
+    flat = values if isinstance(values, Tensor) else torch.cat(list(values))
+    return flat.detach().float()

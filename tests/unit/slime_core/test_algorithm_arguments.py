@@ -1,0 +1,103 @@
+"""Flags of the algorithms: what works together parses, what would have no effect is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.algorithms.advantages import ESTIMATORS as KNOWN
+from slime.arguments import parse_args
+from slime.arguments.algorithm import ESTIMATORS
+from slime.rollout.rewards import GROUP_RELATIVE
+from tests.helpers.checkpoints import config_only
+
+WHITE = "--advantage-estimator reinforce_plus_plus --normalize-advantages"
+MISMATCH = "--custom-tis-function-path a.b"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> list[str]:
+    """The shortest command line that is valid."""
+    return (
+        f"--hf-checkpoint {config_only(tmp_path / 'model')} --rollout-batch-size 4 --num-rollout 1 --device cpu".split()
+    )
+
+
+def test_the_command_line_offers_every_estimator() -> None:
+    assert set(ESTIMATORS) == set(KNOWN)
+    from slime.arguments.check_algorithm import GROUP_STANDARDISED
+
+    assert set(GROUP_STANDARDISED) == set(GROUP_RELATIVE)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--advantage-estimator gspo --eps-clip 3e-4 --eps-clip-high 4e-4 --eps-clip-c 3",
+        "--advantage-estimator cispo --eps-clip 1.0 --disable-grpo-std-normalization",
+        f"{WHITE} --gamma 0.99 --kl-coef 0.01 --kl-loss-type k2",
+        "--advantage-estimator reinforce_plus_plus_baseline --normalize-advantages --kl-coef 0.01",
+        "--custom-advantage-function-path a.b --kl-coef 0.1 --gamma 0.9",
+        "--use-kl-loss --kl-loss-coef 0.1 --use-unbiased-kl --use-opsm --opsm-delta 1e-3",
+        f"--use-tis --tis-clip 5 --tis-clip-low 0.5 {MISMATCH}",
+        f"--get-mismatch-metrics --tis-clip 5 {MISMATCH}",
+        "--custom-pg-loss-reducer-function-path slime.algorithms.losses.dr_grpo.constant_denominator"
+        " --rollout-max-response-len 64",
+        "--loss-type sft_loss --disable-compute-advantages-and-returns --calculate-per-token-loss",
+        "--loss-type custom_loss --custom-loss-function-path a.b --tis-clip 3 --disable-compute-advantages-and-returns",
+    ],
+)
+def test_what_works_together_parses(base: list[str], words: str) -> None:
+    assert parse_args([*base, *words.split()]).rollout_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--advantage-estimator reinforce_plus_plus", "add --normalize-advantages"),
+        ("--advantage-estimator reinforce_plus_plus_baseline", "add --normalize-advantages"),
+        ("--kl-coef 0.1", "--kl-coef has no effect with --advantage-estimator grpo; use --use-kl-loss"),
+        (f"{WHITE} --kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "count the KL twice"),
+        ("--gamma 0.9", "--gamma has no effect with --advantage-estimator grpo"),
+        (f"{WHITE} --gamma 1.5", "give a discount between 0 and 1"),
+        (
+            "--advantage-estimator reinforce_plus_plus_baseline --normalize-advantages --disable-rewards-normalization",
+            "use --advantage-estimator reinforce_plus_plus",
+        ),
+        (f"{WHITE} --disable-grpo-std-normalization", "--disable-grpo-std-normalization has no effect"),
+        ("--eps-clip-c 0.9", "needs a value above 1"),
+        ("--eps-clip-c 3 --advantage-estimator cispo", "--eps-clip-c has no effect with --advantage-estimator cispo"),
+        ("--opsm-delta 0.1", "--opsm-delta has no effect without --use-opsm"),
+        ("--tis-clip 3", "--tis-clip has no effect without --use-tis"),
+        ("--use-tis --tis-clip 1 --tis-clip-low 2", "swap them"),
+        ("--use-unbiased-kl", "--use-unbiased-kl has no effect without --use-kl-loss"),
+        ("--opd-kl-coef 2", "--opd-kl-coef has no effect without --use-opd"),
+        (MISMATCH, "no effect without --use-tis or --get-mismatch-metrics"),
+        ("--get-mismatch-metrics", "--get-mismatch-metrics needs --custom-tis-function-path"),
+        (f"--get-mismatch-metrics --use-rollout-logprobs {MISMATCH}", "remove one of them"),
+        (
+            "--loss-type sft_loss --use-tis --entropy-coef 0.1",
+            "--entropy-coef, --use-tis has no effect with --loss-type sft_loss",
+        ),
+        ("--disable-compute-advantages-and-returns", "leaves --loss-type policy_loss without advantages"),
+        (
+            "--loss-type custom_loss --custom-loss-function-path a.b --disable-compute-advantages-and-returns --use-kl-loss",
+            "need the passes",
+        ),
+        (
+            "--custom-pg-loss-reducer-function-path slime.algorithms.losses.dr_grpo.constant_denominator"
+            " --calculate-per-token-loss",
+            "remove --calculate-per-token-loss",
+        ),
+        ("--advantage-estimator ppo", "invalid choice: 'ppo'"),
+        ("--critic-lr 1e-5", "--critic-lr belongs to a critic"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    base: list[str], capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        parse_args([*base, *words.split()])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
