@@ -39,6 +39,7 @@ SILENCE_SECONDS = 600.0
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 ABORT_SECONDS = 5.0
+GRAMMAR_PARAMETER = "structural_tag"
 AWAY_STATUS = (429, 500, 502, 503, 504)
 
 
@@ -53,6 +54,7 @@ class TokenChunk:
         finish: ``stop`` or ``length`` in the last chunk of the reply, else None.
         versions: in the last chunk, which weights sampled which span of the whole reply, when the engine said so.
         cached_tokens: prompt tokens that the engine had in its cache.
+        top: for each id ``[logprob, id, ...]`` of the likeliest tokens there, when they were asked for.
     """
 
     ids: list[int]
@@ -61,6 +63,7 @@ class TokenChunk:
     finish: str | None = None
     versions: tuple[VersionSpan, ...] = ()
     cached_tokens: int = 0
+    top: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -119,17 +122,19 @@ class EngineClient:
         return self._opened
 
     async def generate(
-        self, rid: str, input_ids: Sequence[int], sampling_params: Mapping[str, Any]
+        self, rid: str, input_ids: Sequence[int], sampling_params: Mapping[str, Any], top_logprobs: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the reply to ``input_ids``; the last chunk has ``finish``. Close the iterator to abort.
 
         Args:
-            rid: unique name of the request.
+            rid: unique name of the request, and not the beginning of another's: the engine aborts by beginnings.
             input_ids: the prompt.
             sampling_params: as `/generate` takes them; needs ``max_new_tokens``.
+            top_logprobs: how many of the likeliest tokens are told for each position.
 
         Raises:
-            EngineAwayError: no engine for ``wait_seconds``.
+            EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar: the
+                next engine would begin the grammar anew.
             EngineRejectedError: the engine refused the request.
             EngineProtocolError: the engine broke its format.
         """
@@ -138,11 +143,13 @@ class EngineClient:
         while len(progress.ids) < sampling_params["max_new_tokens"]:
             before = len(progress.ids)
             try:
-                async with aclosing(self._attempt(rid, input_ids, sampling_params, progress)) as chunks:
+                async with aclosing(self._attempt(rid, input_ids, sampling_params, progress, top_logprobs)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 return
             except EngineBrokeOffError as error:
+                if progress.ids and GRAMMAR_PARAMETER in sampling_params:
+                    raise EngineAwayError(f"{self.url} left a reply that follows a grammar: {error}") from error
                 now = self._clock()
                 if progress.away_since is None or len(progress.ids) > before:
                     progress.away_since, pause = now, FIRST_PAUSE_SECONDS
@@ -157,7 +164,12 @@ class EngineClient:
         yield TokenChunk([], [], self._last_version, finish="length")
 
     async def _attempt(
-        self, rid: str, input_ids: Sequence[int], sampling_params: Mapping[str, Any], progress: _Progress
+        self,
+        rid: str,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        progress: _Progress,
+        top_logprobs: int,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Ask once for what is still missing of the reply; raise EngineBrokeOffError to be asked again."""
         base = len(progress.ids)
@@ -172,6 +184,8 @@ class EngineClient:
             "return_logprob": True,
             "stream": True,
         }
+        if top_logprobs:
+            payload["top_logprobs_num"] = top_logprobs
         running = False
         try:
             async with self._http.post(f"{self.url}/generate", data=orjson.dumps(payload)) as response:
@@ -249,7 +263,9 @@ def _join(chunks: Iterator[TokenChunk]) -> Iterator[TokenChunk]:
             if held is None:
                 held = chunk
             elif held.weight_version == chunk.weight_version:
-                held = replace(chunk, ids=held.ids + chunk.ids, logprobs=held.logprobs + chunk.logprobs)
+                held = replace(
+                    chunk, ids=held.ids + chunk.ids, logprobs=held.logprobs + chunk.logprobs, top=held.top + chunk.top
+                )
             else:
                 yield held
                 held = chunk
@@ -284,6 +300,9 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
         ids, entries = ids[len(ids) - new :], entries[len(entries) - new :]
         if [entry[1] for entry in entries] != ids:
             raise EngineProtocolError("the engine sent logprobs of other tokens than those it sampled")
+        top = meta.get("output_top_logprobs") or []
+        if top and len(top) < new:
+            raise EngineProtocolError(f"the engine sent the likeliest tokens of {len(top)} positions for {new} tokens")
         finish = meta.get("finish_reason")
         kind = finish["type"] if finish else None
         if kind == "abort":
@@ -295,6 +314,7 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
             finish=kind,
             versions=_spans(meta.get("weight_versions") if kind else None, base),
             cached_tokens=meta.get("cached_tokens") or 0,
+            top=top[len(top) - new :],
         )
     except (KeyError, TypeError, IndexError) as error:
         raise EngineProtocolError(f"the engine sent an event without {error}: {str(event)[:300]}") from error

@@ -6,12 +6,14 @@ the client got add up to. Owns the state of one reply.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from openclaw.engine_client import TokenChunk
 from openclaw.gateway.detokenize import Detokenizer
-from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart
+from openclaw.gateway.logprobs import LogprobEntries
+from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart, merged
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.schema import ChatRequest
 from openclaw.ledger.records import Message, Turn, VersionSpan
@@ -51,21 +53,40 @@ class Prompt:
     excluded: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the client gets of one choice next: deltas, and the log-probabilities of the tokens they came from."""
+
+    index: int
+    deltas: list[Delta]
+    logprobs: list[dict[str, Any]]
+
+
 @dataclass
 class Capture:
-    """Collects the reply to ``prompt``."""
+    """Collects one reply, choice number ``index``, to ``prompt``; ``entries`` when the client asked for logprobs."""
 
     prompt: Prompt
     detokenizer: Detokenizer
     parser: ReplyParser
+    index: int = 0
+    entries: LogprobEntries | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     builder: MessageBuilder = field(default_factory=MessageBuilder)
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    characters: int = 0
+    undecided_tokens: int = 0
+    content_logprobs: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, chunk: TokenChunk) -> list[Delta]:
+    @property
+    def id(self) -> str:
+        """The turn's id: that of the completion, with the number of the choice after it for all but the first."""
+        return f"{self.prompt.id}.{self.index}" if self.index else self.prompt.id
+
+    def add(self, chunk: TokenChunk) -> Step:
         """Take what the engine sent; return what the client gets."""
         start = len(self.ids)
         self.ids.extend(chunk.ids)
@@ -79,34 +100,56 @@ class Capture:
             self.spans = [VersionSpan(span.version, span.start, min(span.end, first)) for span in kept]
             for span in chunk.versions:
                 self._add_span(span)
-        deltas = self._built(self.parser.push(self.detokenizer.push(chunk.ids)))
+        deltas = self._built(self._read(chunk))
         if chunk.finish is not None or self.parser.stopped:
             deltas += self._built(self._finish(chunk.finish))
-        return deltas
+        return Step(self.index, deltas, self._release())
+
+    def _read(self, chunk: TokenChunk) -> list[Delta]:
+        """Return the deltas of a chunk; token by token where it matters which token a text came from."""
+        if self.entries is None and not self.parser.thinking:
+            return self._push(chunk.ids)
+        deltas: list[Delta] = []
+        for position, token in enumerate(chunk.ids):
+            if self.entries is not None and not self.parser.stopped:
+                alternatives = chunk.top[position] if chunk.top else ()
+                self.entries.add(self.characters, token, chunk.logprobs[position], alternatives)
+            self.undecided_tokens += self.parser.thinking
+            deltas += self._push([token])
+        return merged(deltas)
+
+    def _push(self, ids: list[int]) -> list[Delta]:
+        text = self.detokenizer.push(ids)
+        self.characters += len(text)
+        return self.parser.push(text)
 
     def _built(self, deltas: list[Delta]) -> list[Delta]:
         for delta in deltas:
             self.builder.add(delta)
         return deltas
 
+    def _release(self) -> list[dict[str, Any]]:
+        if self.entries is None:
+            return []
+        everything = self.finish_reason is not None and not self.parser.stopped
+        released = self.entries.release(None if everything else self.parser.passed)
+        self.content_logprobs += released
+        return released
+
     @property
     def weight_version(self) -> str:
         """The weights that sampled the last token so far."""
         return self.spans[-1].version if self.spans else ""
 
-    def usage(self) -> dict[str, Any]:
-        """Return OpenAI's ``usage``, counted in the tokens that the engine saw and sampled."""
-        return {
-            "prompt_tokens": len(self.prompt.ids),
-            "completion_tokens": len(self.ids),
-            "total_tokens": len(self.prompt.ids) + len(self.ids),
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many tokens were sampled up to and with the end of the thought."""
+        return self.undecided_tokens if self.parser.thought else 0
 
     def turn(self, context: TurnContext, finished_at: float) -> Turn:
         """Return the turn as the ledger keeps it; a reply that was not finished is ``abort``."""
         return Turn(
-            id=self.prompt.id,
+            id=self.id,
             session_id=context.session_id,
             index=0,
             kind=context.kind,
@@ -143,3 +186,16 @@ class Capture:
             self.spans[-1] = VersionSpan(span.version, last.start, span.end)
         elif span.end > span.start:
             self.spans.append(span)
+
+
+def usage(captures: Sequence[Capture]) -> dict[str, Any]:
+    """Return OpenAI's ``usage`` of a request, in the tokens that the engine saw and sampled; the prompt counts once."""
+    prompt_tokens = len(captures[0].prompt.ids)
+    completion_tokens = sum(len(capture.ids) for capture in captures)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": captures[0].cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(capture.reasoning_tokens for capture in captures)},
+    }

@@ -19,17 +19,19 @@ from typing import Any
 from openclaw.config import RuntimeConfig
 from openclaw.engine_client import EngineClient
 from openclaw.exceptions import EngineError
-from openclaw.gateway.capture import Capture, Prompt
+from openclaw.gateway.capture import Capture, Prompt, Step, usage
 from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError, bad_request, from_engine
 from openclaw.gateway.feedback import FeedbackDesk
+from openclaw.gateway.interleave import interleave
+from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.parsers.deltas import Delta
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer, RenderError
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
-from openclaw.gateway.stream import DONE, ChunkWriter, completion, event
+from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
+from openclaw.ledger.records import Turn
 from openclaw.sessions import MAX_SESSION_ID, Sessions, TurnContext
 
 logger = logging.getLogger(__name__)
@@ -78,57 +80,63 @@ class ChatService:
         context = await self.sessions.begin(
             headers, prompt.messages, body_session_id=request.session_id, stated_kind=stated_kind, done=done
         )
+        reply = Reply(self, [self._capture(prompt, index) for index in range(request.choices)], context)
+        await reply.start()
+        return reply
+
+    def _capture(self, prompt: Prompt, index: int) -> Capture:
+        """Return the empty choice number ``index`` of a request."""
+        request = prompt.request
         parser = ReplyParser(
             reasoning=self.config.reasoning_parser != "none",
             tools=request.offers_tools and self.config.tool_call_parser != "none",
             inside_reasoning=prompt.inside_reasoning,
             stops=request.stops,
         )
-        reply = Reply(self, Capture(prompt, self._vocabulary.detokenizer(), parser), context)
-        await reply.start()
-        return reply
+        entries = LogprobEntries(self._vocabulary, request.top_logprobs or 0) if request.logprobs else None
+        return Capture(prompt, self._vocabulary.detokenizer(), parser, index, entries)
 
     async def whole(self, reply: Reply) -> dict[str, Any]:
         """Return a reply as one JSON object."""
         try:
-            async with aclosing(reply.deltas()) as groups:
-                async for _ in groups:
+            async with aclosing(reply.steps()) as steps:
+                async for _ in steps:
                     continue
         except EngineError as error:
             raise from_engine(error) from error
-        capture = reply.capture
-        return completion(
-            capture.prompt.id,
-            self.config.model_name,
-            int(capture.prompt.created_at),
-            capture.builder.message(),
-            capture.finish_reason or "stop",
-            capture.usage(),
-        )
+        choices = [
+            choice(
+                capture.index,
+                capture.builder.message(),
+                capture.finish_reason or "stop",
+                None if capture.entries is None else capture.content_logprobs,
+            )
+            for capture in reply.captures
+        ]
+        return {**self._head(reply), "choices": choices, "usage": usage(reply.captures)}
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
         """Yield a reply as server-sent events."""
-        capture = reply.capture
-        options = capture.prompt.request.stream_options
+        request = reply.capture.prompt.request
+        options = request.stream_options
         writer = ChunkWriter(
-            capture.prompt.id,
-            self.config.model_name,
-            int(capture.prompt.created_at),
-            include_usage=bool(options and options.include_usage),
+            self._head(reply), logprobs=bool(request.logprobs), include_usage=bool(options and options.include_usage)
         )
-        first = writer.role()
         try:
-            async with aclosing(reply.deltas()) as groups:
-                async for group in groups:
-                    data = first + b"".join(writer.delta(delta) for delta in group)
-                    first = b""
-                    if data:
+            async with aclosing(reply.steps()) as steps:
+                async for step in steps:
+                    if data := writer.step(step):
                         yield data
         except (EngineError, ApiError) as error:
             reply.error = from_engine(error) if isinstance(error, EngineError) else error
             yield event(reply.error.body())
             return
-        yield writer.finish(capture.finish_reason or "stop") + writer.usage(capture.usage()) + DONE
+        ends = b"".join(writer.finish(capture.index, capture.finish_reason or "stop") for capture in reply.captures)
+        yield ends + writer.usage(usage(reply.captures)) + DONE
+
+    def _head(self, reply: Reply) -> dict[str, Any]:
+        prompt = reply.capture.prompt
+        return head(prompt.id, self.config.model_name, prompt.created_at, reply.capture.weight_version)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run work that must be carried through whatever the client does."""
@@ -178,22 +186,27 @@ class ChatService:
 
 
 class Reply:
-    """One reply under way; `start`, then `deltas` to its end or closed early, then `give_up` in any case.
+    """One reply under way; `start`, then `steps` to its end or closed early, then `give_up` in any case.
 
-    ``error`` is what a stream ended in, or None; ``recorded`` says whether the whole reply is in the ledger.
+    ``captures`` are its choices; ``error`` is what a stream ended in, or None; ``recorded`` says whether the whole reply
+    is in the ledger.
     """
 
-    def __init__(self, service: ChatService, capture: Capture, context: TurnContext) -> None:
-        self.capture = capture
+    def __init__(self, service: ChatService, captures: list[Capture], context: TurnContext) -> None:
+        self.captures = captures
         self.context = context
         self.error: ApiError | None = None
         self.recorded = False
         self._service = service
-        self._first: list[Delta] = []
+        self._first: Step | None = None
         self._committing = False
-        prompt = capture.prompt
-        self._chunks = service.engine.generate(prompt.id, prompt.ids, prompt.sampling)
+        self._steps = interleave([self._read(capture) for capture in captures])
         service.metrics.in_flight.inc()
+
+    @property
+    def capture(self) -> Capture:
+        """The first choice."""
+        return self.captures[0]
 
     async def start(self) -> None:
         """Wait for the first tokens.
@@ -202,7 +215,7 @@ class Reply:
             ApiError: when the engine gives none; the session is as if the request had not come.
         """
         try:
-            self._first = self.capture.add(await anext(self._chunks))
+            self._first = await anext(self._steps)
         except EngineError as error:
             self._service.metrics.in_flight.dec()
             self._service.sessions.abandon(self.context)
@@ -214,42 +227,64 @@ class Reply:
         metrics.first_token.observe(self._service.clock() - prompt.created_at)
         metrics.prompt_tokens.inc(len(prompt.ids))
 
-    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
-        """Yield what the client gets as it is generated; when it ends, the turn is recorded."""
-        capture = self.capture
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Yield what the client gets as it is generated; when it ends, the turns are recorded."""
+        assert self._first is not None, "start the reply first"
         try:
             yield self._first
-            while capture.finish_reason is None:
-                yield capture.add(await anext(self._chunks))
-            await self._chunks.aclose()
+            async for step in self._steps:
+                yield step
             self._committing = True
             await asyncio.shield(self._service.spawn(self._commit()))
         except BaseException:
             self.give_up()
             raise
 
+    async def _read(self, capture: Capture) -> AsyncGenerator[Step, None]:
+        """Yield one choice until it ends, at the engine or at a stop string."""
+        prompt = capture.prompt
+        # Of several choices none may have a name that another one's begins with: the engine aborts by beginnings.
+        name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
+        top = prompt.request.top_logprobs or 0
+        async with aclosing(self._service.engine.generate(name, prompt.ids, prompt.sampling, top)) as chunks:
+            async for chunk in chunks:
+                yield capture.add(chunk)
+                if capture.finish_reason is not None:
+                    return
+
     async def _commit(self, *, aborted: bool = False) -> None:
-        """Record the turn, once."""
+        """Record the turns, once; the first choice last, so that it is the one a client most likely goes on with."""
         self._committing = True
-        service, capture = self._service, self.capture
-        turn = capture.turn(self.context, service.clock())
+        service, finished_at = self._service, self._service.clock()
+        turns = [capture.turn(self.context, finished_at) for capture in self.captures]
         if aborted:
-            turn = replace(turn, finish_reason="abort")
+            turns = [replace(turn, finish_reason="abort") for turn in turns]
         try:
-            await service.sessions.finish(self.context, turn)
+            await self._record(turns)
         except Exception as error:
             service.metrics.ledger_failures.inc()
-            logger.exception("turn %s could not be recorded", turn.id)
+            logger.exception("turn %s could not be recorded", turns[0].id)
             raise ApiError(500, "the reply could not be recorded", code="ledger_unavailable") from error
         finally:
             service.metrics.in_flight.dec()
-            service.metrics.generated_tokens.inc(len(turn.response_ids))
-            service.metrics.malformed_tool_calls.inc(capture.parser.malformed)
+            service.metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
+            service.metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in self.captures))
         self.recorded = not aborted
-        service.metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
-        service.metrics.request_seconds.observe(turn.finished_at - turn.created_at)
-        if len({span.version for span in turn.weight_versions}) > 1:
-            service.metrics.mixed_versions.inc()
+        for turn in turns:
+            service.metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
+            service.metrics.request_seconds.observe(turn.finished_at - turn.created_at)
+            if len({span.version for span in turn.weight_versions}) > 1:
+                service.metrics.mixed_versions.inc()
+
+    async def _record(self, turns: list[Turn]) -> None:
+        sessions = self._service.sessions
+        try:
+            for turn in turns[:0:-1]:
+                await sessions.record(self.context, turn)
+        except BaseException:
+            sessions.abandon(self.context)
+            raise
+        await sessions.finish(self.context, turns[0])
 
     def give_up(self) -> None:
         """Stop the engine and record what there is, unless the turn is recorded or about to be."""
@@ -259,7 +294,7 @@ class Reply:
         self._service.spawn(self._abort())
 
     async def _abort(self) -> None:
-        await self._chunks.aclose()
+        await self._steps.aclose()
         await self._commit(aborted=True)
 
 

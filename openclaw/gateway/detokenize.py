@@ -9,12 +9,15 @@ not. A detokenizer owns the state of one reply; `Vocabulary` is shared and immut
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 MARKERS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 WINDOW_TOKENS = 8
 REPLACEMENT = "\ufffd"
+SPACE_PIECE = "▁"
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Detokenizer(Protocol):
@@ -35,9 +38,20 @@ class Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         """Read ``tokenizer``; takes a moment for a large one."""
         self.tokenizer = tokenizer
-        added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
+        self._added = added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
         self.silent = frozenset(index for index in tokenizer.all_special_ids if added.get(index, "") not in MARKERS)
         self.bytes_of = _bytes_of_tokens(tokenizer, added) if _is_byte_level(tokenizer) else None
+
+    def token_bytes(self, index: int) -> bytes:
+        """Return the bytes of one token, empty for an id that no token has."""
+        if self.bytes_of is not None:
+            return self.bytes_of.get(index, b"")
+        if index in self._added:
+            return self._added[index].encode()
+        piece = self.tokenizer.convert_ids_to_tokens(index) or ""
+        if match := BYTE_PIECE.fullmatch(piece):
+            return bytes([int(match.group(1), 16)])
+        return piece.replace(SPACE_PIECE, " ").encode()
 
     def detokenizer(self) -> Detokenizer:
         """Return a fresh detokenizer for one reply."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw.config import RuntimeConfig
+from openclaw.engine_client import GRAMMAR_PARAMETER
 from openclaw.gateway.schema import ChatRequest
 
 EVALUATION = "evaluation"
@@ -69,6 +70,6 @@ def plan_sampling(request: ChatRequest, config: RuntimeConfig, room: int, gramma
     if request.stops:
         parameters["stop"] = request.stops
     if grammar:
-        parameters["structural_tag"] = grammar
+        parameters[GRAMMAR_PARAMETER] = grammar
     excluded = EVALUATION if config.eval_mode else GRAMMAR if grammar else SAMPLING_PARAMETERS if unusual else None
     return SamplingPlan(parameters, float(temperature), float(top_p), excluded)

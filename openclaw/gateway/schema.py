@@ -33,9 +33,6 @@ IGNORED = frozenset(
 """Harmless: labels, hints on caching and speed, and ``seed``, which OpenAI calls best effort: sampling is not seeded."""
 
 ADVICE = {
-    "n": "one reply is generated per request; send it several times",
-    "logprobs": "log-probabilities are recorded with the turn and not sent",
-    "top_logprobs": "log-probabilities are recorded with the turn and not sent",
     "response_format": "only {'type': 'text'} is; ask for JSON in a message",
     "tool_choice": "only 'auto' and 'none' are",
     "parallel_tool_calls": "the model decides how many calls it makes; leave it out or send true",
@@ -46,6 +43,8 @@ ADVICE = {
     "web_search_options": "there is no search",
 }
 MAX_STOPS = 16
+MAX_CHOICES = 8
+MAX_TOP_LOGPROBS = 20
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
@@ -129,8 +128,9 @@ class ChatRequest(_Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: str | list[str] | None = None
-    n: int | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None
@@ -143,6 +143,11 @@ class ChatRequest(_Strict):
     def stops(self) -> list[str]:
         """The stop strings, as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    @property
+    def choices(self) -> int:
+        """How many replies are asked for."""
+        return self.n or 1
 
     @property
     def offers_tools(self) -> bool:
@@ -224,8 +229,6 @@ def _invalid(error: ValidationError) -> ApiError:
 def _check_meaning(request: ChatRequest) -> None:
     """Refuse values that would change the reply in a way this server cannot."""
     refused = {
-        "n": request.n not in (None, 1),
-        "logprobs": bool(request.logprobs),
         "response_format": (request.response_format or {"type": "text"}).get("type") != "text",
         "tool_choice": request.tool_choice not in (None, "auto", "none"),
         "parallel_tool_calls": request.parallel_tool_calls is False and request.offers_tools,
@@ -241,6 +244,8 @@ def _check_meaning(request: ChatRequest) -> None:
             "send one of them",
             param="max_tokens",
         )
+    if request.top_logprobs and not request.logprobs:
+        raise bad_request("top_logprobs: send 'logprobs': true with it", param="top_logprobs")
     if len(request.stops) > MAX_STOPS or any(not stop for stop in request.stops):
         raise bad_request(f"stop: send up to {MAX_STOPS} strings that are not empty", param="stop")
     if any(not TOKEN_ID.fullmatch(token) for token in request.logit_bias or ()):

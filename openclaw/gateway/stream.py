@@ -8,7 +8,7 @@ closed at once, and the end of every stream is told to its owner once. `EventStr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from openclaw.gateway.capture import Step
 from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 
 DONE = b"data: [DONE]\n\n"
@@ -34,59 +35,92 @@ def event(value: dict[str, Any]) -> bytes:
 
 
 class ChunkWriter:
-    """Writes the chunks of one streamed reply."""
+    """Writes the chunks of one streamed request; every choice of it has its ``index``."""
 
-    def __init__(self, completion_id: str, model: str, created: int, *, include_usage: bool) -> None:
-        self._head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
+    def __init__(self, head: dict[str, Any], *, logprobs: bool = False, include_usage: bool = False) -> None:
+        """Start a stream.
+
+        Args:
+            head: what every chunk begins with, see `head`.
+            logprobs: whether the client asked for log-probabilities.
+            include_usage: whether it asked for the usage.
+        """
+        self._head = {**head, "object": "chat.completion.chunk"}
+        self._logprobs = logprobs
         self._include_usage = include_usage
+        self._spoken: set[int] = set()
 
-    def role(self) -> bytes:
-        """Return the first chunk, which says who speaks."""
-        return self._chunk({"role": "assistant", "content": ""})
+    def step(self, step: Step) -> bytes:
+        """Return the chunks of what a choice says next; its first one says who speaks."""
+        entries = step.logprobs
+        data = b""
+        if step.index not in self._spoken:
+            self._spoken.add(step.index)
+            data = self._chunk(step.index, {"role": "assistant", "content": ""})
+        for delta in step.deltas:
+            data += self._chunk(step.index, _delta_fields(delta), logprobs=entries)
+            entries = []
+        if entries:
+            data += self._chunk(step.index, {"content": ""}, logprobs=entries)
+        return data
 
-    def delta(self, delta: Delta) -> bytes:
-        """Return the chunk of one delta."""
-        match delta:
-            case Content(text):
-                return self._chunk({"content": text})
-            case Reasoning(text):
-                return self._chunk({"reasoning_content": text})
-            case ToolCallStart(index, id_, name):
-                call = {"index": index, "id": id_, "type": "function", "function": {"name": name, "arguments": ""}}
-                return self._chunk({"tool_calls": [call]})
-            case ToolCallArguments(index, text):
-                return self._chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
-
-    def finish(self, reason: str) -> bytes:
-        """Return the chunk that says why the reply ended."""
-        return self._chunk({}, reason)
+    def finish(self, index: int, reason: str) -> bytes:
+        """Return the chunk that says why a choice ended."""
+        return self._chunk(index, {}, reason)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the chunk with the usage, or nothing when the client did not ask for it."""
         return event({**self._head, "choices": [], "usage": usage}) if self._include_usage else b""
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        logprobs: Sequence[dict[str, Any]] = (),
+    ) -> bytes:
+        numbers = _logprobs_field(logprobs) if self._logprobs and logprobs else None
         value = {
             **self._head,
-            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}],
+            "choices": [{"index": index, "delta": delta, "logprobs": numbers, "finish_reason": finish_reason}],
         }
         if self._include_usage:
             value["usage"] = None
         return event(value)
 
 
-def completion(
-    completion_id: str, model: str, created: int, message: dict[str, Any], reason: str, usage: dict[str, Any]
-) -> dict[str, Any]:
-    """Return a whole reply."""
+def head(completion_id: str, model: str, created: float, weight_version: str) -> dict[str, Any]:
+    """Return the fields that every answer to one request has; ``system_fingerprint`` names the weights."""
     return {
         "id": completion_id,
         "object": "chat.completion",
-        "created": created,
+        "created": int(created),
         "model": model,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
-        "usage": usage,
+        "system_fingerprint": f"weights-{weight_version}",
     }
+
+
+def choice(index: int, message: dict[str, Any], reason: str, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Return one choice of a whole reply; ``logprobs`` None when they were not asked for."""
+    numbers = None if logprobs is None else _logprobs_field(logprobs)
+    return {"index": index, "message": message, "logprobs": numbers, "finish_reason": reason}
+
+
+def _logprobs_field(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": list(entries), "refusal": None}
+
+
+def _delta_fields(delta: Delta) -> dict[str, Any]:
+    match delta:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case ToolCallStart(index, id_, name):
+            call = {"index": index, "id": id_, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case ToolCallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 class EventStream(Response):

@@ -145,16 +145,22 @@ class Sessions:
     async def finish(self, context: TurnContext, turn: Turn) -> Turn:
         """Commit a turn and return it with its index; from now on it waits for its next state."""
         session = self._in_use(context)
-        node = node_of_turn(turn, context.history)
-        turn = replace(turn, index=session.turns, conversation=node.conversation)
-        session.turns += 1
         try:
-            await self._call(self._store.record_turn, turn)
-            self._table.remember(session, node)
+            turn = await self.record(context, turn)
             if context.done:
                 await self._end(session.id, "ended_done")
         finally:
             self._release(session)
+        return turn
+
+    async def record(self, context: TurnContext, turn: Turn) -> Turn:
+        """Commit another reply to the same request, before its `finish`; it waits for its next state like the first."""
+        session = self._in_use(context)
+        node = node_of_turn(turn, context.history)
+        turn = replace(turn, index=session.turns, conversation=node.conversation)
+        session.turns += 1
+        await self._call(self._store.record_turn, turn)
+        self._table.remember(session, node)
         return turn
 
     async def end(self, session_id: str) -> bool:

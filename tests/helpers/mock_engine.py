@@ -25,6 +25,12 @@ def logprob_of(position: int, token: int) -> float:
     return -((token * 7919 + position * 104729) % 1000 + 1) / 257.0
 
 
+def likeliest(position: int, token: int, count: int) -> list[list[Any]]:
+    """Return the ``count`` likeliest tokens where ``token`` was sampled: itself, its successors, one impossible token."""
+    found: list[list[Any]] = [[logprob_of(position, token) - n, token + n, None] for n in range(count - 1)]
+    return [*found, [None, 0, None]]
+
+
 class MockEngine:
     """State of one stand-in engine; tests change it between and during requests."""
 
@@ -112,7 +118,8 @@ class MockEngine:
                 else:
                     spans.append({"version": self.version, "start": start, "end": end})
                 last = end == len(reply)
-                yield self._event(reply, start, end, spans if last else None, finish if last else None)
+                top = payload.get("top_logprobs_num", 0)
+                yield self._event(reply, start, end, spans if last else None, finish if last else None, top)
                 if self.break_after is not None and end >= self.break_after and not last:
                     self.break_after = None
                     return
@@ -128,6 +135,7 @@ class MockEngine:
         end: int,
         spans: list[dict[str, Any]] | None,
         finish: dict[str, Any] | None,
+        top: int,
     ) -> str:
         first = 0 if self.cumulative else start
         ids = reply[first:end]
@@ -138,6 +146,8 @@ class MockEngine:
             "finish_reason": finish,
             "cached_tokens": 3,
         }
+        if top:
+            meta["output_top_logprobs"] = [likeliest(first + n, token, top) for n, token in enumerate(ids)]
         if spans:
             meta["weight_versions"] = spans
         return f"data: {json.dumps({'text': '', 'output_ids': ids, 'meta_info': meta})}\n\n"

@@ -7,6 +7,7 @@ say the same. It owns the state of one reply.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,22 @@ Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
 def new_tool_call_id() -> str:
     """Return an id that no other call has, of letters and digits only: clients drop punctuation from it."""
     return f"call{uuid.uuid4().hex[:24]}"
+
+
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """Return ``deltas`` with neighbours that continue each other made one."""
+    result: list[Delta] = []
+    for delta in deltas:
+        match (result[-1] if result else None, delta):
+            case (Content(before), Content(text)):
+                result[-1] = Content(before + text)
+            case (Reasoning(before), Reasoning(text)):
+                result[-1] = Reasoning(before + text)
+            case (ToolCallArguments(index, before), ToolCallArguments(other, text)) if index == other:
+                result[-1] = ToolCallArguments(index, before + text)
+            case _:
+                result.append(delta)
+    return result
 
 
 class MessageBuilder:

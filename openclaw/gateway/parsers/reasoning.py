@@ -25,10 +25,19 @@ class ReasoningParser:
     """Separates thought from answer in one reply."""
 
     def __init__(self, *, inside: bool = False) -> None:
-        """Start a reply; ``inside`` when the prompt ended in an open `<think>` already."""
+        """Start a reply; ``inside`` when the prompt ended in an open `<think>` already.
+
+        ``thought`` says whether there is a thought.
+        """
         self._state = _State.REASONING if inside else _State.START
         self._held = ""
         self._spoken = False
+        self.thought = inside
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next may belong to a thought."""
+        return self._state in (_State.START, _State.REASONING)
 
     def push(self, text: str) -> list[Content | Reasoning]:
         """Return what ``text`` adds."""
@@ -58,7 +67,7 @@ class ReasoningParser:
         """Decide whether the reply begins with a thought; return what is left to read."""
         start = text.lstrip()
         if start.startswith(OPEN):
-            self._state = _State.REASONING
+            self._state, self.thought = _State.REASONING, True
             return start[len(OPEN) :]
         if OPEN.startswith(start):
             self._held = text

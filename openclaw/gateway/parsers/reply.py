@@ -42,6 +42,21 @@ class ReplyParser:
         return self._stops.found
 
     @property
+    def passed(self) -> int:
+        """How many characters of the reply's text are certain to come before any stop string."""
+        return self._stops.passed
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the next token may belong to a thought."""
+        return self._reasoning is not None and self._reasoning.thinking
+
+    @property
+    def thought(self) -> bool:
+        """Whether there is a thought."""
+        return self._reasoning is not None and self._reasoning.thought
+
+    @property
     def malformed(self) -> int:
         """How many tool calls could not be read, or ended too early."""
         return self._tools.malformed if self._tools else 0

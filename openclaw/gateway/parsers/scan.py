@@ -18,16 +18,22 @@ def held_back(text: str, tags: Sequence[str]) -> int:
 class StopStrings:
     """Ends a reply before the first stop string, which is not part of the text.
 
-    What could be the beginning of a stop string is held back. Owns the state of one reply.
+    What could be the beginning of a stop string is held back; ``passed`` counts the characters that were not. Owns the state of one reply.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
         self.found = False
+        self.passed = 0
 
     def push(self, text: str) -> str:
         """Return the text that is certain to come before any stop string; nothing once one was found."""
+        text = self._scan(text)
+        self.passed += len(text)
+        return text
+
+    def _scan(self, text: str) -> str:
         if self.found or not self._stops:
             return "" if self.found else text
         text = self._held + text
@@ -43,4 +49,5 @@ class StopStrings:
     def finish(self) -> str:
         """Return what was held back, when no stop string came of it."""
         text, self._held = self._held, ""
+        self.passed += len(text)
         return text

@@ -26,8 +26,9 @@ async def post(stack: Stack, body: Any, **headers: str) -> httpx.Response:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"n": 9}, "n"),
+        ({"n": 0}, "n"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
@@ -72,7 +73,7 @@ def test_a_body_that_is_no_request(body: bytes) -> None:
 
 
 async def test_a_refused_request_is_answered_and_counted(stack: Stack) -> None:
-    response = await post(stack, {"messages": USER, "n": 2})
+    response = await post(stack, {"messages": USER, "n": 99})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "n"
     assert stack.engine.requests == []

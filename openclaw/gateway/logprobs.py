@@ -1,0 +1,51 @@
+"""Log-probabilities in OpenAI's shape: ``{"token", "logprob", "bytes", "top_logprobs"}`` for each token.
+
+Guarantees: the numbers are the engine's, at the sampling temperature. An entry leaves when its text can no longer be part
+of a stop string; tokens of one have no entry, nor have control tokens (end of turn). Reasoning and tool calls have.
+Owns the entries of one reply.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from openclaw.gateway.detokenize import Vocabulary
+
+
+class LogprobEntries:
+    """The entries of one reply, held until their text is out."""
+
+    def __init__(self, vocabulary: Vocabulary, top: int) -> None:
+        """Start a reply with ``top`` alternatives a token."""
+        self._vocabulary = vocabulary
+        self._top = top
+        self._held: deque[tuple[int, dict[str, Any]]] = deque()
+
+    def add(self, start: int, token: int, logprob: float, alternatives: Sequence[Sequence[Any]]) -> None:
+        """Take a sampled token.
+
+        Args:
+            start: how many characters of text came before it.
+            token: its id.
+            logprob: as the engine sent it.
+            alternatives: ``[logprob, id, ...]`` of the likeliest tokens; the engine has no number for impossible ones.
+        """
+        if token in self._vocabulary.silent:
+            return
+        entry = self._entry(token, logprob)
+        likely = [item for item in alternatives if item[0] is not None][: self._top]
+        entry["top_logprobs"] = [self._entry(item[1], item[0]) for item in likely]
+        self._held.append((start, entry))
+
+    def release(self, end: int | None) -> list[dict[str, Any]]:
+        """Return the entries whose text begins before character ``end``; all of them for None."""
+        released = []
+        while self._held and (end is None or self._held[0][0] < end):
+            released.append(self._held.popleft()[1])
+        return released
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._vocabulary.token_bytes(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
