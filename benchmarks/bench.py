@@ -35,16 +35,16 @@ ANSWER = (
 
 @dataclass(frozen=True)
 class Workload:
-    """A fixed conversation: the reply's tokens, and the bodies of its turns for the gateway and for the engine."""
+    """A conversation: the longest reply's tokens, and the bodies of its turns for the gateway and for the engine."""
 
     reply: list[tuple[int, str]]
     chat: list[dict]
     engine: list[dict]
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a reply."""
-        return len(self.reply)
+    def texts(self) -> list[str]:
+        """The text of each token of the reply."""
+        return [text for _, text in self.reply]
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,21 @@ class Run:
 
 
 def build_workload(tokenizer, tokens: int, history: int = 0) -> Workload:
-    """Return the conversation whose replies have ``tokens`` tokens, after ``history`` earlier exchanges."""
+    """Return the conversation whose replies have up to ``tokens`` tokens, after ``history`` earlier exchanges."""
     ids = tokenizer.encode(ANSWER * (tokens // 8), add_special_tokens=False)[:tokens]
     reply = [(token, tokenizer.decode([token])) for token in ids]
     answer = {"role": "assistant", "content": tokenizer.decode(ids)}
     messages = [{"role": "system", "content": SYSTEM * 4}]
     for number in range(history):
         messages += [{"role": "user", "content": f"{number}: {QUESTION * 4}"}, answer]
-    chat, engine = [], []
+    chat, engine, first = [], [], len(messages)
     for turn in range(TURNS):
-        messages.append({"role": "user", "content": f"{QUESTION} ({turn})"})
-        chat.append({"model": "policy", "messages": list(messages), "max_tokens": tokens})
+        question = {"role": "user", "content": f"{QUESTION} ({turn})"}
+        messages.append(question)
+        unsaid = [
+            {"role": "assistant", "content": None} if n > first and m is answer else m for n, m in enumerate(messages)
+        ]
+        chat.append({"model": "policy", "messages": unsaid})
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         sampling = {"temperature": 0.6, "max_new_tokens": tokens}
         engine.append({"input_ids": prompt, "sampling_params": sampling, "return_logprob": True})
@@ -172,13 +176,12 @@ def send(spec: Spec) -> Result:
     return result
 
 
-def measure(spec: Spec, engine: Server, tokens: int, server: Server | None = None) -> Run:
+def measure(spec: Spec, engine: Server, server: Server | None = None) -> Run:
     """Put load on the gateway, a peer or the engine itself, and join it with the engine's records.
 
     Args:
         spec: the load.
         engine: behind it.
-        tokens: of a reply.
         server: whose processor time is counted; None: nobody's.
     """
     get(engine.port, "/records")
@@ -187,12 +190,12 @@ def measure(spec: Spec, engine: Server, tokens: int, server: Server | None = Non
     used = server.cpu_seconds() - before if server else 0.0
     records = {rid: (arrival, first, end) for rid, arrival, first, end in get(engine.port, "/records")}
     overheads, first_overheads = [], []
-    for name, start, first, end in result.requests:
+    for name, start, first, end, _ in result.requests:
         if record := records.get(name):
             overheads.append((end - start) - (record[2] - record[0]))
             first_overheads.append((first - start) - (record[1] - record[0]))
     starts, ends = [item[1] for item in result.requests], [item[3] for item in result.requests]
-    generated, seconds = len(result.requests) * tokens, (max(ends) - min(starts)) / 1e9
+    generated, seconds = sum(item[4] for item in result.requests), (max(ends) - min(starts)) / 1e9
     return Run(
         totals=[float(item[3] - item[1]) for item in result.requests],
         firsts=[float(item[2] - item[1]) for item in result.requests],

@@ -88,17 +88,23 @@ def compare(
     """
     connections, seconds, rounds = load
     ways: dict[str, tuple[Server | None, Spec]] = {
-        "direct": (None, Spec(engine.port, "/generate", connections, seconds, workload.engine)),
-        "gateway": (gateway, Spec(gateway.port, CHAT, connections, seconds, workload.chat, health=True)),
-        "buffered": (gateway, Spec(gateway.port, CHAT, connections, seconds, workload.chat, stream=False)),
+        "direct": (None, Spec(engine.port, "/generate", connections, seconds, workload.engine, workload.texts)),
+        "gateway": (
+            gateway,
+            Spec(gateway.port, CHAT, connections, seconds, workload.chat, workload.texts, health=True),
+        ),
+        "buffered": (
+            gateway,
+            Spec(gateway.port, CHAT, connections, seconds, workload.chat, workload.texts, stream=False),
+        ),
     }
     if peer:
-        ways["peer"] = (peer, Spec(peer.port, CHAT, connections, seconds, workload.chat))
-        ways["peer_direct"] = (None, Spec(engine.port, CHAT, connections, seconds, workload.chat))
+        ways["peer"] = (peer, Spec(peer.port, CHAT, connections, seconds, workload.chat, workload.texts))
+        ways["peer_direct"] = (None, Spec(engine.port, CHAT, connections, seconds, workload.chat, workload.texts))
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, (server, spec) in ways.items():
-            runs[name].append(measure(spec, engine, workload.tokens, server))
+            runs[name].append(measure(spec, engine, server))
             time.sleep(IDLE_SECONDS)
     figures: dict = {"connections": connections, **{name: pooled(runs[name]) for name in ways}}
     figures["gateway"] |= added(runs["gateway"], runs["direct"])
@@ -138,9 +144,11 @@ def stall_figures(workload: Workload, engine: Server, gateway: Server, load: tup
     for _ in range(rounds):
         with stalls(engine) as made:
             direct.append(
-                measure(Spec(engine.port, "/generate", connections, seconds, workload.engine), engine, TOKENS)
+                measure(Spec(engine.port, "/generate", connections, seconds, workload.engine, workload.texts), engine)
             )
-            runs.append(measure(Spec(gateway.port, CHAT, connections, seconds, workload.chat), engine, TOKENS, gateway))
+            runs.append(
+                measure(Spec(gateway.port, CHAT, connections, seconds, workload.chat, workload.texts), engine, gateway)
+            )
         pauses += made
     beyond = [value for run in runs for value in run.overheads]
     return {
@@ -156,7 +164,9 @@ def session_figures(workload: Workload, gateway: Server, counts: list[int]) -> l
     """Hold more and more sessions; return the memory after each count."""
     rows = [{"sessions": get(gateway.port, "/healthz")["sessions"], "rss_mib": round(gateway.memory_mib(), 1)}]
     for count in counts:
-        send(Spec(gateway.port, CHAT, 16, 0.0, workload.chat[:1], sessions=count - rows[-1]["sessions"]))
+        send(
+            Spec(gateway.port, CHAT, 16, 0.0, workload.chat[:1], workload.texts, sessions=count - rows[-1]["sessions"])
+        )
         rows.append({"sessions": get(gateway.port, "/healthz")["sessions"], "rss_mib": round(gateway.memory_mib(), 1)})
     return rows
 
@@ -176,7 +186,7 @@ def run_all(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> di
     engine = keep(start_engine(workload, STEP_MS, folder))
     gateway = keep(start_gateway(engine, folder / "tokenizer", folder))
     peer = keep(start_litellm(arguments.peer_python, engine, folder)) if arguments.peer else None
-    measure(Spec(gateway.port, CHAT, 4, 1.0, workload.chat), engine, TOKENS)  # warm
+    measure(Spec(gateway.port, CHAT, 4, 1.0, workload.chat, workload.texts), engine)  # warm
 
     figures: dict = {"step_ms": STEP_MS, "reply_tokens": TOKENS, "seconds": seconds, "rounds": rounds, "paced": []}
     for count in connections:

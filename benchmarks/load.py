@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from zlib import crc32
 
 import orjson
 import uvloop
@@ -33,7 +34,9 @@ class Spec:
         path: ``/generate`` or ``/v1/chat/completions``.
         connections: how many at a time.
         seconds: after this long no new request begins.
-        bodies: JSON objects of the turns of a conversation, in order.
+        bodies: JSON objects of the turns of a conversation, in order. The assistant messages that are null are filled
+            with what was answered.
+        reply: texts of the tokens of every reply, the first of which are sent, so many as were asked for.
         stream: whether replies are streamed.
         health: whether ``/healthz`` is asked meanwhile, 40 times a second.
         sessions: when not 0, exactly so many conversations are held, whatever ``seconds`` says.
@@ -45,6 +48,7 @@ class Spec:
     connections: int
     seconds: float
     bodies: list[dict]
+    reply: list[str]
     stream: bool = True
     health: bool = False
     sessions: int = 0
@@ -53,9 +57,9 @@ class Spec:
 
 @dataclass
 class Result:
-    """What came back: per request name, start, first token and end; ``/healthz`` seconds; errors."""
+    """What came back: per request name, start, first token, end and tokens; ``/healthz`` seconds; errors."""
 
-    requests: list[tuple[str, int, int, int]] = field(default_factory=list)
+    requests: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -117,9 +121,26 @@ async def connect(port: int) -> Exchange:
     return protocol
 
 
-def http(path: str, body: bytes, headers: str) -> bytes:
+def reply_tokens(most: int, *numbers: int) -> int:
+    """Return the length of a reply, between half of ``most`` and all of it: people do not finish in step."""
+    return most - crc32(repr(numbers).encode()) % (most // 2 + 1)
+
+
+def fill(spec: Spec, body: dict, tokens: int, answers: list[str], name: str) -> dict:
+    """Return what is sent for a turn whose reply has ``tokens`` tokens, after ``answers``."""
+    if "input_ids" in body:
+        sampling = {**body["sampling_params"], "max_new_tokens": tokens}
+        return {**body, "sampling_params": sampling, "stream": spec.stream, "rid": name}
+    said = iter(answers)
+    messages = [
+        {**message, "content": next(said)} if message["content"] is None else message for message in body["messages"]
+    ]
+    return {**body, "messages": messages, "max_tokens": tokens, "stream": spec.stream}
+
+
+def http(path: str, body: bytes, session: str) -> bytes:
     """Return a POST as bytes."""
-    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n{headers}"
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nx-session-id: {session}\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -134,12 +155,12 @@ async def converse(spec: Spec, worker: int, until: float, sessions: list[int], r
                     return
                 number = sessions.pop()
             session = f"{spec.prefix}-{worker}-{number}"
+            answers: list[str] = []
             for turn, body in enumerate(spec.bodies):
-                payload = {**body, "stream": spec.stream}
-                if spec.path == "/generate":
-                    payload["rid"] = f"{session}-{turn}"
-                request = http(spec.path, orjson.dumps(payload), f"x-session-id: {session}\r\n")
-                result.requests.append(await exchange.ask(request))
+                tokens = reply_tokens(len(spec.reply), worker, number, turn)
+                request = http(spec.path, orjson.dumps(fill(spec, body, tokens, answers, f"{session}-{turn}")), session)
+                answers.append("".join(spec.reply[:tokens]))
+                result.requests.append((*await exchange.ask(request), tokens))
             number += 1
     except (ConnectionError, OSError) as error:
         result.errors.append(str(error))

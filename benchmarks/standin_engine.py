@@ -56,13 +56,14 @@ class Engine:
     stalled_until: float = 0.0
 
     def __post_init__(self) -> None:
-        self.events = [self._event(position) for position in range(len(self.ids))]
+        self.events = [self._event(position, last=False) for position in range(len(self.ids))]
+        self.last_events = [self._event(position, last=True) for position in range(len(self.ids))]
         self.chunks = [self._chunk({"content": text}, None) for text in self.texts]
         self.numbers = itertools.count()
 
-    def _event(self, position: int) -> bytes:
+    def _event(self, position: int, *, last: bool) -> bytes:
         """Return the event of one token up to the request's name."""
-        token, count, last = self.ids[position], position + 1, position + 1 == len(self.ids)
+        token, count = self.ids[position], position + 1
         meta = {
             "finish_reason": {"type": "length", "length": count} if last else None,
             "prompt_tokens": 100,
@@ -99,7 +100,8 @@ class Engine:
         if request.chat:
             data = b'data: {"id":"' + request.rid.encode() + self.chunks[request.sent]
         else:
-            data = self.events[request.sent] + request.rid.encode() + b'"}}\n\n'
+            events = self.last_events if request.sent + 1 == request.total else self.events
+            data = events[request.sent] + request.rid.encode() + b'"}}\n\n'
         request.sent += 1
         last = request.sent == request.total
         if last:
@@ -116,7 +118,7 @@ class Engine:
             self.records.append((request.rid, request.arrival, request.first, time.monotonic_ns()))
 
     def _whole(self, request: Running) -> dict:
-        message = {"role": "assistant", "content": "".join(self.texts)}
+        message = {"role": "assistant", "content": "".join(self.texts[: request.total])}
         choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
         usage = {"prompt_tokens": 100, "completion_tokens": request.total, "total_tokens": 100 + request.total}
         return {
@@ -200,7 +202,7 @@ class Connection(asyncio.Protocol):
         if path in ("/generate", "/v1/chat/completions"):
             payload, chat = orjson.loads(body), path != "/generate"
             rid = f"chatcmpl-{next(engine.numbers):032x}" if chat else payload["rid"]
-            limit = None if chat else payload["sampling_params"]["max_new_tokens"]
+            limit = payload.get("max_tokens") if chat else payload["sampling_params"]["max_new_tokens"]
             self.request = Running(
                 connection=self,
                 rid=rid,

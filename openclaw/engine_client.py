@@ -19,9 +19,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import aiohttp
 import orjson
 
+from openclaw.engine_connection import Answer, Connections
 from openclaw.exceptions import (
     EngineAwayError,
     EngineBrokeOffError,
@@ -33,9 +33,6 @@ from openclaw.ledger.records import VersionSpan
 
 logger = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 5.0
-IDLE_CONNECTION_SECONDS = 2.0  # less than any server keeps an idle connection
-SILENCE_SECONDS = 600.0
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 ABORT_SECONDS = 5.0
@@ -43,7 +40,7 @@ GRAMMAR_PARAMETER = "structural_tag"
 AWAY_STATUS = (429, 500, 502, 503, 504)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenChunk:
     """Tokens as the engine delivered them.
 
@@ -100,26 +97,13 @@ class EngineClient:
         self._clock = clock
         self._last_version = "default"
         self._aborts: set[asyncio.Task[None]] = set()
-        self._opened: aiohttp.ClientSession | None = None
+        self._connections = Connections(self.url)
 
     async def close(self) -> None:
         """Send the aborts that are under way, then close the connections."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
-        if self._opened is not None:
-            await self._opened.close()
-
-    @property
-    def _http(self) -> aiohttp.ClientSession:
-        """The connections; made at the first use, because they belong to the loop that runs then."""
-        if self._opened is None:
-            self._opened = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS),
-                headers={"accept-encoding": "identity", "content-type": "application/json"},
-                auto_decompress=False,
-            )
-        return self._opened
+        self._connections.close()
 
     async def generate(
         self, rid: str, input_ids: Sequence[int], sampling_params: Mapping[str, Any], top_logprobs: int = 0
@@ -188,29 +172,30 @@ class EngineClient:
             payload["top_logprobs_num"] = top_logprobs
         running = False
         try:
-            async with self._http.post(f"{self.url}/generate", data=orjson.dumps(payload)) as response:
-                await self._check_status(response)
+            async with self._connections.post("/generate", orjson.dumps(payload)) as answer:
+                await self._check_status(answer)
                 running = True
-                async for events in _event_groups(response):
+                async for events in _event_groups(answer):
                     for chunk in _join(_read_chunks(events, base, progress)):
                         self._last_version = chunk.weight_version
                         running = chunk.finish is None
+                        answer.finished = not running
                         yield chunk
                         if not running:
                             return
             raise EngineBrokeOffError("the stream ended before the reply did")
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineBrokeOffError(f"{type(error).__name__}: {error}") from error
         finally:
             if running:
                 self._abort(name)
 
-    async def _check_status(self, response: aiohttp.ClientResponse) -> None:
-        if response.status == 200:
+    async def _check_status(self, answer: Answer) -> None:
+        if answer.status == 200:
             return
-        body = (await response.read()).decode(errors="replace")[:500]
-        words = f"{self.url} answered {response.status}: {body}"
-        if response.status in AWAY_STATUS:
+        body = b""
+        while part := await answer.read():
+            body += part
+        words = f"{self.url} answered {answer.status}: {body.decode(errors='replace')[:500]}"
+        if answer.status in AWAY_STATUS:
             raise EngineBrokeOffError(words)
         raise EngineRejectedError(words)
 
@@ -221,18 +206,19 @@ class EngineClient:
         task.add_done_callback(self._aborts.discard)
 
     async def _send_abort(self, name: str) -> None:
-        timeout = aiohttp.ClientTimeout(total=ABORT_SECONDS)
         try:
-            async with self._http.post(f"{self.url}/abort_request", data=orjson.dumps({"rid": name}), timeout=timeout):
-                pass
-        except (aiohttp.ClientError, TimeoutError) as error:
+            async with asyncio.timeout(ABORT_SECONDS):
+                async with self._connections.post("/abort_request", orjson.dumps({"rid": name})) as answer:
+                    while await answer.read():
+                        continue
+        except (EngineBrokeOffError, TimeoutError) as error:
             logger.info("abort of %s was not delivered: %s", name, error)
 
 
-async def _event_groups(response: aiohttp.ClientResponse) -> AsyncGenerator[list[bytes], None]:
+async def _event_groups(answer: Answer) -> AsyncGenerator[list[bytes], None]:
     """Yield the bodies of the server-sent events up to ``[DONE]``, those that arrived together in one list."""
     rest = b""
-    async for data in response.content.iter_any():
+    while data := await answer.read():
         *lines, rest = (rest + data).split(b"\n")
         bodies = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         if bodies and bodies[-1] == b"[DONE]":

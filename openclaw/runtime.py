@@ -11,6 +11,7 @@ Owns the ledger's connection of this process.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -38,6 +39,9 @@ from slime.utils.processing_utils import load_tokenizer
 logger = logging.getLogger("openclaw.runtime")
 
 CONFIG_EXIT = 2
+THREAD_SWITCH_SECONDS = (
+    0.0005  # how long the ledger's and the renderer's thread wait for the event loop, and it for them
+)
 
 
 class _Server(uvicorn.Server):
@@ -107,6 +111,10 @@ async def serve(config: RuntimeConfig) -> None:
                 [Path(config.tls_cert), Path(config.tls_key)], lambda: _renew_certificate(server, config)
             )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reloader.now)
+        # What exists by now stays: the collector need not look at it again while replies wait for it.
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(THREAD_SWITCH_SECONDS)
         await _run(server, judge)
     finally:
         ledger.close()

@@ -1,0 +1,225 @@
+"""HTTP/1.1 to one engine: POST, and the body of the answer as it arrives.
+
+Guarantees: what arrived in one read of the socket is handed on in one piece, with no timer or task per read: a token
+costs about a quarter of what the general HTTP clients take for it. A connection is used again only when its last answer
+was read to the end; any other is closed, which the engine sees. A reader that falls behind stops the engine's sending
+instead of filling memory. Every way in which a connection can fail is an `EngineBrokeOffError`.
+
+`Connections` owns the sockets; used from one event loop. The parsing is httptools'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from openclaw.exceptions import EngineBrokeOffError
+
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 600.0
+IDLE_SECONDS = 2.0  # less than any server keeps an idle connection
+MOST_UNREAD_BYTES = 1 << 20
+
+
+class Answer(Protocol):
+    """An HTTP answer whose head has arrived."""
+
+    status: int
+    finished: bool
+    """Set it when the rest of the body does not matter: the connection is then used again once it is complete."""
+
+    async def read(self) -> bytes:
+        """Return what has arrived of the body, waiting for something; empty at its end."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection; answers one request at a time."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.complete = True
+        self.finished = False
+        self.idle_since = 0.0
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._unread = 0
+        self._paused = False
+        self._failure: str | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._heard = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self._home: list[Connection] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be sent."""
+        return self._failure is None and self.complete and time.monotonic() - self.idle_since < IDLE_SECONDS
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the socket."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    async def send(self, request: bytes) -> None:
+        """Send a request and wait for the head of its answer."""
+        self.status, self.complete, self.finished = 0, False, False
+        self._parts, self._unread = [], 0
+        self._parser = httptools.HttpResponseParser(self)
+        self._heard = time.monotonic()
+        self._check_silence()
+        self._transport.write(request)
+        while not self.status:
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """Return what has arrived of the body, waiting for something; empty at its end."""
+        while not self._parts:
+            if self.complete:
+                return b""
+            await self._wait()
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts, self._unread = [], 0
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    def close(self) -> None:
+        """Let the socket go, at once."""
+        self._stop_watch()
+        self._failure = self._failure or "closed"
+        self._transport.abort()
+
+    def go_home(self, home: list[Connection]) -> None:
+        """Join the idle connections as soon as the answer is complete; one that matters to nobody or takes long ends."""
+        self._stop_watch()
+        if self.complete:
+            self.idle_since = time.monotonic()
+            home.append(self)
+        elif self.finished and self._failure is None:
+            self._home = home
+            self._watch = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.close)
+        else:
+            self.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of an answer."""
+        self._heard = time.monotonic()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"no HTTP: {error}")
+            self._transport.abort()
+            return
+        if self._unread > MOST_UNREAD_BYTES and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end."""
+        self._fail(f"the connection ended: {exc}" if exc else "the connection ended")
+
+    def on_headers_complete(self) -> None:
+        """Take the status; called by the parser."""
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body; called by the parser."""
+        self._parts.append(body)
+        self._unread += len(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the answer; called by the parser."""
+        self.complete = True
+        if self._home is not None:
+            home, self._home = self._home, None
+            self.go_home(home)
+
+    async def _wait(self) -> None:
+        if self._failure is not None:
+            raise EngineBrokeOffError(self._failure)
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, words: str) -> None:
+        self._failure = self._failure or words
+        self._wake()
+
+    def _check_silence(self) -> None:
+        """End a connection that says nothing; looks again when it could be due, not at every read."""
+        left = self._heard + SILENCE_SECONDS - time.monotonic()
+        if left > 0:
+            self._watch = asyncio.get_running_loop().call_later(left, self._check_silence)
+        else:
+            self._fail(f"silent for {SILENCE_SECONDS:g} s")
+            self._transport.abort()
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+
+class Connections:
+    """The open connections to one engine."""
+
+    def __init__(self, url: str) -> None:
+        """Prepare; ``url`` is ``http://HOST:PORT`` or ``https://...``, with a path before the routes if there is one."""
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._head = f"host: {parts.netloc.rpartition('@')[2]}\r\ncontent-type: application/json\r\n"
+        self._path = parts.path.rstrip("/")
+        self._idle: list[Connection] = []
+
+    @asynccontextmanager
+    async def post(self, path: str, body: bytes) -> AsyncIterator[Answer]:
+        """Send a request; the answer is given up when the body of the ``with`` ends before it is read.
+
+        Raises:
+            EngineBrokeOffError: when there is no connection, or it ends before the answer does.
+        """
+        connection = self._take() or await self._open()
+        try:
+            head = f"POST {self._path}{path} HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n"
+            await connection.send(head.encode() + body)
+            yield connection
+        finally:
+            connection.go_home(self._idle)
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def _take(self) -> Connection | None:
+        """Return the connection that was used last; those that waited too long are closed."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+            connection.close()
+        return None
+
+    async def _open(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+        except (OSError, TimeoutError) as error:
+            raise EngineBrokeOffError(f"{type(error).__name__}: {error}") from error
+        return connection
