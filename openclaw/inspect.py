@@ -1,8 +1,7 @@
 """``python -m openclaw.inspect LEDGER``: what became of each turn, so that one can see that training happens.
 
-Guarantees: reads only; works while a run writes. Without an option it prints counts by state and reason and the steps;
-``--turns`` one line per turn (verdict, hint, sample, step), ``--samples`` one line per sample, ``--session ID`` one
-conversation in full, ``--export FILE`` all conversations as JSON lines.
+Guarantees: without a command it only shows (a file of an older program is brought up to date first, after a copy);
+works while a run writes. Commands that change the file are in `openclaw.ledger.commands`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
+from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.text import next_state_text, response_text
@@ -95,36 +96,60 @@ def summary(ledger: Ledger) -> Iterable[str]:
         )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print what was asked for; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m openclaw.inspect", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("ledger", type=Path, help="ledger file of a run")
+def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
+    """Return the lines of what was asked for.
+
+    Raises:
+        UnknownRecordError: for a session that the ledger does not hold.
+    """
+    if options.export:
+        return [f"{write_conversations(ledger, options.export)} sessions written to {options.export}"]
+    if options.session:
+        records = list(ledger.export_turns(options.session))
+        if not records:
+            raise UnknownRecordError(f"no session {options.session!r}; --turns lists them")
+        return session_text(records)
+    if options.turns:
+        return (turn_line(record) for record in ledger.export_turns())
+    if options.samples:
+        return (sample_line(record) for record in ledger.sample_records())
+    return summary(ledger)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command line: options that show, commands that change."""
+    parser = argparse.ArgumentParser(
+        prog="python -m openclaw.inspect",
+        description="Show what became of each turn of a run, or take care of its ledger file.",
+        epilog="Without option or command: counts by state and reason, and the steps. All of it works while a run writes.",
+    )
+    parser.add_argument("ledger", type=Path, metavar="LEDGER", help="ledger file of a run; its folder is SAVE_CKPT")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--turns", action="store_true", help="one line per turn: verdict, sample, step")
     what.add_argument("--samples", action="store_true", help="one line per sample")
     what.add_argument("--session", metavar="ID", help="one conversation in full")
     what.add_argument("--export", type=Path, metavar="FILE", help="write all conversations as JSON lines")
-    options = parser.parse_args(argv)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    forget = commands.add_parser("forget", help="delete a session's data everywhere in the file")
+    forget.add_argument("session_id", metavar="SESSION", help="its id, as --turns shows it")
+    commands.add_parser("check", help="read the whole file and say whether it is sound")
+    salvage = commands.add_parser("salvage", help="copy what can be read of a damaged file to a new one")
+    salvage.add_argument("target", type=Path, metavar="OUT", help="the new file")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print what was asked for; return the exit code: 2, with one line that says why, when it cannot be done."""
+    options = build_parser().parse_args(argv)
     if not options.ledger.is_file():
         print(f"no ledger at {options.ledger}; a run prints its path when it starts", file=sys.stderr)
         return 2
-    ledger = Ledger(options.ledger)
-    if options.export:
-        lines: Iterable[str] = [f"{write_conversations(ledger, options.export)} sessions written to {options.export}"]
-    elif options.session:
-        lines = session_text(ledger.export_turns(options.session))
-    elif options.turns:
-        lines = (turn_line(record) for record in ledger.export_turns())
-    elif options.samples:
-        lines = (sample_line(record) for record in ledger.sample_records())
-    else:
-        lines = summary(ledger)
-    printed = 0
-    for line in lines:
-        print(line)
-        printed += 1
-    if options.session and not printed:
-        print(f"no session {options.session!r}; --turns lists them", file=sys.stderr)
+    try:
+        lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options)
+        for line in lines:
+            print(line)
+    except LedgerError as error:
+        print(error, file=sys.stderr)
         return 2
     return 0
 

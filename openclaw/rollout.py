@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from typing import Any, cast
 
+from openclaw.ledger.patience import until_available
 from openclaw.ledger.store import Ledger
 from openclaw.runtime_process import RuntimeSupervisor
 from openclaw.runtime_start import check_runtime, ledger_path, start_runtime, stop_runtime
@@ -51,7 +53,7 @@ class LedgerDataSource(DataSource):
 
     def save(self, rollout_id: int) -> None:
         """A checkpoint that contains the step of ``rollout_id`` is on disk: its samples are trained."""
-        count = self.ledger.mark_trained(rollout_id)
+        count = until_available(lambda: self.ledger.mark_trained(rollout_id), self.stopped)
         logger.info("ledger: %d samples are trained up to rollout %d", count, rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -62,7 +64,8 @@ class LedgerDataSource(DataSource):
     def weights_live(self, rollout_id: int, version: str, trained_at: float | None = None) -> None:
         """The engines answer with the weights that the step of ``rollout_id`` made."""
         now = time.time()
-        self.ledger.record_step(rollout_id, str(version), now if trained_at is None else trained_at, now)
+        trained = now if trained_at is None else trained_at
+        until_available(lambda: self.ledger.record_step(rollout_id, str(version), trained, now), self.stopped)
 
     def check(self) -> None:
         """Raise RuntimeFailedError when nobody can talk to the policy any more; the driver asks now and then."""
@@ -136,18 +139,20 @@ def collect(
     while True:
         held = ledger.leased_count(rollout_id)
         wait_for_samples(ledger, rollout_id, wanted - held, source.stopped, supervisor)
-        samples = ledger.claim_samples(rollout_id, wanted)
+        samples = until_available(lambda: ledger.claim_samples(rollout_id, wanted), source.stopped)
         version = ledger.live_weight_version()
         bound = args.max_weight_staleness if args.stale_samples == "drop" else None
         stale = [sample for sample in samples if is_stale(sample, version, bound)]
         for sample in stale:
-            ledger.drop_sample(sample.metadata["ledger_id"], STALE, rollout_id)
+            sample_id = sample.metadata["ledger_id"]
+            until_available(partial(ledger.drop_sample, sample_id, STALE, rollout_id), source.stopped)
         dropped += len(stale)
-        if not stale:
+        if not stale and len(samples) == wanted:  # fewer when a session was forgotten meanwhile
             return [prepare(sample, version) for sample in samples], dropped
-        logger.warning(
-            "rollout %d: dropped %d samples of weights more than %s updates away", rollout_id, len(stale), bound
-        )
+        if stale:
+            logger.warning(
+                "rollout %d: dropped %d samples of weights more than %s updates away", rollout_id, len(stale), bound
+            )
 
 
 def wait_for_samples(

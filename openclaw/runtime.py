@@ -32,6 +32,7 @@ from openclaw.gateway.assemble import build_service
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
+from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
 from slime.utils.process import watch_lifeline
 from slime.utils.processing_utils import load_tokenizer
@@ -165,7 +166,7 @@ def main() -> int:
         for name, value, source in config.describe():
             logger.debug("%s=%s (%s)", name, value, source)
         uvloop.run(serve(config))
-    except ConfigError as error:
+    except (ConfigError, LedgerError) as error:
         print(f"openclaw.runtime: {error}", file=sys.stderr)
         return CONFIG_EXIT
     return 0

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from openclaw.gateway.access_log import key_name, note_reply
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService, Reply
-from openclaw.gateway.errors import ApiError
+from openclaw.gateway.errors import ApiError, from_ledger
 from openclaw.gateway.feedback import FeedbackRequest
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
@@ -32,6 +32,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.schema import ChatRequest, parse_request
 from openclaw.gateway.stream import CLIENT_GONE, ClientGoneError, EventStream, answer_or_gone
+from openclaw.ledger.exceptions import LedgerError
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
         log_contents=config.log_contents,
     )
     app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(LedgerError, _ledger_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
     schema = {"requestBody": {"content": {"application/json": {"schema": ChatRequest.model_json_schema()}}}}
@@ -241,6 +243,12 @@ def _json(value: object, headers: dict[str, str] | None = None) -> Response:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _ledger_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LedgerError)
+    logger.error("%s %s is refused: %s", request.method, request.scope["route"].path, error)
+    return from_ledger(error).response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

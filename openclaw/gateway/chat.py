@@ -21,7 +21,7 @@ from openclaw.engine_client import EngineClient
 from openclaw.exceptions import EngineError
 from openclaw.gateway.capture import Capture, Prompt, Step, usage
 from openclaw.gateway.detokenize import Vocabulary
-from openclaw.gateway.errors import ApiError, bad_request, from_engine
+from openclaw.gateway.errors import ApiError, bad_request, from_engine, from_ledger
 from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.interleave import interleave
 from openclaw.gateway.logprobs import LogprobEntries
@@ -31,6 +31,7 @@ from openclaw.gateway.render import Renderer, RenderError
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
+from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
 from openclaw.sessions import MAX_SESSION_ID, Sessions, TurnContext
 
@@ -77,9 +78,14 @@ class ChatService:
         """
         stated_kind, done = read_headers(headers, request)
         prompt = await self._prompt(request, raw)
-        context = await self.sessions.begin(
-            headers, prompt.messages, body_session_id=request.session_id, stated_kind=stated_kind, done=done
-        )
+        try:
+            context = await self.sessions.begin(
+                headers, prompt.messages, body_session_id=request.session_id, stated_kind=stated_kind, done=done
+            )
+        except LedgerError as error:
+            self.metrics.ledger_failures.inc()
+            logger.error("request %s is refused: %s", prompt.id, error)
+            raise from_ledger(error) from error
         reply = Reply(self, [self._capture(prompt, index) for index in range(request.choices)], context)
         await reply.start()
         return reply
@@ -264,7 +270,9 @@ class Reply:
         except Exception as error:
             service.metrics.ledger_failures.inc()
             logger.exception("turn %s could not be recorded", turns[0].id)
-            raise ApiError(500, "the reply could not be recorded", code="ledger_unavailable") from error
+            if isinstance(error, LedgerError):
+                raise from_ledger(error) from error
+            raise ApiError(500, "the reply could not be recorded", code="internal_error") from error
         finally:
             service.metrics.in_flight.dec()
             service.metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))

@@ -12,6 +12,7 @@ import orjson
 from starlette.responses import Response
 
 from openclaw.exceptions import EngineAwayError, EngineError, EngineRejectedError, OpenClawError
+from openclaw.ledger.exceptions import LedgerError, LedgerUnavailableError
 
 
 class ApiError(OpenClawError):
@@ -77,3 +78,10 @@ def from_engine(error: EngineError) -> ApiError:
     if isinstance(error, EngineRejectedError):
         return ApiError(400, f"the engine refused the request: {error}", code="engine_rejected")
     return ApiError(500, f"the engine failed: {error}", code="engine_error")
+
+
+def from_ledger(error: LedgerError) -> ApiError:
+    """Return what a client is told when the ledger took nothing; the log names the file and what to do."""
+    if isinstance(error, LedgerUnavailableError):
+        return ApiError(503, "the ledger cannot be written now; send the request again", code="ledger_unavailable")
+    return ApiError(500, "the ledger refused the request; the server's log says why", code="ledger_failed")

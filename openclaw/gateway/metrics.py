@@ -52,7 +52,7 @@ class GatewayMetrics:
             "openclaw_mixed_version_replies", "Replies sampled by more than one weight version", registry=registry
         )
         self.ledger_failures = Counter(
-            "openclaw_ledger_failures", "Turns that could not be committed", registry=registry
+            "openclaw_ledger_failures", "Commits that the ledger did not take", registry=registry
         )
         self.key_requests = Counter(
             "openclaw_key_requests", "Requests by name of the key and HTTP status", ["key", "code"], registry=registry

@@ -21,7 +21,12 @@ from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.votes import agreement, longest_hint, majority
-from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError
+from openclaw.ledger.exceptions import (
+    FeedbackArrivedError,
+    LedgerUnavailableError,
+    TransitionError,
+    UnknownRecordError,
+)
 from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision
@@ -137,9 +142,9 @@ class JudgeWorker:
         try:
             async with asyncio.timeout(self._settings.timeout):
                 verdict, decision = await self._decide(turn, item.feedback)
-            await asyncio.to_thread(
-                self._ledger.record_judged, turn.id, verdict, decision.samples, decision.reason, len(item.feedback)
-            )
+            await self._record(turn.id, verdict, decision, len(item.feedback))
+        except UnknownRecordError:
+            logger.info("turn %s was forgotten while it was judged", turn.id)
         except FeedbackArrivedError as error:
             self._metrics.failures.labels(kind="feedback_arrived").inc()
             logger.info("judged again: %s", error)
@@ -155,6 +160,21 @@ class JudgeWorker:
         else:
             self._metrics.judged.labels(outcome=decision.reason or "sample").inc()
             self._metrics.seconds.observe(verdict.seconds)
+
+    async def _record(self, turn_id: str, verdict: Verdict, decision: SampleDecision, feedback: int) -> None:
+        """Commit a verdict; while the ledger takes nothing it is kept and tried again, so that no judge is asked twice."""
+        pause = self._settings.first_pause
+        while True:
+            try:
+                await asyncio.to_thread(
+                    self._ledger.record_judged, turn_id, verdict, decision.samples, decision.reason, feedback
+                )
+                return
+            except LedgerUnavailableError as error:
+                self._metrics.failures.labels(kind="ledger").inc()
+                logger.error("the verdict of turn %s waits %.1f s for the ledger: %s", turn_id, pause, error)
+            await asyncio.sleep(pause)
+            pause = min(self._settings.longest_pause, 2 * pause)
 
     async def _postpone(self, item: PendingTurn, kind: str, error: str) -> None:
         self._metrics.failures.labels(kind=kind).inc()

@@ -45,7 +45,7 @@ def unpack_floats(blob: bytes | None) -> list[float] | None:
     return values.tolist()
 
 
-def encode_turn(turn: Turn, state: str, reason: str | None) -> dict[str, Any]:
+def encode_turn(turn: Turn) -> dict[str, Any]:
     """Return the columns of a new turn."""
     return {
         "id": turn.id,
@@ -66,8 +66,8 @@ def encode_turn(turn: Turn, state: str, reason: str | None) -> dict[str, Any]:
         "temperature": turn.temperature,
         "top_p": turn.top_p,
         "conversation": turn.conversation,
-        "state": state,
-        "reason": reason,
+        "state": turn.state,
+        "reason": turn.reason,
     }
 
 

@@ -2,12 +2,14 @@
 
 Guarantees: what `transaction` committed survives ``kill -9`` and power loss (write-ahead log, ``synchronous=FULL``);
 what it did not commit leaves no trace. Several processes may hold the file open: writers take turns and wait for one
-another up to ten seconds. A `Database` may be used from several threads; a lock makes their transactions one after the
+another up to ten seconds. A failure leaves no half transaction, names the file and what to do
+(`openclaw.ledger.exceptions`), and the next call tries anew. A `Database` may be used from several threads; a lock makes their transactions one after the
 other. The file must lie on a local disk, as every SQLite write-ahead log must.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -16,8 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
+from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
+from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
 from openclaw.ledger.schema import migrate
+
+logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_SECONDS = 10.0
 WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
@@ -36,20 +41,51 @@ class Database:
 
         Raises:
             LedgerVersionError: when a newer program wrote the file.
+            LedgerDamagedError: when it is not a whole database.
+            LedgerUnavailableError: when it cannot be opened now.
         """
         self.path = Path(path)
         self.clock = clock
         self._lock = threading.RLock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(
-            self.path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        log = read_log(self.path)
+        with self._named_errors():
+            self._connection = sqlite3.connect(
+                self.path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare(log)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _prepare(self, log: Log | None) -> None:
+        """Set the connection up, check the file and bring it up to date."""
         self._connection.row_factory = sqlite3.Row
         self._connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000)}")
         self._switch_to_wal()
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute("PRAGMA secure_delete = ON")
+        lost = lost_transactions(log, self._connection, self.path)
+        if lost != 0:
+            count = "an unknown number of" if lost is None else lost
+            logger.error(
+                "%s-wal is damaged: the last transactions (%s) are lost, the ledger is as before them", self.path, count
+            )
+        check_file(self._connection, self.path)
         migrate(self._connection, self.path)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Raise what SQLite reports about file and disk as errors of the ledger."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            named = ledger_error(error, self.path)
+            if named is None:
+                raise
+            raise named from error
 
     def _switch_to_wal(self) -> None:
         """Turn the write-ahead log on; SQLite does not wait for another process that does so, so this does."""
@@ -77,8 +113,10 @@ class Database:
 
         Raises:
             TransitionError: when the body takes a row off its state table.
+            LedgerUnavailableError: when the transaction could not be made now; nothing of it is in the file.
+            LedgerDamagedError: when the body met a damaged page.
         """
-        with self._lock:
+        with self._lock, self._named_errors():
             begin, commit, undo = PART if self._connection.in_transaction else WHOLE
             self._connection.execute(begin)
             try:
@@ -94,7 +132,7 @@ class Database:
 
     def rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
         """Return all rows of a query that does not write."""
-        with self._lock:
+        with self._lock, self._named_errors():
             return self._connection.execute(sql, parameters).fetchall()
 
     def update_one(self, connection: sqlite3.Connection, table: str, row_id: str | int, **columns: Any) -> None:

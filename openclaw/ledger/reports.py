@@ -110,10 +110,12 @@ class ReportQueries(Database):
         return [row["session_id"] for row in found]
 
     def step_records(self) -> list[dict[str, Any]]:
-        """Return the steps that were not undone, oldest first, each with its number of samples."""
+        """Return the steps that were not undone, oldest first, each with its number of samples, forgotten ones included."""
         found = self.rows(
             "SELECT steps.*, (SELECT COUNT(*) FROM samples WHERE samples.rollout_id = steps.rollout_id"
-            " AND state IN ('leased', 'trained')) AS samples FROM steps WHERE undone_at IS NULL ORDER BY number"
+            " AND state IN ('leased', 'trained')) + (SELECT COUNT(*) FROM forgotten_samples"
+            " WHERE forgotten_samples.rollout_id = steps.rollout_id) AS samples"
+            " FROM steps WHERE undone_at IS NULL ORDER BY number"
         )
         names = ("rollout_id", "weight_version", "trained_at", "live_at", "samples")
         return [{name: row[name] for name in names} for row in found]

@@ -45,8 +45,16 @@ class SampleQueries(Database):
         return [decode_sample(row) for row in leased]
 
     def drop_sample(self, sample_id: int, reason: str, rollout_id: int) -> None:
-        """Give up a ready or leased sample; ``rollout_id`` is the rollout that would have used it."""
+        """Give up a ready or leased sample; ``rollout_id`` is the rollout that would have used it.
+
+        Of a sample that was forgotten since it was leased, the tombstone says from now on that no step used it.
+        """
         with self.transaction() as connection:
+            forgotten = connection.execute(
+                "UPDATE forgotten_samples SET rollout_id = NULL WHERE id = ?", (sample_id,)
+            ).rowcount
+            if forgotten:
+                return
             self.update_one(connection, "samples", sample_id, state="dropped", reason=reason, rollout_id=rollout_id)
 
     def mark_trained(self, rollout_id: int) -> int:
@@ -74,6 +82,7 @@ class SampleQueries(Database):
                 " WHERE state IN ('leased', 'trained', 'dropped') AND rollout_id > ?",
                 (rollout_id,),
             ).rowcount
+            connection.execute("UPDATE forgotten_samples SET rollout_id = NULL WHERE rollout_id > ?", (rollout_id,))
             connection.execute(
                 "UPDATE steps SET undone_at = ? WHERE rollout_id > ? AND undone_at IS NULL", (self.clock(), rollout_id)
             )

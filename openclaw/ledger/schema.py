@@ -53,17 +53,28 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
                 migration.fill(connection)
             logger.info("%s: ledger version %d, %s", path, migration.version, migration.summary)
         if version < VERSION:
-            for statement in [
-                *triggers_sql("turns", VALID_TURN_TRANSITIONS, FIRST_TURN_STATES),
-                *triggers_sql("samples", VALID_SAMPLE_TRANSITIONS, FIRST_SAMPLE_STATES),
-                *deletion_triggers_sql(),
-            ]:
-                connection.execute(statement)
+            create_triggers(connection)
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+
+
+def create_triggers(connection: sqlite3.Connection) -> None:
+    """Make the triggers that hold rows to the tables of `openclaw.ledger.states`, in place of those that are there."""
+    for statement in [
+        *triggers_sql("turns", VALID_TURN_TRANSITIONS, FIRST_TURN_STATES),
+        *triggers_sql("samples", VALID_SAMPLE_TRANSITIONS, FIRST_SAMPLE_STATES),
+        *deletion_triggers_sql(),
+    ]:
+        connection.execute(statement)
+
+
+def drop_triggers(connection: sqlite3.Connection) -> None:
+    """Remove all triggers, to copy rows that are on their way already; `create_triggers` belongs behind it."""
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
 
 
 def backup_path(path: Path, version: int) -> Path:

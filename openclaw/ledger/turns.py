@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from openclaw.ledger.codec import decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
+from openclaw.ledger.forget import session_digest
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
 from slime.utils.types import Sample
 
@@ -23,10 +24,14 @@ NO_NEXT_STATE = "no_next_state"
 class TurnQueries(Database):
     """What the gateway and the judge worker ask of the ledger."""
 
-    def record_turn(self, turn: Turn) -> None:
+    def record_turn(self, turn: Turn) -> Turn | None:
         """Commit a finished turn: ``waiting``, or ``excluded`` with its reason (given, ``side`` or ``aborted``).
 
         A session that had ended resumes by this.
+
+        Returns:
+            The turn with its state and reason; None, with nothing written, when its session was forgotten after the
+            request had come.
         """
         turn.validate()
         reason = turn.reason
@@ -34,15 +39,23 @@ class TurnQueries(Database):
             reason = "side"
         if reason is None and turn.finish_reason == "abort":
             reason = "aborted"
-        columns = encode_turn(turn, "waiting" if reason is None else "excluded", reason)
+        turn = replace(turn, state="waiting" if reason is None else "excluded", reason=reason)
+        columns = encode_turn(turn)
         names = ", ".join(columns)
         marks = ", ".join("?" for _ in columns)
         with self.transaction() as connection:
+            forgotten = connection.execute(
+                "SELECT 1 FROM forgotten_sessions WHERE session = ? AND forgotten_at >= ?",
+                (session_digest(turn.session_id), turn.created_at),
+            ).fetchone()
+            if forgotten is not None:
+                return None
             connection.execute(
                 "INSERT INTO sessions (id, started_at) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET ended_at = NULL",
                 (turn.session_id, turn.created_at),
             )
             connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(columns.values()))
+        return turn
 
     def record_next_state(
         self, turn_id: str, messages: Sequence[Message], at: float, signal: Signal = "next_state"

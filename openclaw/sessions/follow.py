@@ -89,7 +89,8 @@ class Sessions:
             clock: seconds since the epoch.
             regenerated: what becomes of a turn whose reply the user had replaced: never trained, or judged by that.
             on_event: called with the name of what happened: ``next_state``, ``regeneration``, ``rejected``, ``retry``,
-                ``branch``, ``rewritten``, ``conflict``, ``revived``, ``ended_idle``, ``ended_done``, ``evicted``.
+                ``branch``, ``rewritten``, ``conflict``, ``revived``, ``ended_idle``, ``ended_done``, ``evicted``,
+                ``forgotten``.
             on_pending: called when a turn became pending or a session ended.
         """
         self._store = store
@@ -159,7 +160,12 @@ class Sessions:
         node = node_of_turn(turn, context.history)
         turn = replace(turn, index=session.turns, conversation=node.conversation)
         session.turns += 1
-        await self._call(self._store.record_turn, turn)
+        recorded = await self._call(self._store.record_turn, turn)
+        if recorded is None:
+            self._on_event("forgotten")
+            return turn
+        if recorded.state == "excluded":
+            node.state = "excluded"
         self._table.remember(session, node)
         return turn
 

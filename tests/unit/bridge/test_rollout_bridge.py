@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sqlite3
 import sys
 import threading
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from openclaw import rollout, runtime_start
 from openclaw.config import RuntimeConfig
 from openclaw.exceptions import ConfigError
+from openclaw.ledger import patience
 from openclaw.rollout import LedgerDataSource, generate_rollout, staleness
 from openclaw.runtime_process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime_start import ledger_path, reachable_host, runtime_environment
@@ -193,6 +196,52 @@ def test_staleness_counts_the_oldest_weights_and_undone_ones_too() -> None:
     assert staleness(Sample(weight_versions=["3", "4"]), "6") == 3
     assert staleness(Sample(weight_versions=["9"]), "6") == 3
     assert staleness(Sample(weight_versions=["9"]), None) == 0
+
+
+def test_the_trainers_side_waits_for_a_ledger_that_cannot_be_written(
+    args: Namespace, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.005)
+    for number in range(2):
+        judged_sample(source.ledger, f"turn-{number}")
+    source.ledger.rows("PRAGMA busy_timeout = 1")
+    outputs: list[Any] = []
+
+    def step() -> None:
+        outputs.append(claim(args, source, 0))
+        source.weights_live(0, "1")
+        source.save(0)
+
+    thread = threading.Thread(target=step)
+    with closing(sqlite3.connect(source.ledger.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        thread.start()
+        while "waiting for the ledger" not in caplog.text:
+            assert thread.is_alive()
+            thread.join(0.005)
+        other.execute("ROLLBACK")
+    thread.join(DEADLINE)
+    assert ids(outputs[0]) == [1, 2]
+    assert source.ledger.counts()["samples"] == {"trained": 2}
+
+
+def test_a_session_forgotten_before_the_claim_leaves_no_short_batch(
+    args: Namespace, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        judged_sample(source.ledger, f"turn-{number}", session_id=f"session-{number}")
+    wait, waits = rollout.wait_for_samples, []
+
+    def forget_after_the_first_wait(*arguments: Any) -> None:
+        waits.append(arguments)
+        if len(waits) == 2:
+            judged_sample(source.ledger, "turn-2")
+        wait(*arguments)
+        if len(waits) == 1:
+            source.ledger.forget_session("session-0")
+
+    monkeypatch.setattr(rollout, "wait_for_samples", forget_after_the_first_wait)
+    assert ids(claim(args, source, 0)) == [2, 3]
 
 
 def test_checkpoint_and_restore_move_the_ledger(args: Namespace, source: LedgerDataSource) -> None:

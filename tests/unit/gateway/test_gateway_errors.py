@@ -158,14 +158,14 @@ async def until(condition: Any) -> None:
 
 async def test_a_reply_that_cannot_be_recorded_ends_in_an_error(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(turn: object) -> None:
-        raise OSError("disk full")
+        raise RuntimeError("a defect")
 
     monkeypatch.setattr(stack.ledger, "record_turn", refuse)
     stack.say("hi", "hi")
     response = await post(stack, {"messages": USER})
     assert response.status_code == 500
-    assert response.json()["error"]["code"] == "ledger_unavailable"
+    assert response.json()["error"]["code"] == "internal_error"
     response = await post(stack, {"messages": USER, "stream": True})
-    assert '"code":"ledger_unavailable"' in response.text
+    assert '"code":"internal_error"' in response.text
     assert "[DONE]" not in response.text
     assert stack.metric("openclaw_ledger_failures_total") == 2

@@ -21,6 +21,7 @@ from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
+from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import USER_NEXT, make_turn
@@ -303,3 +304,39 @@ async def test_a_turn_that_cannot_be_postponed_is_counted(ledger: Ledger, monkey
     bench.pend()
     async with bench.running():
         await until(lambda: bench.count("openclaw_judge_failures_total", kind="postpone") >= 1)
+
+
+async def test_a_verdict_waits_for_the_ledger_and_no_judge_is_asked_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"))
+    bench.pend()
+    record, refusals = ledger.record_judged, 3
+
+    def full(*arguments: Any) -> None:
+        nonlocal refusals
+        refusals -= 1
+        if refusals >= 0:
+            raise LedgerUnavailableError("the disk is full")
+        record(*arguments)
+
+    monkeypatch.setattr(ledger, "record_judged", full)
+    async with bench.running():
+        await until(judged(bench))
+    assert bench.count("openclaw_judge_failures_total", kind="ledger") == 3
+    assert bench.count("openclaw_judge_votes_total", judge="prm", value="1") == 1
+    assert ledger.counts()["judge_attempts_failed"] == 0
+
+
+async def test_a_turn_forgotten_while_it_is_judged_is_let_go(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    def forget(_: dict[str, Any]) -> str:
+        ledger.forget_session("gone")
+        return "\\boxed{1}"
+
+    bench = Bench(ledger, FakeEngine(forget))
+    bench.pend(session_id="gone")
+    with caplog.at_level("INFO"):
+        async with bench.running():
+            await until(lambda: "was forgotten while it was judged" in caplog.text)
+    assert ledger.counts()["turns"] == {}
+    assert ledger.ready_count() == 0

@@ -67,7 +67,7 @@ async def together(ledger: CountingLedger, *calls: tuple) -> list[object]:
 async def test_calls_that_wait_together_are_one_commit(ledger: CountingLedger) -> None:
     turns = [make_turn(f"turn-{number}", index=number) for number in range(20)]
     results = await together(ledger, *[(ledger.record_turn, turn) for turn in turns], (ledger.turn_count, "session"))
-    assert results == [None] * 20 + [20]
+    assert results == [*turns, 20]
     assert ledger.commits == 1
     assert [record.turn.id for record in ledger.export_turns()] == [turn.id for turn in turns]
 
@@ -80,7 +80,7 @@ async def test_one_that_fails_leaves_no_trace_and_the_others_count(ledger: Count
         (ledger.record_turn, make_turn("a")),
         (ledger.record_next_state, "a", USER_NEXT, 5.0),
     )
-    assert results[0] is None
+    assert results[0] == make_turn("a")
     assert isinstance(results[1], UnknownRecordError)
     assert isinstance(results[2], sqlite3.IntegrityError)
     assert results[3] is None
@@ -91,7 +91,7 @@ async def test_one_that_fails_leaves_no_trace_and_the_others_count(ledger: Count
 async def test_calls_whose_transaction_fails_are_made_alone(ledger: CountingLedger) -> None:
     ledger.fail_next_group = True
     results = await together(ledger, *[(ledger.record_turn, make_turn(f"turn-{n}", index=n)) for n in range(3)])
-    assert results == [None, None, None]
+    assert results == [make_turn(f"turn-{n}", index=n) for n in range(3)]
     assert ledger.commits == 3
     assert ledger.turn_count("session") == 3
 
@@ -109,7 +109,7 @@ async def test_a_transaction_that_sqlite_gave_up_is_not_half_counted(ledger: Cou
     results = await together(
         ledger, (ledger.record_turn, make_turn("a")), (give_up_once,), (ledger.record_turn, make_turn("b", index=1))
     )
-    assert results == [None, None, None]
+    assert results == [make_turn("a"), None, make_turn("b", index=1)]
     assert ledger.turn_count("session") == 2
 
 

@@ -1,0 +1,66 @@
+"""The commands of ``python -m openclaw.inspect`` that take care of a ledger file: forget, check, salvage.
+
+Guarantees: each says in its last line what holds now; one that cannot be done raises LedgerError with what to type.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+
+from rich.console import Console
+from rich.progress import Progress
+
+from openclaw.ledger.damage import check_file
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.salvage import TABLES, salvage
+from openclaw.ledger.store import Ledger
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal's standard error; yield the function to call with (done, total)."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def forget_command(options: argparse.Namespace) -> Iterable[str]:
+    """Delete a session and its bytes."""
+    with closing(Ledger(options.ledger)) as ledger:
+        try:
+            gone = ledger.forget_session(options.session_id)
+        except UnknownRecordError:
+            raise UnknownRecordError(f"no session {options.session_id!r}; --turns lists them") from None
+        yield f"{gone.turns} turns and {gone.samples} samples of {options.session_id!r} are deleted"
+        for backup in ledger.erase():
+            yield f"{backup} was a copy of the file before it was brought up to date; it is deleted too"
+        if gone.trained:
+            yield f"{gone.trained} of the samples had been used; weights and checkpoints that learned from them stay"
+        yield "no byte of it is left in the file; exports, logs and copies elsewhere are not looked at"
+
+
+def check_command(options: argparse.Namespace) -> Iterable[str]:
+    """Read the whole file."""
+    with closing(Ledger(options.ledger)) as ledger, ledger.transaction() as connection:
+        check_file(connection, options.ledger, None)
+        wrong = connection.execute("PRAGMA foreign_key_check").fetchall()
+    yield f"{options.ledger} is sound" if not wrong else f"{options.ledger}: {len(wrong)} rows refer to lost ones"
+
+
+def salvage_command(options: argparse.Namespace) -> Iterable[str]:
+    """Copy what can be read to a new file."""
+    with progress_bar("reading") as on_progress:
+        result = salvage(options.ledger, options.target, on_progress)
+    for table in TABLES:
+        lost = f", up to {result.lost[table]} lost" if result.lost[table] else ""
+        yield f"{table:18} {result.kept[table]:7} kept{lost}"
+    yield f"go on with it: OPENCLAW_LEDGER={options.target}"
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], Iterable[str]]] = {
+    "forget": forget_command,
+    "check": check_command,
+    "salvage": salvage_command,
+}

@@ -1,0 +1,102 @@
+"""Forgetting: every trace of what was said in a session leaves the ledger, while the count of what was trained stays.
+
+Guarantees: one transaction deletes a session's turns, verdicts, samples (also those not yet trained) and feedback.
+What remains is a digest of its id with the time, and a tombstone per sample (`forgotten_samples`) with the step that
+used it and nothing else. A batch that holds such a sample already finishes its step; a crash does not bring the sample
+back. A reply that was under way when its session was forgotten is not recorded (`TurnQueries.record_turn`).
+`erase` then removes the bytes from the file: deleted rows are overwritten (``secure_delete``), the write-ahead log is
+emptied, and the copies that a migration made are removed. Copies elsewhere and checkpoints that learned from the
+session are out of its reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from openclaw.ledger.database import Database
+from openclaw.ledger.exceptions import LedgerUnavailableError, UnknownRecordError
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What was deleted: ``turns``, ``samples``, and how many of the samples a step had used (``trained``)."""
+
+    turns: int
+    samples: int
+    trained: int
+
+
+def session_digest(session_id: str) -> bytes:
+    """Return what stands for a session id after it was forgotten."""
+    return blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+class ForgetQueries(Database):
+    """Deletes sessions."""
+
+    def forget_session(self, session_id: str) -> Forgotten:
+        """Delete all rows of a session; call `erase` afterwards to remove the bytes.
+
+        Raises:
+            UnknownRecordError: when the ledger does not hold it.
+        """
+        turns_of = "(SELECT id FROM turns WHERE session_id = ?)"
+        with self.transaction() as connection:
+            if connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone() is None:
+                raise UnknownRecordError(f"{self.path} holds no session {session_id!r}")
+            trained = connection.execute(
+                f"SELECT COUNT(*) FROM samples WHERE state IN ('leased', 'trained') AND turn_id IN {turns_of}",
+                (session_id,),
+            ).fetchone()[0]
+            connection.execute(
+                "INSERT INTO forgotten_samples (id, rollout_id, forgotten_at)"
+                " SELECT id, CASE WHEN state IN ('leased', 'trained') THEN rollout_id END, ? FROM samples"
+                f" WHERE turn_id IN {turns_of}",
+                (self.clock(), session_id),
+            )
+            samples = connection.execute(f"DELETE FROM samples WHERE turn_id IN {turns_of}", (session_id,)).rowcount
+            connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
+            connection.execute(f"DELETE FROM feedback WHERE turn_id IN {turns_of}", (session_id,))
+            turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount
+            connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            connection.execute(
+                "INSERT INTO forgotten_sessions (session, forgotten_at) VALUES (?, ?)"
+                " ON CONFLICT DO UPDATE SET forgotten_at = excluded.forgotten_at",
+                (session_digest(session_id), self.clock()),
+            )
+        return Forgotten(turns, samples, trained)
+
+    def erase(self) -> list[Path]:
+        """Remove the bytes of deleted rows from disk; return the copies of the file that were removed.
+
+        Raises:
+            LedgerUnavailableError: when another process reads the file for so long that the log cannot be emptied.
+        """
+        [result] = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        if result[0]:
+            raise LedgerUnavailableError(
+                f"ledger {self.path}: the rows are deleted, but {self.path}-wal still holds them because another process "
+                "reads; do the same again later, or end that process"
+            )
+        backups = sorted(self.path.parent.glob(f"{self.path.name}.v*.backup*"))
+        for backup in backups:
+            backup.unlink(missing_ok=True)
+        return backups
+
+    def sessions_quiet_since(self, at: float, limit: int) -> list[str]:
+        """Return sessions whose last turn came before ``at`` and that have no turn left to judge, the oldest first."""
+        found = self.rows(
+            "SELECT id FROM sessions WHERE started_at < ? AND NOT EXISTS"
+            " (SELECT 1 FROM turns WHERE session_id = sessions.id AND (state = 'pending' OR finished_at >= ?))"
+            " ORDER BY started_at LIMIT ?",
+            (at, at, limit),
+        )
+        return [row["id"] for row in found]
+
+    def forgotten_sample_count(self) -> int:
+        """Return how many samples were forgotten."""
+        return self.rows("SELECT COUNT(*) AS n FROM forgotten_samples")[0]["n"]

@@ -1,0 +1,179 @@
+"""Copies what can be read of a damaged ledger to a new one, row by row.
+
+Guarantees: the damaged file is not touched (a copy of it is read); the result passes every check of a ledger; what could
+not be read is counted. A row whose session or turn is lost is kept where its own values suffice: a turn gets its session
+back, a used sample without its turn stays as a tombstone, so that steps keep their count. Only a file whose first
+page (the list of its tables) is damaged gives nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict
+from openclaw.ledger.exceptions import LedgerDamagedError, LedgerError
+from openclaw.ledger.schema import create_triggers, drop_triggers
+from openclaw.ledger.store import Ledger
+
+# Parents first.
+TABLES = (
+    "sessions", "turns", "verdicts", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
+)  # fmt: skip
+CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback")
+HEADER_BYTES = 100
+UNKNOWN_ROWS = 1_000_000
+"""How many row ids are tried when nothing of the file says how many there were."""
+
+
+@dataclass
+class Salvage:
+    """Rows by table: ``kept``, and ``lost`` (an upper bound where a damaged page hides how many it held)."""
+
+    kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
+    lost: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
+
+
+def _decode_turn(row: sqlite3.Row) -> None:
+    decode_turn({"signal": None, "conversation": None, **dict(row)})  # type: ignore[arg-type]
+
+
+READABLE: dict[str, Callable[[sqlite3.Row], Any]] = {
+    "turns": _decode_turn,
+    "samples": decode_sample,
+    "verdicts": decode_verdict,
+}
+
+
+def salvage(damaged: Path, target: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Salvage:
+    """Write what can be read of ``damaged`` to the new ledger ``target``.
+
+    Args:
+        damaged: the file; a write-ahead log beside it is used as far as it is whole.
+        target: must not exist.
+        on_progress: called with row ids tried and to try.
+
+    Raises:
+        LedgerError: when ``target`` exists.
+        LedgerDamagedError: when not even the list of tables can be read.
+    """
+    if target.exists():
+        raise LedgerError(f"{target} exists; name a new file")
+    with tempfile.TemporaryDirectory(prefix="salvage-", dir=target.parent) as folder:
+        copy = Path(folder) / "damaged.sqlite"
+        shutil.copyfile(damaged, copy)
+        log = damaged.with_name(f"{damaged.name}-wal")
+        if log.exists():
+            shutil.copyfile(log, copy.with_name(f"{copy.name}-wal"))
+        pad(copy)
+        with closing(sqlite3.connect(copy, isolation_level=None)) as source, closing(Ledger(target)) as ledger:
+            source.row_factory = sqlite3.Row
+            return _copy_rows(source, ledger, damaged, on_progress)
+
+
+def pad(path: Path) -> None:
+    """Extend a file that was cut off to the length in its header: SQLite refuses to read a shorter one at all."""
+    with path.open("r+b") as file:
+        header = file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            return
+        page_size, pages = struct.unpack_from(">H", header, 16)[0], struct.unpack_from(">I", header, 28)[0]
+        page_size = 65536 if page_size == 1 else page_size
+        file.seek(0, 2)
+        if file.tell() < page_size * pages:
+            file.truncate(page_size * pages)
+
+
+def _copy_rows(
+    source: sqlite3.Connection, ledger: Ledger, damaged: Path, on_progress: Callable[[int, int], None]
+) -> Salvage:
+    try:
+        present = {row["name"] for row in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.DatabaseError as error:
+        raise LedgerDamagedError(
+            f"{damaged}: its list of tables cannot be read ({error}); go back to a copy of the file"
+        ) from error
+    tables = [table for table in TABLES if table in present]
+    last = {table: _last_row_id(source, table) for table in tables}
+    known = [number for number in last.values() if number is not None]
+    bound = max(known, default=UNKNOWN_ROWS)
+    limits = {table: bound if number is None else number for table, number in last.items()}
+    result = Salvage()
+    total, done = sum(limits.values()), 0
+    with ledger.transaction() as connection:
+        drop_triggers(connection)
+        for table in tables:
+            for row in _readable_rows(source, table, limits[table], result):
+                if _insert(connection, table, row):
+                    result.kept[table] += 1
+                else:
+                    result.lost[table] += 1
+                on_progress(min(total, done + result.kept[table] + result.lost[table]), total)
+            done += limits[table]
+        create_triggers(connection)
+    on_progress(total, total)
+    return result
+
+
+def _last_row_id(source: sqlite3.Connection, table: str) -> int | None:
+    """Return the highest row id that a table can hold, or None when the file does not say."""
+    for query, parameters in (
+        ("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)),
+        (f"SELECT MAX(rowid) FROM {table}", ()),
+    ):
+        try:
+            found = source.execute(query, parameters).fetchone()
+        except sqlite3.DatabaseError:
+            continue
+        if found is not None:
+            return found[0] or 0
+    return None
+
+
+def _readable_rows(source: sqlite3.Connection, table: str, limit: int, result: Salvage) -> Iterator[sqlite3.Row]:
+    """Yield the rows of a table that are whole; count the others as lost."""
+    check = READABLE.get(table)
+    for row_id in range(1, limit + 1):
+        try:
+            row = source.execute(f"SELECT * FROM {table} WHERE rowid = ?", (row_id,)).fetchone()
+            if row is None:
+                continue
+            if check is not None:
+                check(row)
+        except (sqlite3.Error, ValueError, KeyError, TypeError):
+            result.lost[table] += 1
+        else:
+            yield row
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: sqlite3.Row) -> bool:
+    """Write a row to the new ledger; return False when what it belongs to is lost."""
+    values = dict(row)
+    if table == "turns":
+        connection.execute(
+            "INSERT INTO sessions (id, started_at) VALUES (?, ?) ON CONFLICT DO NOTHING",
+            (values["session_id"], values["created_at"]),
+        )
+    if table in CHILDREN_OF_TURNS:
+        parent = connection.execute("SELECT 1 FROM turns WHERE id = ?", (values["turn_id"],)).fetchone()
+        if parent is None:
+            if table == "samples" and values["state"] in ("leased", "trained"):
+                connection.execute(
+                    "INSERT INTO forgotten_samples (id, rollout_id, forgotten_at) VALUES (?, ?, ?)",
+                    (values["id"], values["rollout_id"], values["created_at"]),
+                )
+            return False
+    names = ", ".join(values)
+    marks = ", ".join("?" for _ in values)
+    try:
+        connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+    except sqlite3.IntegrityError:
+        return False
+    return True
