@@ -32,6 +32,7 @@ case "${1:-}" in
     --fast) shift; exec python -m pytest tests/unit tests/contract "$@" ;;
     *)
         if [ "$#" -eq 0 ]; then lint; fi
+        scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
         exec python -m pytest tests "$@"
         ;;
 esac

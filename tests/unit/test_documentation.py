@@ -20,6 +20,8 @@ WORDS_OF_OTHER_PROGRAMS = {
     "--export",
     "--help",
     "--dry-run",
+    "--link",
+    "--force",
 }
 
 
