@@ -16,25 +16,26 @@ from slime.utils.http_utils import find_available_port
 from tests.helpers.live_run import wait_until
 
 TOKEN = "gateway-token"
+CONTEXT_WINDOW = 32768
 START_SECONDS = 240.0
 COMMAND_SECONDS = 180.0
 
 
-def agent(base_url: str, key: str | None = None, *, context_window: int = 32768) -> dict[str, Any]:
-    """Return the provider entry for a server."""
+def provider(base_url: str, *, thinking: bool = True) -> dict[str, Any]:
+    """Return the entry of a server under ``models.providers``."""
     return {
         "baseUrl": base_url,
-        "apiKey": key or "none",
+        "apiKey": "none",
         "api": "openai-completions",
         "timeoutSeconds": 300,
         "models": [
             {
                 "id": "policy",
                 "name": "Policy",
-                "reasoning": True,
+                "reasoning": thinking,
                 "input": ["text"],
                 "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-                "contextWindow": context_window,
+                "contextWindow": CONTEXT_WINDOW,
                 "maxTokens": 1024,
                 "compat": {
                     "maxTokensField": "max_tokens",
@@ -47,12 +48,17 @@ def agent(base_url: str, key: str | None = None, *, context_window: int = 32768)
     }
 
 
-def configuration(port: int, plugins: list[Path], agents: Mapping[str, dict[str, Any]], workspace: Path) -> dict:
-    """Return ``openclaw.json``: agent and provider have the same name, the first agent is the default one."""
+def configuration(plugins: Mapping[Path, dict[str, Any]], providers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return ``openclaw.json``.
+
+    Args:
+        plugins: folder of each plugin, and its ``config``.
+        providers: by name; each gets an agent of the same name, the first is the default agent.
+    """
     names = [plugin.name for plugin in plugins]
     return {
         "update": {"checkOnStart": False},
-        "models": {"mode": "replace", "providers": {name: dict(provider) for name, provider in agents.items()}},
+        "models": {"mode": "replace", "providers": dict(providers)},
         "agents": {
             "defaults": {"skipBootstrap": True, "heartbeat": {"every": "0m"}},
             "list": [
@@ -60,24 +66,30 @@ def configuration(port: int, plugins: list[Path], agents: Mapping[str, dict[str,
                     "id": name,
                     "default": number == 0,
                     "model": {"primary": f"{name}/policy"},
-                    "workspace": str(workspace / name),
                 }
-                for number, name in enumerate(agents)
+                for number, name in enumerate(providers)
             ],
         },
-        "tools": {"profile": "coding", "allow": ["read", "write", "edit", "exec", "process"]},
+        "tools": {
+            "profile": "coding",
+            "allow": ["read", "write", "edit", "exec", "process"],
+            "toolSearch": False,
+        },
         "plugins": {
             "allow": [*names, "memory-core"],
             "load": {"paths": [str(plugin) for plugin in plugins]},
             "entries": {
-                **{name: {"enabled": True, "hooks": {"allowConversationAccess": True}} for name in names},
+                **{
+                    plugin.name: {"enabled": True, "hooks": {"allowConversationAccess": True}, "config": settings}
+                    for plugin, settings in plugins.items()
+                },
                 "memory-core": {"enabled": True},
             },
             "slots": {"memory": "memory-core"},
         },
         "gateway": {
             "mode": "local",
-            "port": port,
+            "port": find_available_port(),
             "bind": "loopback",
             "auth": {"mode": "token", "token": TOKEN},
             "controlUi": {"enabled": False},
@@ -133,6 +145,10 @@ class OpenClaw:
         assert response.status_code == 200, f"{response.status_code} {response.text}\n{self.tail()}"
         return response.json()["choices"][0]["message"]["content"] or ""
 
+    def call(self, method: str, **parameters: Any) -> Any:
+        """Call a method of the gateway and return its answer."""
+        return json.loads(self.run("gateway", "call", method, "--params", json.dumps(parameters), "--json"))
+
     def run(self, *arguments: str) -> str:
         """Run a command of OpenClaw against the gateway and return what it prints."""
         done = subprocess.run(
@@ -181,8 +197,3 @@ class OpenClaw:
         kept = {name: os.environ[name] for name in ("LANG", "TZ", "TMPDIR") if name in os.environ}
         path = f"{self._programs}{os.pathsep}{os.environ['PATH']}"
         return {**kept, "HOME": str(self.home), "PATH": path, "NO_COLOR": "1"}
-
-
-def openclaw_port() -> int:
-    """Return a port that OpenClaw may use."""
-    return find_available_port()
