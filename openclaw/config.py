@@ -79,17 +79,25 @@ VARIABLES: tuple[Variable, ...] = (
         "REASONING_PARSER",
         "reasoning_parser",
         str,
-        "qwen3",
-        "format of the model's reasoning",
-        choices=("qwen3", "none"),
+        None,
+        "format of the model's reasoning; default: qwen3 when the chat template has </think>, else none",
+        choices=("qwen3", "deepseek-r1", "deepseek_r1", "generic", "none"),
+    ),
+    Variable(
+        "OPENCLAW_REASONING_TAGS",
+        "reasoning_tags",
+        str,
+        None,
+        "first and last tag of a thought with a space between, for REASONING_PARSER=generic",
     ),
     Variable(
         "TOOL_CALL_PARSER",
         "tool_call_parser",
         str,
-        "qwen25",
-        "format of the model's tool calls: JSON in <tool_call> tags; qwen and qwen3 name the same format",
-        choices=("qwen25", "qwen", "qwen3", "none"),
+        None,
+        "format of the model's tool calls: JSON in <tool_call> tags (qwen25, qwen, qwen3, hermes), XML in them "
+        "(qwen3_coder, qwen3_xml), a JSON object as the answer (generic); default: as the chat template shows",
+        choices=("qwen25", "qwen", "qwen3", "hermes", "qwen3_coder", "qwen3_xml", "generic", "none"),
     ),
     Variable("OPENCLAW_TEMPERATURE", "temperature", float, 0.6, "temperature of requests that name none", minimum=0.0),
     Variable("OPENCLAW_TOP_P", "top_p", float, 1.0, "top_p of requests that name none", above=0.0, maximum=1.0),
@@ -251,8 +259,9 @@ class RuntimeConfig:
     log_contents: bool = False
     served_model_name: str | None = None
     context_length: int = 32768
-    reasoning_parser: str = "qwen3"
-    tool_call_parser: str = "qwen25"
+    reasoning_parser: str | None = None
+    reasoning_tags: str | None = None
+    tool_call_parser: str | None = None
     temperature: float = 0.6
     top_p: float = 1.0
     max_tokens: int = 8192
@@ -320,6 +329,14 @@ class RuntimeConfig:
         for name, url in (("OPENCLAW_POLICY_URL", self.policy_url), ("OPENCLAW_JUDGE_URL", self.judge_url)):
             if url and not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{name}={url!r}; write http://HOST:PORT")
+        if (self.reasoning_parser == "generic") != (self.reasoning_tags is not None):
+            raise ConfigError(
+                "REASONING_PARSER=generic and OPENCLAW_REASONING_TAGS='<think> </think>' need each other; set both or none"
+            )
+        if self.reasoning_tags is not None and len(self.reasoning_tags.split()) != 2:
+            raise ConfigError(
+                f"OPENCLAW_REASONING_TAGS={self.reasoning_tags!r}; write two tags like '<think> </think>'"
+            )
         if self.prm_max_new_tokens >= self.context_length:
             raise ConfigError(
                 f"PRM_MAX_NEW_TOKENS={self.prm_max_new_tokens} leaves no room for a prompt in "
@@ -338,6 +355,12 @@ class RuntimeConfig:
     def scheme(self) -> str:
         """``https`` with a certificate, else ``http``."""
         return "https" if self.tls_cert else "http"
+
+    @property
+    def reasoning_tag_pair(self) -> tuple[str, str]:
+        """The first and the last tag of a thought, for ``REASONING_PARSER=generic``."""
+        opening, closing = (self.reasoning_tags or "").split()
+        return opening, closing
 
     @property
     def model_name(self) -> str:

@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry
 from openclaw.config import RuntimeConfig
 from openclaw.engine_client import EngineClient
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.detokenize import Vocabulary
+from openclaw.gateway.detokenize import MARKERS, Vocabulary
 from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.parsers.formats import reply_format
 from openclaw.gateway.render import Renderer
 from openclaw.sessions import Sessions, TurnStore
 
@@ -45,10 +46,13 @@ def build_service(
     """
     config.require("policy_url")
     metrics = GatewayMetrics(registry)
+    form = reply_format(config, getattr(tokenizer, "chat_template", None) or "")
+    tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
     return ChatService(
         config,
         renderer=renderer or Renderer(tokenizer),
-        vocabulary=Vocabulary(tokenizer),
+        vocabulary=Vocabulary(tokenizer, MARKERS | set(tags)),
+        reply_format=form,
         engine=EngineClient(
             config.policy_url or "",
             wait_seconds=config.engine_wait_seconds,

@@ -32,7 +32,7 @@ class Prompt:
         messages: as they were sent.
         tools: as they were sent, None when the model may not call any.
         ids: the rendered prompt.
-        inside_reasoning: whether the prompt ends in an open `<think>`.
+        inside_reasoning: whether the prompt ends in the first tag of a thought.
         sampling: what the engine is asked.
         temperature: of sampling.
         top_p: of sampling.

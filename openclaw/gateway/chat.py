@@ -17,15 +17,17 @@ from dataclasses import replace
 from typing import Any
 
 from openclaw.config import RuntimeConfig
-from openclaw.engine_client import EngineClient
-from openclaw.exceptions import EngineError
+from openclaw.engine_client import GRAMMAR_PARAMETER, EngineClient
+from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.capture import Capture, Prompt, Step, usage
 from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError, bad_request, from_engine, from_ledger
 from openclaw.gateway.feedback import FeedbackDesk
+from openclaw.gateway.grammar import reply_grammar
 from openclaw.gateway.interleave import interleave
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer, RenderError
 from openclaw.gateway.sampling import plan_sampling
@@ -49,6 +51,7 @@ class ChatService:
         *,
         renderer: Renderer,
         vocabulary: Vocabulary,
+        reply_format: ReplyFormat,
         engine: EngineClient,
         sessions: Sessions,
         feedback: FeedbackDesk,
@@ -63,6 +66,7 @@ class ChatService:
         self.clock = clock
         self._renderer = renderer
         self._vocabulary = vocabulary
+        self._format = reply_format
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
@@ -93,9 +97,10 @@ class ChatService:
     def _capture(self, prompt: Prompt, index: int) -> Capture:
         """Return the empty choice number ``index`` of a request."""
         request = prompt.request
+        tools = self._format.tools if request.offers_tools else None
         parser = ReplyParser(
-            reasoning=self.config.reasoning_parser != "none",
-            tools=request.offers_tools and self.config.tool_call_parser != "none",
+            reasoning=self._format.reasoning,
+            tools=tools.parser(request.tool_schemas) if tools else None,
             inside_reasoning=prompt.inside_reasoning,
             stops=request.stops,
         )
@@ -164,7 +169,9 @@ class ChatService:
         created_at = self.clock()
         tools = list(raw["tools"]) if request.offers_tools else None
         try:
-            ids, inside_reasoning = await self._renderer.prepare(raw["messages"], tools, request.template_kwargs)
+            ids, thought = await self._renderer.prepare(
+                raw["messages"], tools, request.template_kwargs, self._format.reasoning
+            )
         except RenderError as error:
             raise bad_request(str(error), param="messages") from error
         room = self.config.context_length - len(ids)
@@ -175,14 +182,15 @@ class ChatService:
                 param="messages",
                 code="context_length_exceeded",
             )
-        plan = plan_sampling(request, self.config, room)
+        grammar = reply_grammar(request, self._format.tools, self._format.reasoning, thought)
+        plan = plan_sampling(request, self.config, room, grammar)
         return Prompt(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             request=request,
             messages=list(raw["messages"]),
             tools=tools,
             ids=list(ids),
-            inside_reasoning=inside_reasoning,
+            inside_reasoning=thought == "open",
             sampling=plan.parameters,
             temperature=plan.temperature,
             top_p=plan.top_p,
@@ -225,13 +233,21 @@ class Reply:
         except EngineError as error:
             self._service.metrics.in_flight.dec()
             self._service.sessions.abandon(self.context)
-            raise from_engine(error) from error
+            raise self._refusal(error) from error
         except BaseException:
             self.give_up()
             raise
         metrics, prompt = self._service.metrics, self.capture.prompt
         metrics.first_token.observe(self._service.clock() - prompt.created_at)
         metrics.prompt_tokens.inc(len(prompt.ids))
+
+    def _refusal(self, error: EngineError) -> ApiError:
+        """Return what the client is told; the engine refuses a schema that it has no grammar for."""
+        prompt = self.capture.prompt
+        answer = from_engine(error)
+        if isinstance(error, EngineRejectedError) and GRAMMAR_PARAMETER in prompt.sampling:
+            answer.param = "tools" if prompt.request.response_schema is None else "response_format"
+        return answer
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Yield what the client gets as it is generated; when it ends, the turns are recorded."""

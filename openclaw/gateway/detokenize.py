@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 MARKERS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
@@ -35,11 +35,11 @@ class Detokenizer(Protocol):
 class Vocabulary:
     """What is known of a tokenizer before any reply: which ids are silent, and the bytes of each token if it has any."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        """Read ``tokenizer``; takes a moment for a large one."""
+    def __init__(self, tokenizer: Any, markers: Collection[str] = MARKERS) -> None:
+        """Read ``tokenizer``, a moment's work for a large one; ``markers`` are the special tokens that have a text."""
         self.tokenizer = tokenizer
         self._added = added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
-        self.silent = frozenset(index for index in tokenizer.all_special_ids if added.get(index, "") not in MARKERS)
+        self.silent = frozenset(index for index in tokenizer.all_special_ids if added.get(index, "") not in markers)
         self.bytes_of = _bytes_of_tokens(tokenizer, added) if _is_byte_level(tokenizer) else None
 
     def token_bytes(self, index: int) -> bytes:

@@ -12,14 +12,16 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 
+from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.ledger.records import Message
 from openclaw.text import content_text
 
 TAIL_TOKENS = 16
+Thought = Literal["open", "closed", "none"]
 DROPPED_FIELDS = ("refusal", "annotations", "audio", "function_call")
 
 
@@ -67,23 +69,24 @@ class Renderer:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> tuple[list[int], bool]:
-        """Return the prompt ids, and whether they end in an open `<think>`; does not hold up the event loop.
+        reasoning: ReasoningFormat | None = None,
+    ) -> tuple[list[int], Thought]:
+        """Return the prompt ids, and the state of a thought at their end; does not hold up the event loop.
 
         Raises:
             RenderError: when the template refuses the messages.
         """
 
-        def work() -> tuple[list[int], bool]:
+        def work() -> tuple[list[int], Thought]:
             ids = self.render(messages, tools, chat_template_kwargs)
-            return ids, self._ends_in_reasoning(ids)
+            return ids, "none" if reasoning is None else self._thought_at_end(ids, reasoning)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _ends_in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+    def _thought_at_end(self, prompt_ids: Sequence[int], reasoning: ReasoningFormat) -> Thought:
         with self._lock:
-            tail = self._tokenizer.decode(list(prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
-        return tail.rfind("<think>") > tail.rfind("</think>")
+            tail = self._tokenizer.decode(list(prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False).rstrip()
+        return "open" if tail.endswith(reasoning.open) else "closed" if tail.endswith(reasoning.close) else "none"
 
     def close(self) -> None:
         """End the thread."""

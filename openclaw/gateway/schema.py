@@ -33,9 +33,6 @@ IGNORED = frozenset(
 """Harmless: labels, hints on caching and speed, and ``seed``, which OpenAI calls best effort: sampling is not seeded."""
 
 ADVICE = {
-    "response_format": "only {'type': 'text'} is; ask for JSON in a message",
-    "tool_choice": "only 'auto' and 'none' are",
-    "parallel_tool_calls": "the model decides how many calls it makes; leave it out or send true",
     "functions": "use 'tools'",
     "function_call": "use 'tool_choice'",
     "modalities": "only ['text'] is",
@@ -86,11 +83,12 @@ class ChatMessage(_Strict):
 
 
 class ToolFunction(_Strict):
-    """What a tool is called with."""
+    """What a tool is called with; ``strict`` makes the engine keep to the schema."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=256, pattern=r"^[^\s<>\"\\]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(_Strict):
@@ -98,6 +96,35 @@ class Tool(_Strict):
 
     type: Literal["function"]
     function: ToolFunction
+
+
+class NamedFunction(_Strict):
+    """The function of a tool choice."""
+
+    name: str
+
+
+class NamedTool(_Strict):
+    """A tool choice that asks for a call of one function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(_Strict):
+    """The schema that a reply must follow, whether ``strict`` or not."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What the reply must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class StreamOptions(_Strict):
@@ -115,7 +142,7 @@ class ChatRequest(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None
-    tool_choice: Any = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -131,7 +158,7 @@ class ChatRequest(_Strict):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -153,6 +180,35 @@ class ChatRequest(_Strict):
     def offers_tools(self) -> bool:
         """Whether the model may call tools in this turn."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def named_tool(self) -> str | None:
+        """The one function that must be called, or None."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the reply must be tool calls."""
+        return self.tool_choice == "required" or self.named_tool is not None
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that the reply may call."""
+        tools = self.tools or [] if self.offers_tools else []
+        return [tool for tool in tools if self.named_tool in (None, tool.function.name)]
+
+    @property
+    def tool_schemas(self) -> dict[str, dict[str, Any]]:
+        """The parameters' JSON schema of each offered function."""
+        return {tool.function.name: tool.function.parameters or {} for tool in self.tools or []}
+
+    @property
+    def response_schema(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer must follow, None for any text."""
+        if self.response_format is None or self.response_format.type == "text":
+            return None
+        stated = self.response_format.json_schema
+        return (stated.schema_ if stated else None) or {"type": "object"}
 
     @property
     def requested_tokens(self) -> int | None:
@@ -228,15 +284,9 @@ def _invalid(error: ValidationError) -> ApiError:
 
 def _check_meaning(request: ChatRequest) -> None:
     """Refuse values that would change the reply in a way this server cannot."""
-    refused = {
-        "response_format": (request.response_format or {"type": "text"}).get("type") != "text",
-        "tool_choice": request.tool_choice not in (None, "auto", "none"),
-        "parallel_tool_calls": request.parallel_tool_calls is False and request.offers_tools,
-        "modalities": request.modalities not in (None, ["text"]),
-    }
-    for name, is_refused in refused.items():
-        if is_refused:
-            raise unsupported(name, ADVICE[name])
+    if request.modalities not in (None, ["text"]):
+        raise unsupported("modalities", ADVICE["modalities"])
+    _check_tools(request)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise bad_request(
@@ -257,3 +307,18 @@ def _check_meaning(request: ChatRequest) -> None:
             raise bad_request("numbers must be finite", param="temperature")
     if all(message.role in ("system", "developer") for message in request.messages):
         raise bad_request("messages: at least one message of a user is needed", param="messages")
+
+
+def _check_tools(request: ChatRequest) -> None:
+    """Refuse a tool choice without its tools, and a response format without its schema."""
+    names = request.tool_schemas.keys()
+    if request.must_call and not names:
+        raise bad_request("tool_choice: send the tools to choose from in 'tools'", param="tool_choice")
+    if request.named_tool is not None and request.named_tool not in names:
+        raise bad_request(f"tool_choice: 'tools' has no function {request.named_tool!r}", param="tool_choice")
+    wanted = request.response_format
+    if wanted is not None and (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise bad_request(
+            "response_format: send {'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}",
+            param="response_format",
+        )

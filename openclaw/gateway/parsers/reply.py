@@ -6,11 +6,20 @@ Guarantees: no delta is empty, and any split of the text gives the same deltas o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning
-from openclaw.gateway.parsers.reasoning import ReasoningParser
+from openclaw.gateway.parsers.reasoning import ReasoningFormat, ReasoningParser
 from openclaw.gateway.parsers.scan import StopStrings
-from openclaw.gateway.parsers.tool_calls import ToolCallParser
+
+
+class ToolParser(Protocol):
+    """Separates tool calls from content in one reply; ``malformed`` counts what could not be read."""
+
+    malformed: int
+
+    def push(self, text: str) -> list[Delta]: ...
+    def finish(self) -> list[Delta]: ...
 
 
 class ReplyParser:
@@ -19,22 +28,22 @@ class ReplyParser:
     def __init__(
         self,
         *,
-        reasoning: bool = True,
-        tools: bool = False,
+        reasoning: ReasoningFormat | None = None,
+        tools: ToolParser | None = None,
         inside_reasoning: bool = False,
         stops: Sequence[str] = (),
     ) -> None:
         """Start a reply.
 
         Args:
-            reasoning: whether the model's format has reasoning.
-            tools: whether tool calls are looked for.
-            inside_reasoning: whether the prompt ended in an open `<think>`.
+            reasoning: the format of thoughts, None when there are none.
+            tools: the parser of tool calls, None when they are not looked for.
+            inside_reasoning: whether the prompt ended in the first tag of a thought.
             stops: the request's stop strings.
         """
         self._stops = StopStrings(stops)
-        self._reasoning = ReasoningParser(inside=inside_reasoning) if reasoning else None
-        self._tools = ToolCallParser() if tools else None
+        self._reasoning = ReasoningParser(reasoning, inside=inside_reasoning) if reasoning else None
+        self._tools = tools
 
     @property
     def stopped(self) -> bool:

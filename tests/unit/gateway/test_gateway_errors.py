@@ -32,7 +32,6 @@ async def post(stack: Stack, body: Any, **headers: str) -> httpx.Response:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": []}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),

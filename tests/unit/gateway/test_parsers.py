@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw.gateway.parsers.deltas import Delta, MessageBuilder
-from openclaw.gateway.parsers.reply import ReplyParser
+from openclaw.config import VARIABLES, RuntimeConfig
+from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart
+from openclaw.gateway.parsers.formats import (
+    JSON_IN_TAGS,
+    PLAIN_JSON,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    XML_IN_TAGS,
+    reply_format,
+)
+from openclaw.gateway.parsers.plain_calls import PlainToolCalls
+from openclaw.gateway.parsers.reasoning import ReasoningFormat
+from openclaw.gateway.parsers.reply import ReplyParser, ToolParser
+from openclaw.gateway.parsers.tool_calls import JsonToolCalls
+from openclaw.gateway.parsers.xml_calls import XmlToolCalls
 
 FRAGMENTS = st.sampled_from(
     [
@@ -37,13 +51,52 @@ FRAGMENTS = st.sampled_from(
         "}",
         "text",
         "é🙂",
+        "<function=",
+        "<function=edit>",
+        "</function>",
+        "<parameter=text>",
+        "<parameter=count>",
+        "<parameter=",
+        "</parameter>",
+        "</param",
+        ">",
+        "7",
+        '{"name": "edit", "parameters": {"count": 1}}',
+        '{"name": "edit", "arguments": {"text": "x"}, "id": 3}; ',
+        '{"name": "\\ud800", "arguments": {}}',
     ]
 )
+EDIT = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "flag": {"type": ["boolean", "null"]},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "point": {"$ref": "#/$defs/point"},
+        "any": {},
+    },
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}}},
+}
+FORMATS: dict[str, Callable[[], ToolParser | None]] = {
+    "none": lambda: None,
+    "json": JsonToolCalls,
+    "xml": lambda: XmlToolCalls({"edit": EDIT}),
+    "plain": lambda: PlainToolCalls({"edit", "read"}),
+}
+THOUGHTS = {
+    "none": None,
+    "think": ReasoningFormat(),
+    "begins inside": ReasoningFormat(begins_inside=True),
+    "other tags": ReasoningFormat("<tool", "\n\n"),
+}
 
 
-def read(text: str, cuts: list[int], **options: Any) -> tuple[dict[str, Any], int, bool]:
+def read(
+    text: str, cuts: list[int], *, reasoning: str = "think", tools: str = "none", **options: Any
+) -> tuple[dict[str, Any], int, bool]:
     """Return message, malformed calls and whether a stop string was found, for a text that comes in pieces."""
-    parser = ReplyParser(**options)
+    parser = ReplyParser(reasoning=THOUGHTS[reasoning], tools=FORMATS[tools](), **options)
     builder = MessageBuilder()
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     deltas: list[Delta] = [delta for a, b in pairwise(edges) for delta in parser.push(text[a:b])]
@@ -59,25 +112,55 @@ def read(text: str, cuts: list[int], **options: Any) -> tuple[dict[str, Any], in
 
 OPTIONS = st.fixed_dictionaries(
     {
-        "reasoning": st.booleans(),
-        "tools": st.booleans(),
+        "reasoning": st.sampled_from(sorted(THOUGHTS)),
+        "tools": st.sampled_from(sorted(FORMATS)),
         "inside_reasoning": st.booleans(),
         "stops": st.sampled_from([[], ["STOP"], ["OP", "STOP"], ["T", "\n\n", "STOPPED"]]),
     }
 )
 
 
+OPENINGS = st.sampled_from(
+    [
+        "",
+        "<tool_call>\n<function=edit>\n<parameter=text>\n",
+        "<tool_call>\n<function=edit>\n",
+        '<tool_call>\n{"name": "read", "arguments": {"a": "b"}',
+        '{"name": "edit", "arguments": {"a": "b"}',
+    ]
+)
+
+
 @settings(max_examples=400)
-@given(st.lists(FRAGMENTS, max_size=14).map("".join), st.lists(st.integers(0, 400), max_size=12), OPTIONS)
+@given(
+    st.tuples(OPENINGS, st.lists(FRAGMENTS, max_size=14).map("".join)).map("".join),
+    st.lists(st.integers(0, 400), max_size=12),
+    OPTIONS,
+)
 def test_any_split_gives_the_same_message(text: str, cuts: list[int], options: dict[str, Any]) -> None:
     whole = read(text, [], **options)
     assert read(text, cuts, **options) == whole
     assert read(text, list(range(len(text))), **options) == whole
 
 
+@settings(max_examples=400)
+@given(OPENINGS, st.lists(st.tuples(st.booleans(), FRAGMENTS), max_size=14), OPTIONS)
+def test_nothing_the_model_said_is_lost(
+    opening: str, fragments: list[tuple[bool, str]], options: dict[str, Any]
+) -> None:
+    words = [f"word{number}." for number, (speaks, _) in enumerate(fragments) if speaks]
+    text = opening + "".join(
+        f"word{number}.{fragment}" if speaks else fragment for number, (speaks, fragment) in enumerate(fragments)
+    )
+    message, _, stopped = read(text, [], **options)
+    said = json.dumps(message, ensure_ascii=False)
+    if not stopped:
+        assert [word for word in words if word not in said] == []
+
+
 @given(st.text(max_size=60))
 def test_plain_text_is_not_touched(text: str) -> None:
-    message, _, _ = read(text, [3, 7], reasoning=False)
+    message, _, _ = read(text, [3, 7], reasoning="none")
     assert message["content"] == text
 
 
@@ -102,7 +185,7 @@ def test_calls_in_qwens_format_are_read_back(
         f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=ascii_only)}\n</tool_call>"
         for name, arguments in calls
     ]
-    message, malformed, _ = read("\n".join([content, *blocks]), cuts, reasoning=False, tools=True)
+    message, malformed, _ = read("\n".join([content, *blocks]), cuts, reasoning="none", tools="json")
     assert malformed == 0
     assert (message["content"] or "") == content.rstrip("\n")
     found = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
@@ -118,7 +201,7 @@ def test_calls_in_qwens_format_are_read_back(
         ("<think>\nnever said", {}, "", "never said"),
         ("<think>\n\n</think>\n\nfast", {}, "fast", None),
         ("later <think> is text", {}, "later <think> is text", None),
-        ("<think>raw</think>", {"reasoning": False}, "<think>raw</think>", None),
+        ("<think>raw</think>", {"reasoning": "none"}, "<think>raw</think>", None),
         ("  indented", {}, "  indented", None),
     ],
 )
@@ -148,8 +231,151 @@ def test_reasoning(text: str, options: dict[str, Any], content: str, reasoning: 
     ],
 )
 def test_tool_calls(text: str, content: str | None, calls: list[tuple[str, str]], malformed: int) -> None:
-    message, count, _ = read(text, [], reasoning=False, tools=True)
+    message, count, _ = read(text, [], reasoning="none", tools="json")
     assert message["content"] == content
     found = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
     assert found == calls
     assert count == malformed
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls", "malformed"),
+    [
+        (
+            'Look.\n<tool_call>\n<function=edit>\n<parameter=text>\na\n\n"b" <c>\n</parameter>\n'
+            "<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>",
+            "Look.",
+            [("edit", {"text": 'a\n\n"b" <c>', "count": 3})],
+            0,
+        ),
+        ("<tool_call><function=edit></function></tool_call>", None, [("edit", {})], 0),
+        (
+            "<tool_call>\n<function=edit><parameter=flag>True</parameter><parameter=either>5</parameter>"
+            '<parameter=point>{"x": 1.5}</parameter><parameter=any>5</parameter></function>\n</tool_call>',
+            None,
+            [("edit", {"flag": True, "either": 5, "point": {"x": 1.5}, "any": "5"})],
+            0,
+        ),
+        (
+            "<tool_call><function=edit><parameter=flag>null</parameter><parameter=either>five</parameter>"
+            "<parameter=count>many</parameter></function></tool_call> done",
+            "done",
+            [("edit", {"flag": None, "either": "five", "count": "many"})],
+            0,
+        ),
+        (
+            "<tool_call><function=other><parameter=x>1</parameter></function></tool_call>"
+            "\n<tool_call><function=edit>\n</function></tool_call>",
+            None,
+            [("other", {"x": "1"}), ("edit", {})],
+            0,
+        ),
+        ("<tool_call><function=edit></tool_call>", None, [("edit", {})], 1),
+        ("<tool_call><function=edit>oops</function></tool_call>", "oops", [("edit", {})], 1),
+        ("<tool_call>\nedit()\n</tool_call>", "<tool_call>\nedit()\n</tool_call>", [], 1),
+        ("<tool_call><function=edit", "<tool_call><function=edit", [], 1),
+        ("no call, <function=edit>", "no call, <function=edit>", [], 0),
+    ],
+)
+def test_xml_tool_calls(
+    text: str, content: str | None, calls: list[tuple[str, dict[str, Any]]], malformed: int
+) -> None:
+    message, count, _ = read(text, [], reasoning="none", tools="xml")
+    assert message["content"] == content
+    found = (
+        [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
+        if calls
+        else []
+    )
+    assert found == calls
+    assert count == malformed
+
+
+def test_an_unfinished_xml_call_is_delivered_as_far_as_it_came() -> None:
+    message, count, _ = read("<tool_call><function=edit><parameter=text>\nhalf", [], tools="xml")
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"text": "half']
+    assert count == 1
+
+
+@given(
+    st.dictionaries(NAMES, VALUES, max_size=4),
+    st.lists(st.integers(0, 500), max_size=12),
+)
+def test_calls_in_the_xml_format_are_read_back(arguments: dict[str, Any], cuts: list[int]) -> None:
+    kinds = {str: "string", bool: "boolean", int: "integer", list: "array", type(None): "null"}
+    schema = {"properties": {key: {"type": kinds[type(value)]} for key, value in arguments.items()}}
+    written = "".join(
+        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+        for key, value in arguments.items()
+    )
+    text = f"<tool_call>\n<function=edit>\n{written}</function>\n</tool_call>"
+    if any(isinstance(value, str) and "</parameter>" in value for value in arguments.values()):
+        return
+    parser, builder = XmlToolCalls({"edit": schema}), MessageBuilder()
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    for delta in [delta for a, b in pairwise(edges) for delta in parser.push(text[a:b])] + parser.finish():
+        builder.add(delta)
+    (call,) = builder.message()["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == arguments
+    assert parser.malformed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls", "malformed"),
+    [
+        ('{"name": "edit", "arguments": {"a": "}"}}', None, [("edit", '{"a": "}"}')], 0),
+        (
+            '\n{"name": "edit", "parameters": {}}; {"name": "read", "arguments": {}} ok',
+            " ok",
+            [("edit", "{}"), ("read", "{}")],
+            0,
+        ),
+        ('{"arguments": {"a": 1}, "name": "read"}', None, [("read", '{"a": 1}')], 0),
+        ('{"name": "rm", "arguments": {}}', '{"name": "rm", "arguments": {}}', [], 0),
+        ('{"answer": 5}', '{"answer": 5}', [], 0),
+        ('Here: {"name": "edit", "arguments": {}}', 'Here: {"name": "edit", "arguments": {}}', [], 0),
+        ('{"name": "edit", "arguments": {"a": 1', None, [("edit", '{"a": 1')], 1),
+        ('{"name": "edit", "arguments": {}, "id": 7}', ', "id": 7', [("edit", "{}")], 1),
+        ('  {"name": ', '  {"name": ', [], 0),
+    ],
+)
+def test_plain_tool_calls(text: str, content: str | None, calls: list[tuple[str, str]], malformed: int) -> None:
+    message, count, _ = read(text, [], reasoning="none", tools="plain")
+    assert message["content"] == content
+    found = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    assert found == calls
+    assert count == malformed
+
+
+def test_names_leave_before_arguments() -> None:
+    for name, text in {
+        "json": '<tool_call>{"name": "edit", "arguments": {',
+        "xml": "<tool_call><function=edit>",
+        "plain": '{"name": "edit", "arguments": {',
+    }.items():
+        parser = FORMATS[name]()
+        assert parser
+        assert any(isinstance(delta, ToolCallStart) for delta in parser.push(text)), name
+
+
+@pytest.mark.parametrize(
+    ("template", "reasoning", "tools"),
+    [
+        ("<think></think><tool_call>", THOUGHTS["think"], JSON_IN_TAGS),
+        ("</think><tool_call><function=f><parameter=p>", THOUGHTS["think"], XML_IN_TAGS),
+        ("{{ messages }}", None, None),
+    ],
+)
+def test_formats_are_read_from_the_chat_template(template: str, reasoning: Any, tools: Any) -> None:
+    found = reply_format(RuntimeConfig(), template)
+    assert (found.reasoning, found.tools) == (reasoning, tools)
+
+
+def test_stated_formats_come_first() -> None:
+    config = RuntimeConfig(reasoning_parser="generic", reasoning_tags="[THINK] [/THINK]", tool_call_parser="generic")
+    found = reply_format(config, "</think><tool_call>")
+    assert found.reasoning == ReasoningFormat("[THINK]", "[/THINK]")
+    assert found.tools is PLAIN_JSON
+    names = {variable.field: set(variable.choices) for variable in VARIABLES}
+    assert names["tool_call_parser"] == TOOL_FORMATS.keys()
+    assert names["reasoning_parser"] == REASONING_FORMATS.keys() | {"generic"}

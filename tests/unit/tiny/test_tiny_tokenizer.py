@@ -11,7 +11,9 @@ from tiny_models.episodes import CALCULATOR, Episode, judge_episode, policy_epis
 from tiny_models.tokenizer import CONTROL_TOKENS, SPECIAL_TOKENS, build_tokenizer, completion_text, prompt_text
 from transformers import AutoTokenizer
 
+from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.parsers.reply import ReplyParser
+from openclaw.gateway.parsers.tool_calls import JsonToolCalls
 
 NO_THINKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 USER = {"role": "user", "content": "Hi."}
@@ -85,7 +87,7 @@ def test_the_gateway_parses_what_is_trained() -> None:
     for _ in range(400):
         episode = policy_episode(rng)
         message = episode.messages[-1]
-        parser = ReplyParser(reasoning=True, tools=bool(episode.tools), inside_reasoning=False, stops=())
+        parser = ReplyParser(reasoning=ReasoningFormat(), tools=JsonToolCalls() if episode.tools else None)
         deltas = [*parser.push(completion_text(message).removesuffix("<|im_end|>")), *parser.finish()]
         kinds = {type(delta).__name__ for delta in deltas}
         assert ("Reasoning" in kinds) == episode.thinking

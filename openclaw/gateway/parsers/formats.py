@@ -1,0 +1,107 @@
+"""The formats of thoughts and tool calls, by the names that users of SGLang and vLLM know.
+
+Guarantees: a format is stated (``REASONING_PARSER``, ``TOOL_CALL_PARSER``) or read from the marks in the checkpoint's
+chat template; a template without such marks has none. Immutable.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw.config import RuntimeConfig
+from openclaw.gateway.parsers.plain_calls import PlainToolCalls
+from openclaw.gateway.parsers.reasoning import ReasoningFormat
+from openclaw.gateway.parsers.reply import ToolParser
+from openclaw.gateway.parsers.tool_calls import JsonToolCalls
+from openclaw.gateway.parsers.xml_calls import XmlToolCalls
+
+logger = logging.getLogger(__name__)
+Schemas = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a tool call is written.
+
+    Attributes:
+        parser: makes the parser of a reply from the schemas of the offered tools.
+        trigger: what every call begins with.
+        frame: what comes before and after the arguments of a call, by the function's name.
+        style: how the arguments are written, as xgrammar names it.
+    """
+
+    parser: Callable[[Schemas], ToolParser]
+    trigger: str
+    frame: Callable[[str], tuple[str, str]]
+    style: str = "json"
+
+
+def _object_head(name: str) -> str:
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+
+
+JSON_IN_TAGS = ToolFormat(
+    parser=lambda schemas: JsonToolCalls(),
+    trigger="<tool_call>",
+    frame=lambda name: (f"<tool_call>\n{_object_head(name)}", "}\n</tool_call>"),
+)
+XML_IN_TAGS = ToolFormat(
+    parser=XmlToolCalls,
+    trigger="<tool_call>",
+    frame=lambda name: (f"<tool_call>\n<function={name}>\n", "\n</function>\n</tool_call>"),
+    style="qwen_xml",
+)
+PLAIN_JSON = ToolFormat(parser=PlainToolCalls, trigger='{"name": ', frame=lambda name: (_object_head(name), "}"))
+
+TOOL_FORMATS: Mapping[str, ToolFormat | None] = {
+    "qwen25": JSON_IN_TAGS,
+    "qwen": JSON_IN_TAGS,
+    "qwen3": JSON_IN_TAGS,
+    "hermes": JSON_IN_TAGS,
+    "qwen3_coder": XML_IN_TAGS,
+    "qwen3_xml": XML_IN_TAGS,
+    "generic": PLAIN_JSON,
+    "none": None,
+}
+REASONING_FORMATS: Mapping[str, ReasoningFormat | None] = {
+    "qwen3": ReasoningFormat(),
+    "deepseek-r1": ReasoningFormat(begins_inside=True),
+    "deepseek_r1": ReasoningFormat(begins_inside=True),
+    "none": None,
+}
+
+
+@dataclass(frozen=True)
+class ReplyFormat:
+    """How a model writes its replies."""
+
+    reasoning: ReasoningFormat | None
+    tools: ToolFormat | None
+
+
+def reply_format(config: RuntimeConfig, chat_template: str) -> ReplyFormat:
+    """Return the formats that the configuration states or the chat template shows, and log which they are."""
+    tool_name = config.tool_call_parser or tool_format_of(chat_template)
+    reasoning_name = config.reasoning_parser or ("qwen3" if "</think>" in chat_template else "none")
+    stated = (config.reasoning_parser, config.tool_call_parser)
+    logger.info(
+        "reasoning parser %s, tool-call parser %s%s",
+        reasoning_name,
+        tool_name,
+        "" if all(stated) else "; what was not set is read from the chat template",
+    )
+    if reasoning_name == "generic":
+        opening, closing = config.reasoning_tag_pair
+        return ReplyFormat(ReasoningFormat(opening, closing), TOOL_FORMATS[tool_name])
+    return ReplyFormat(REASONING_FORMATS[reasoning_name], TOOL_FORMATS[tool_name])
+
+
+def tool_format_of(chat_template: str) -> str:
+    """Return the name of the tool-call format whose marks a chat template shows."""
+    if "<function=" in chat_template and "<parameter=" in chat_template:
+        return "qwen3_coder"
+    return "qwen25" if "<tool_call>" in chat_template else "none"

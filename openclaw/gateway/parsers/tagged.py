@@ -1,0 +1,112 @@
+"""What tool-call formats in `<tool_call>` … `</tool_call>` have in common; the inside is a subclass's.
+
+Guarantees: any split of the text gives the same deltas once merged, call ids apart. Nothing is lost: what cannot be read
+is given back as content and counted in ``malformed``. Line breaks and spaces around the blocks belong to the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from openclaw.gateway.parsers.deltas import Content, Delta, ToolCallArguments, ToolCallStart, new_tool_call_id
+from openclaw.gateway.parsers.scan import held_back
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+Step = Callable[[list[Delta]], bool]
+
+
+class TaggedToolCalls:
+    """Separates tool calls from content in one reply.
+
+    A step reads what it can from ``buffer`` and says whether the next one may go on; ``self.step`` is the one that reads.
+    """
+
+    def __init__(self) -> None:
+        self.malformed = 0
+        self.buffer = ""
+        self.calls = 0
+        self.step: Step = self.read_text
+        self._after_call = False
+
+    def push(self, text: str) -> list[Delta]:
+        """Return what ``text`` adds."""
+        deltas: list[Delta] = []
+        self.buffer += text
+        while self.step(deltas):
+            continue
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """Return what was held back; the reply is over."""
+        deltas: list[Delta] = []
+        text, self.buffer = self.buffer, ""
+        if self.step == self.read_text:
+            return [Content(text)] if text else []
+        if self.step == self.read_tail:
+            self.give_back(self.tail_junk(text), deltas)
+        else:
+            self.end_inside(text, deltas)
+        return deltas
+
+    def read_inside(self, deltas: list[Delta]) -> bool:
+        """Read on after the opening tag."""
+        raise NotImplementedError
+
+    def end_inside(self, text: str, deltas: list[Delta]) -> None:
+        """The reply ended inside a block, with ``text`` not read yet."""
+        raise NotImplementedError
+
+    def tail_junk(self, text: str) -> str:
+        """Return what does not belong between the end of the arguments and the closing tag."""
+        return text.strip()
+
+    def read_text(self, deltas: list[Delta]) -> bool:
+        """Emit content up to the next block."""
+        if self._after_call:
+            self.buffer = self.buffer.lstrip()
+        content, tag, rest = self.buffer.partition(OPEN)
+        if tag:
+            content = content.rstrip("\n")
+            self.step, self.buffer = self.read_inside, rest
+        else:
+            certain = content[: len(content) - held_back(content, (OPEN,))].rstrip("\n")
+            self.buffer = content[len(certain) :]
+            content = certain
+        if content:
+            self._after_call = False
+            deltas.append(Content(content))
+        return bool(tag)
+
+    def read_tail(self, deltas: list[Delta]) -> bool:
+        """Go to the end of the block, or to the next one when it is not closed."""
+        found = [(position, tag) for tag in (OPEN, CLOSE) if (position := self.buffer.find(tag)) >= 0]
+        if not found:
+            return False
+        position, tag = min(found)
+        self.give_back(self.tail_junk(self.buffer[:position]), deltas)
+        self.buffer = self.buffer[position + len(tag) :]
+        self.step = self.read_text if tag == CLOSE else self.read_inside
+        return True
+
+    def give_back(self, text: str, deltas: list[Delta]) -> None:
+        """Emit what does not belong there as content."""
+        if text.strip():
+            self.malformed += 1
+            deltas.append(Content(text))
+
+    def reject_block(self, body: str, closing: str, deltas: list[Delta]) -> None:
+        """Emit a whole block as content."""
+        self.malformed += 1
+        self._after_call = False
+        deltas.append(Content(f"{OPEN}{body}{closing}"))
+
+    def start_call(self, name: str, deltas: list[Delta]) -> None:
+        """Begin a call."""
+        self._after_call = True
+        deltas.append(ToolCallStart(self.calls, new_tool_call_id(), name))
+        self.calls += 1
+
+    def add_arguments(self, text: str, deltas: list[Delta]) -> None:
+        """Go on with the arguments of the last call."""
+        if text:
+            deltas.append(ToolCallArguments(self.calls - 1, text))

@@ -1,0 +1,66 @@
+"""Values that a model wrote as plain text, as JSON of the type that the tool's schema gives them.
+
+Guarantees: never fails; a text that is not of its type becomes a string. Pure functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from openclaw.gateway.parsers.json_text import read_json
+
+TEXT = frozenset({"string"})
+NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+WORDS = {"true": ("boolean", "true"), "false": ("boolean", "false"), "null": ("null", "null"), "none": ("null", "null")}
+LONGEST_REFERENCE_CHAIN = 8
+
+
+def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Return the JSON types that a parameter may have; one that the schema says nothing about is a string."""
+    properties = schema.get("properties")
+    return (_types(properties.get(name), schema, 0) if isinstance(properties, Mapping) else frozenset()) or TEXT
+
+
+def typed_json(text: str, types: frozenset[str]) -> str:
+    """Return the JSON text of a value.
+
+    A text that is JSON of one of ``types`` is that; other JSON is kept too when no string is allowed.
+    """
+    stripped = text.strip()
+    try:
+        value = read_json(stripped)
+    except ValueError:
+        kind, word = WORDS.get(stripped.lower(), ("", ""))
+        return word if kind in types else json.dumps(text, ensure_ascii=False)
+    kind = NAMES.get(type(value), "null")
+    fits = kind in types or (kind == "integer" and "number" in types)
+    return stripped if fits or "string" not in types else json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    """Return the types of a schema, empty when it does not tell."""
+    if not isinstance(schema, Mapping) or depth > LONGEST_REFERENCE_CHAIN:
+        return frozenset()
+    if isinstance(reference := schema.get("$ref"), str):
+        return _types(_resolve(reference, root), root, depth + 1)
+    stated = schema.get("type")
+    if isinstance(stated, str):
+        return frozenset({stated})
+    if isinstance(stated, list):
+        return frozenset(kind for kind in stated if isinstance(kind, str))
+    for name in ("anyOf", "oneOf", "allOf"):
+        if isinstance(options := schema.get(name), list):
+            return frozenset().union(*(_types(option, root, depth + 1) for option in options))
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+    return frozenset(NAMES.get(type(value), "null") for value in values)
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    """Return what a reference within the schema points to, or None."""
+    target: Any = root if reference.startswith("#") else None
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        if part:
+            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return target
