@@ -20,8 +20,15 @@ from openclaw.variable import Value, Variable
 __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback"]
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable("HOST", "host", str, "127.0.0.1", "address the gateway binds; any other than loopback needs a key"),
-    Variable("PORT", "port", int, 30000, "port of the gateway", minimum=0, maximum=65535),
+    Variable(
+        "HOST",
+        "host",
+        str,
+        "127.0.0.1",
+        "address the gateway binds; any other than loopback needs a key",
+        aliases=("OPENCLAW_HOST",),
+    ),
+    Variable("PORT", "port", int, 30000, "port of the gateway", minimum=0, maximum=65535, aliases=("OPENCLAW_PORT",)),
     Variable(
         "SGLANG_API_KEY",
         "api_key",
@@ -66,6 +73,13 @@ VARIABLES: tuple[Variable, ...] = (
         "OPENCLAW_TLS_CERT", "tls_cert", str, None, "certificate chain (PEM) of the gateway; set: it serves https"
     ),
     Variable("OPENCLAW_TLS_KEY", "tls_key", str, None, "private key (PEM) of OPENCLAW_TLS_CERT"),
+    Variable(
+        "OPENCLAW_SERVE_ROLLOUTS",
+        "serve_rollouts",
+        bool,
+        False,
+        "1: GET /v1/rollouts hands recorded turns to whoever has a key",
+    ),
     Variable(
         "OPENCLAW_LOG_CONTENTS",
         "log_contents",
@@ -256,6 +270,7 @@ class RuntimeConfig:
     rate_limit_concurrent: int | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    serve_rollouts: bool = False
     log_contents: bool = False
     served_model_name: str | None = None
     context_length: int = 32768

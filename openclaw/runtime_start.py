@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 LEDGER_NAME = "ledger.sqlite"
 RUNTIME_LOG_NAME = "runtime.log"
+PORT_ALIASES = {"OPENCLAW_PORT": ""}
 # Variables that arguments give a value to when the caller does not; the first argument that is set counts.
 PROPOSED_BY_ARGUMENTS = {
     "OPENCLAW_TOP_P": ("rollout_top_p",),
@@ -122,28 +123,36 @@ def health_check(config: RuntimeConfig) -> Callable[[str], bool]:
     return lambda url: answers(url, context=own_certificate_context(cert))
 
 
+def supervise(environment: Mapping[str, str], log_path: Path) -> tuple[RuntimeSupervisor, str]:
+    """Return a supervisor of a runtime process with this environment, not started yet, and the gateway's URL.
+
+    Raises:
+        ConfigError: when a variable has a value that cannot be used.
+        OSError: when something listens on the port.
+    """
+    config = RuntimeConfig.from_env(environment)
+    ready = health_check(config)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    port = free_port(config.host, config.port)
+    own = {**environment, **PORT_ALIASES, "PORT": str(port)}
+    url = f"{config.scheme}://{reachable_host(config.host)}:{port}"
+    supervisor = RuntimeSupervisor(
+        lambda: spawn([sys.executable, "-m", "openclaw.runtime"], env=own, log_path=log_path, name="runtime"),
+        health_url=f"{url}/healthz",
+        log_path=log_path,
+        ready=ready,
+    )
+    return supervisor, url
+
+
 def start_runtime(args: Any, method_path: str) -> RuntimeSupervisor:
     """Return the supervisor of the runtime process, starting both at the first call."""
     with _supervisors_lock:
         if method_path not in _supervisors:
             environment = runtime_environment(args, method_path)
-            config = RuntimeConfig.from_env(environment)
-            log_path = Path(args.run_dir) / RUNTIME_LOG_NAME
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            host = reachable_host(config.host)
-            port = free_port(config.host, config.port)
-            environment["PORT"] = str(port)
-            url = f"{config.scheme}://{host}:{port}"
-            supervisor = RuntimeSupervisor(
-                lambda: spawn(
-                    [sys.executable, "-m", "openclaw.runtime"], env=environment, log_path=log_path, name="runtime"
-                ),
-                health_url=f"{url}/healthz",
-                log_path=log_path,
-                ready=health_check(config),
-            )
+            supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME)
             supervisor.start()
-            logger.info("the gateway answers on %s/v1, its log is %s", url, log_path)
+            logger.info("the gateway answers on %s/v1, its log is in %s", url, args.run_dir)
             _supervisors[method_path] = supervisor
         return _supervisors[method_path]
 

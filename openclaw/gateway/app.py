@@ -1,10 +1,10 @@
 """The HTTP application: routes, keys, limits, and errors in OpenAI's shape.
 
 Every request passes `openclaw.gateway.guard` first.
-Routes: ``POST /v1/chat/completions``, ``POST /v1/feedback``, ``POST /v1/sessions/{id}/done``,
-``GET /v1/models``, ``GET /v1/models/{name}``, ``GET /healthz`` (open), ``GET /metrics``. Guarantees: every request is counted with its status, a streamed one when it
-ends, and with the status of the error that it ended in; a body beyond the limit is not read. The application owns
-nothing but the task that ends idle sessions.
+Routes: ``POST /v1/chat/completions``, ``POST /v1/feedback``, ``POST /v1/sessions/{id}/done``, ``GET /v1/rollouts``,
+``GET /v1/models``, ``GET /v1/models/{name}``, ``GET /healthz`` (open), ``GET /metrics``. Guarantees: every request is
+counted with its status, a streamed one when it ends, and with the status of the error that it ended in; a body beyond
+the limit is not read. The application owns nothing but the tasks that end idle sessions and look at changed files.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
         """Take what a person says about a reply."""
         body = await _read_body(request, config.max_body_bytes)
         return _json(await service.feedback.take(body, key_name(request.scope)))
+
+    @app.get("/v1/rollouts")
+    async def rollouts(since: str = "0", after: str = "0") -> Response:
+        """Hand recorded turns to a collector."""
+        return _json(await service.rollouts.page(since, after))
 
     @app.get("/v1/models")
     async def models() -> Response:

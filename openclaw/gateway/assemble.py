@@ -16,10 +16,11 @@ from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.parsers.formats import reply_format
 from openclaw.gateway.render import Renderer
+from openclaw.gateway.rollouts import RolloutDesk, RolloutStore
 from openclaw.sessions import Sessions, TurnStore
 
 
-class GatewayStore(TurnStore, FeedbackStore, Protocol):
+class GatewayStore(TurnStore, FeedbackStore, RolloutStore, Protocol):
     """What the gateway needs of the ledger."""
 
 
@@ -67,6 +68,7 @@ def build_service(
             on_event=lambda name: metrics.session_events.labels(event=name).inc(),
             on_pending=on_pending,
         ),
+        rollouts=RolloutDesk(ledger, enabled=config.serve_rollouts),
         feedback=FeedbackDesk(ledger, metrics, clock=clock, on_pending=on_pending),
         metrics=metrics,
         clock=clock,

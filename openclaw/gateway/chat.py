@@ -30,6 +30,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer, RenderError
+from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
@@ -55,6 +56,7 @@ class ChatService:
         engine: EngineClient,
         sessions: Sessions,
         feedback: FeedbackDesk,
+        rollouts: RolloutDesk,
         metrics: GatewayMetrics,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -62,6 +64,7 @@ class ChatService:
         self.engine = engine
         self.sessions = sessions
         self.feedback = feedback
+        self.rollouts = rollouts
         self.metrics = metrics
         self.clock = clock
         self._renderer = renderer

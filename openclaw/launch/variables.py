@@ -22,7 +22,12 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
     Variable("TP", "tp", int, 2, "GPUs per policy engine", minimum=1),
     Variable("PRM_TP", "prm_tp", int, 2, "GPUs per judge engine", minimum=1),
     Variable(
-        "HF_CKPT", "hf_ckpt", str, "models/Qwen3-4B", "policy checkpoint (Hugging Face folder)", aliases=("MODEL_PATH",)
+        "HF_CKPT",
+        "hf_ckpt",
+        str,
+        "models/Qwen3-4B",
+        "policy checkpoint (Hugging Face folder)",
+        aliases=("MODEL_PATH", "BASE_MODEL_PATH"),
     ),
     Variable("REF_LOAD", "ref_load", str, None, "reference checkpoint; default: HF_CKPT"),
     Variable(

@@ -10,7 +10,7 @@ Guarantees: reads only; sessions in the order of their first turn, turns in the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,16 @@ def turn_values(record: TurnRecord) -> dict[str, Any]:
 
 def write_conversations(ledger: Ledger, path: Path) -> int:
     """Write all sessions to ``path``, one JSON object a line, and return how many there were."""
+    return write_lines(conversations(ledger), path)
+
+
+def write_lines(values: Iterable[dict[str, Any]], path: Path) -> int:
+    """Write one JSON object a line and return how many; a reader sees the file of before or the whole new one."""
+    part = path.with_name(f"{path.name}.part")
     count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for conversation in conversations(ledger):
-            file.write(json.dumps(conversation, ensure_ascii=True) + "\n")
+    with part.open("w", encoding="utf-8") as file:
+        for value in values:
+            file.write(json.dumps(value, ensure_ascii=True) + "\n")
             count += 1
+    part.replace(path)
     return count

@@ -25,6 +25,13 @@ class SampleQueries(Database):
             0
         ]["n"]
 
+    def untrained_leases(self) -> int:
+        """Return how many samples are held by rollouts whose step is not live yet."""
+        return self.rows(
+            "SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id NOT IN"
+            " (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
+        )[0]["n"]
+
     def claim_samples(self, rollout_id: int, count: int) -> list[Sample]:
         """Lease the oldest ready samples to a rollout until it holds ``count``, and return all it holds.
 

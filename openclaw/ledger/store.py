@@ -5,17 +5,17 @@ The runtime process writes turns, next states and verdicts; the rollout manager 
 at the same time. Methods are synchronous: call them from asyncio through ``asyncio.to_thread``.
 
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
-`openclaw.ledger.samples`, `openclaw.ledger.reports` and `openclaw.ledger.forget`.
+`openclaw.ledger.samples`, `openclaw.ledger.reports`, `openclaw.ledger.forget` and `openclaw.ledger.transfer`.
 """
 
 from __future__ import annotations
 
-from openclaw.ledger.feedback import FeedbackQueries
 from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
 from openclaw.ledger.reports import ReportQueries
 from openclaw.ledger.samples import SampleQueries
+from openclaw.ledger.transfer import TransferQueries
 
 
-class Ledger(FeedbackQueries, GraphQueries, SampleQueries, ReportQueries, ForgetQueries):
+class Ledger(TransferQueries, GraphQueries, SampleQueries, ReportQueries, ForgetQueries):
     """``Ledger(path)`` opens the file, creating or migrating it."""

@@ -1,0 +1,60 @@
+"""``GET /v1/rollouts``: recorded turns for a collector on another machine.
+
+Guarantees: off unless ``OPENCLAW_SERVE_ROLLOUTS=1``, because it hands every conversation to whoever has a key; reads only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.ledger.transfer import ChangedTurn
+
+MOST_TURNS = 200
+
+
+class RolloutStore(Protocol):
+    """What the route needs of the ledger."""
+
+    def changed_turns(self, since: float, after: int, limit: int) -> list[ChangedTurn]: ...
+
+
+class RolloutDesk:
+    """Hands turns out; holds no state."""
+
+    def __init__(self, store: RolloutStore, *, enabled: bool) -> None:
+        self._store = store
+        self._enabled = enabled
+
+    async def page(self, since: str, after: str) -> dict[str, Any]:
+        """Return the turns that changed after a position, and the position after them.
+
+        Args:
+            since: seconds since the epoch.
+            after: number of the last turn that changed at ``since``.
+
+        Raises:
+            ApiError: 404 when the route is off, 400 for a position that is none.
+        """
+        if not self._enabled:
+            raise ApiError(
+                404,
+                "this server hands no turns out; start it with OPENCLAW_SERVE_ROLLOUTS=1, or "
+                "python -m openclaw.server --enable-rl-intercept",
+                code="rollouts_not_served",
+            )
+        try:
+            position = float(since), int(after)
+        except ValueError as error:
+            raise bad_request("since is a number of seconds, after a whole number", param="since") from error
+        if not -(2**63) <= position[1] < 2**63:
+            raise bad_request("after is out of range", param="after")
+        turns = await asyncio.to_thread(self._store.changed_turns, *position, MOST_TURNS)
+        last = (turns[-1].changed_at, turns[-1].number) if turns else position
+        return {
+            "object": "list",
+            "data": [turn.to_dict() for turn in turns],
+            "has_more": len(turns) == MOST_TURNS,
+            "next": {"since": last[0], "after": last[1]},
+        }

@@ -1,0 +1,98 @@
+"""Turns on their way from one ledger to another: which changed, as JSON values, and how the other ledger takes them in.
+
+Guarantees: taking the same turn in again changes nothing, so that a reader may ask for what it has seen; ids and
+log-probabilities arrive as they were recorded. Verdicts, samples and steps stay where they are: the receiver judges.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from openclaw.feedback import as_next_state
+from openclaw.ledger.codec import decode_turn
+from openclaw.ledger.feedback import FeedbackQueries
+from openclaw.ledger.records import Feedback, Turn, VersionSpan
+
+_CHANGED = (
+    "MAX(turns.finished_at, COALESCE(turns.next_state_at, 0), COALESCE(sessions.ended_at, 0),"
+    " COALESCE((SELECT MAX(created_at) FROM feedback WHERE feedback.turn_id = turns.id), 0))"
+)
+
+
+@dataclass(frozen=True)
+class ChangedTurn:
+    """A turn that another ledger may want.
+
+    Attributes:
+        turn: as it is.
+        feedback: to it, oldest first.
+        session_ended_at: when its session ended, or None while it goes on.
+        changed_at: when anything of this changed last, seconds since the epoch.
+        number: of the turn in its ledger.
+    """
+
+    turn: Turn
+    feedback: tuple[Feedback, ...]
+    session_ended_at: float | None
+    changed_at: float
+    number: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        values = asdict(self)
+        del values["turn"]["conversation"]
+        return values
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> ChangedTurn:
+        """Return what `to_dict` described.
+
+        Raises:
+            KeyError, TypeError: when it describes none.
+        """
+        turn = {
+            **values["turn"],
+            "weight_versions": [VersionSpan(**span) for span in values["turn"]["weight_versions"]],
+        }
+        feedback = tuple(Feedback(**item) for item in values["feedback"])
+        return ChangedTurn(Turn(**turn), feedback, values["session_ended_at"], values["changed_at"], values["number"])
+
+
+class TransferQueries(FeedbackQueries):
+    """What the rollouts route and a collector ask of the ledger."""
+
+    def changed_turns(self, since: float, after: int, limit: int) -> list[ChangedTurn]:
+        """Return up to ``limit`` turns that changed at ``since`` with a number above ``after``, or later; oldest first."""
+        found = self.rows(
+            f"SELECT turns.number, sessions.ended_at, {_CHANGED} AS changed_at FROM turns"
+            " JOIN sessions ON sessions.id = turns.session_id"
+            f" WHERE {_CHANGED} > ? OR ({_CHANGED} = ? AND turns.number > ?) ORDER BY changed_at, turns.number LIMIT ?",
+            (since, since, after, limit),
+        )
+        return [self._changed(row) for row in found]
+
+    def _changed(self, row: sqlite3.Row) -> ChangedTurn:
+        turn = decode_turn(self.rows("SELECT * FROM turns WHERE number = ?", (row["number"],))[0])
+        return ChangedTurn(turn, tuple(self.feedback(turn.id)), row["ended_at"], row["changed_at"], row["number"])
+
+    def take_in(self, changed: ChangedTurn) -> bool:
+        """Record what is new of a turn of another ledger; return whether anything was."""
+        turn = changed.turn
+        with self.transaction() as connection:
+            known = connection.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()
+            if known is None:
+                reason = turn.reason if turn.state == "excluded" else None
+                self.record_turn(replace(turn, state="waiting", reason=reason, next_state=None, next_state_at=None))
+            state = connection.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()["state"]
+            news = known is None
+            if state in ("waiting", "ended") and turn.next_state and turn.signal != "feedback":
+                self.record_next_state(turn.id, turn.next_state, turn.next_state_at or 0.0, turn.signal or "next_state")
+                news = True
+            for item in changed.feedback[len(self.feedback(turn.id)) :]:
+                self.record_feedback(item, as_next_state(item))
+                news = True
+            if changed.session_ended_at is not None:
+                self.end_session(turn.session_id, changed.session_ended_at)
+        return news

@@ -1,0 +1,1 @@
+"""``python -m openclaw.server``: serve a model and record its conversations, without training."""

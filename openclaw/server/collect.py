@@ -1,0 +1,157 @@
+"""Follows a server and keeps its turns in a folder of one's own: ledger and conversations.
+
+Guarantees: a turn is kept exactly once with the ids and log-probabilities it was recorded with, and its next state and
+feedback as soon as the server has them; asking again, after a crash of either side too, loses nothing and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from openclaw.exceptions import OpenClawError
+from openclaw.ledger.conversations import conversations, write_conversations, write_lines
+from openclaw.ledger.store import Ledger
+from openclaw.ledger.transfer import ChangedTurn
+from openclaw.runtime_start import LEDGER_NAME
+from openclaw.server.run import CONVERSATIONS_NAME
+from slime.utils.process import StopRequested
+
+OVERLAP_SECONDS = 60.0
+"""A change is dated before it is committed; what is asked for again is taken in once."""
+TIMEOUT_SECONDS = 60.0
+
+
+class CollectError(OpenClawError):
+    """The server cannot be followed."""
+
+
+class Collector:
+    """Owns the folder's ledger and the position up to which the server was read."""
+
+    def __init__(
+        self, endpoint: str, folder: Path, *, key: str | None = None, client: httpx.Client | None = None
+    ) -> None:
+        """Open the folder; ``endpoint`` is the server's URL, with or without ``/v1``."""
+        self._url = endpoint.rstrip("/").removesuffix("/v1") + "/v1/rollouts"
+        self._client = client or httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
+        if key:
+            self._client.headers["authorization"] = f"Bearer {key}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.ledger = Ledger(folder / LEDGER_NAME)
+        self._since = 0.0
+
+    def collect(self) -> int:
+        """Take in what changed at the server since the last call; return how many turns that were.
+
+        Raises:
+            CollectError: when the server cannot be read.
+        """
+        since, after, count = max(0.0, self._since - OVERLAP_SECONDS), 0, 0
+        while True:
+            page = self._page(since, after)
+            count += sum(self.ledger.take_in(ChangedTurn.from_dict(item)) for item in page["data"])
+            since, after = page["next"]["since"], page["next"]["after"]
+            self._since = max(self._since, since)
+            if not page["has_more"]:
+                return count
+
+    def write(self, *, session_aware: bool) -> int:
+        """Write all turns as conversations, one JSON object a line; return how many lines.
+
+        Args:
+            session_aware: a line is a session; else a line is a turn.
+        """
+        path = self.folder / CONVERSATIONS_NAME
+        if session_aware:
+            return write_conversations(self.ledger, path)
+        return write_lines(single_turns(self.ledger), path)
+
+    def close(self) -> None:
+        """Close the ledger and the connection."""
+        self.ledger.close()
+        self._client.close()
+
+    def _page(self, since: float, after: int) -> dict[str, Any]:
+        try:
+            response = self._client.get(self._url, params={"since": since, "after": after})
+        except httpx.HTTPError as error:
+            raise CollectError(f"{self._url} does not answer ({error}); is the server up?") from error
+        if response.status_code == 401:
+            raise CollectError(f"{self._url} asks for a key; set SGLANG_API_KEY to one of the server's")
+        if response.status_code != 200:
+            raise CollectError(f"{self._url} answered {response.status_code}: {_message(response)}")
+        return response.json()
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "not an answer of this project's server; check --api-endpoint"
+
+
+def single_turns(ledger: Ledger) -> Iterator[dict[str, Any]]:
+    """Yield each turn as a conversation of its own."""
+    for conversation in conversations(ledger):
+        yield from ({"session_id": conversation["session_id"], "turns": [turn]} for turn in conversation["turns"])
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "collect_rollouts.py") -> int:
+    """Follow a server until SIGINT or SIGTERM; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Follow a server that was started with --enable-rl-intercept and keep its turns in a folder, "
+        "ready for train_async.py. A key is taken from SGLANG_API_KEY.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--api-endpoint", required=True, metavar="URL", help="of the server, for example http://127.0.0.1:8000"
+    )
+    parser.add_argument(
+        "--output-dir", required=True, type=Path, metavar="D", help="folder of ledger and conversations"
+    )
+    parser.add_argument(
+        "--session-aware", action="store_true", help="a line of conversations.jsonl is a session, not a turn"
+    )
+    parser.add_argument(
+        "--poll-seconds", type=float, default=5.0, metavar="S", help="pause between two looks (default: 5)"
+    )
+    parser.add_argument("--once", action="store_true", help="take what there is and end")
+    arguments = parser.parse_args(argv)
+    key = os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY")
+    collector = Collector(arguments.api_endpoint, arguments.output_dir, key=key)
+    stop = StopRequested().install()
+    try:
+        return _follow(collector, stop, arguments)
+    except CollectError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    finally:
+        collector.close()
+
+
+def _follow(collector: Collector, stop: StopRequested, arguments: argparse.Namespace) -> int:
+    """Collect until told to stop; a server that is away after it was there is waited for."""
+    reached = False
+    while True:
+        try:
+            count = collector.collect()
+            reached = True
+        except CollectError as error:
+            if not reached or arguments.once:
+                raise
+            print(f"waiting: {error}", file=sys.stderr, flush=True)
+            count = 0
+        if count or arguments.once:
+            lines = collector.write(session_aware=arguments.session_aware)
+            print(f"{count} turns taken in, {lines} lines in {collector.folder / CONVERSATIONS_NAME}", flush=True)
+        if arguments.once or stop.wait(arguments.poll_seconds):
+            return 0

@@ -1,0 +1,157 @@
+"""Command line and variables of ``python -m openclaw.server``, resolved into what is started.
+
+Guarantees: pure; an option wins over its variable, a variable over the default. What cannot work is a `ConfigError` that
+says what to type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from openclaw.config import RuntimeConfig
+from openclaw.exceptions import ConfigError
+from openclaw.launch.variables import parse_gpus
+from openclaw.runtime_start import LEDGER_NAME, own_import_paths
+from slime.arguments.validate import visible_gpus
+
+DEFAULT_FOLDER = "rl_buffer"
+LONGEST_CONTEXT = 32768
+JUDGE_SHARE = 2
+"""No judge runs here, but its answers have to fit the context for a later training on the same variables."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What is started.
+
+    Attributes:
+        model: checkpoint folder, or name on the hub.
+        engine_url: of a running SGLang; None starts one.
+        device: of the engine.
+        gpu_ids: that the engine may use; empty on a CPU.
+        folder: of ledger, logs and exported conversations; None records nothing.
+        export_seconds: between two exports.
+        runtime: variables of the gateway that are decided here.
+    """
+
+    model: str
+    engine_url: str | None
+    device: Literal["cpu", "cuda"]
+    gpu_ids: tuple[int, ...]
+    folder: Path | None
+    export_seconds: float
+    runtime: Mapping[str, str]
+
+
+def build_parser(prog: str = "python -m openclaw.server") -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Serve a model through the OpenAI API and record what is said to it, without training. "
+        "Every variable of the gateway works here too (instructions/configuration.md).",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model-path", metavar="P", help="checkpoint folder, or name on the hub (variable BASE_MODEL_PATH)")
+    add("--host", help="address to listen on (OPENCLAW_HOST or HOST; default: 127.0.0.1)")
+    add("--port", type=int, help="port to listen on (OPENCLAW_PORT or PORT; default: 30000)")
+    add("--backend", choices=("sglang",), default="sglang", help="engine (default: %(default)s)")
+    add("--engine-url", metavar="URL", help="use the SGLang server at this URL instead of starting one")
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="of the engine (default: a GPU if there is one)",
+    )
+    add("--gpu-ids", metavar="IDS", help="GPUs of the engine, for example 0,1; all of them serve one copy of the model")
+    add("--enable-rl-intercept", action="store_true", help="record every turn for training; else nothing is kept")
+    add(
+        "--rl-buffer-dir",
+        type=Path,
+        metavar="D",
+        help=f"where turns are recorded, with --enable-rl-intercept (default: ./{DEFAULT_FOLDER})",
+    )
+    add("--export-seconds", type=float, default=60.0, metavar="S", help="conversations.jsonl is written this often")
+    return parser
+
+
+def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServerOptions:
+    """Return what the command line and the environment ask for.
+
+    Raises:
+        ConfigError: when that cannot be started.
+    """
+    model = arguments.model_path or environment.get("BASE_MODEL_PATH") or environment.get("HF_CKPT")
+    if not model:
+        raise ConfigError("no model; write --model-path FOLDER or set BASE_MODEL_PATH")
+    model = str(Path(model).absolute()) if Path(model).is_dir() else model
+    if arguments.rl_buffer_dir is not None and not arguments.enable_rl_intercept:
+        raise ConfigError("--rl-buffer-dir records turns; add --enable-rl-intercept, or leave it out to record nothing")
+    if not arguments.export_seconds > 0:
+        raise ConfigError(f"--export-seconds {arguments.export_seconds:g}; write a number above 0")
+    device, gpu_ids = _placement(arguments)
+    folder = (arguments.rl_buffer_dir or Path(DEFAULT_FOLDER)).absolute() if arguments.enable_rl_intercept else None
+    return ServerOptions(
+        model=model,
+        engine_url=arguments.engine_url,
+        device=device,
+        gpu_ids=gpu_ids,
+        folder=folder,
+        export_seconds=arguments.export_seconds,
+        runtime=_runtime_variables(arguments, environment, model, folder),
+    )
+
+
+def _placement(arguments: argparse.Namespace) -> tuple[Literal["cpu", "cuda"], tuple[int, ...]]:
+    """Return device and GPU numbers of the engine."""
+    if arguments.engine_url:
+        if arguments.gpu_ids or arguments.device != "auto":
+            raise ConfigError("--engine-url names a running engine; leave --gpu-ids and --device out")
+        return "cpu", ()
+    found = 0 if arguments.device == "cpu" else visible_gpus()
+    if arguments.device == "cpu" or (arguments.device == "auto" and not found and not arguments.gpu_ids):
+        if arguments.gpu_ids:
+            raise ConfigError("--device cpu uses no GPU; leave --gpu-ids out")
+        return "cpu", ()
+    _, listed = parse_gpus("--gpu-ids", arguments.gpu_ids + "," if arguments.gpu_ids else "0,")
+    ids = listed or (0,)
+    if max(ids) >= found:
+        raise ConfigError(
+            f"--gpu-ids {','.join(map(str, ids))}: the machine has {found} GPUs; use --device cpu or other ids"
+        )
+    return "cuda", ids
+
+
+def _runtime_variables(
+    arguments: argparse.Namespace, environment: Mapping[str, str], model: str, folder: Path | None
+) -> dict[str, str]:
+    """Return the gateway's variables that the command line and the model decide."""
+    decided = {"OPENCLAW_TOKENIZER": model, "PYTHONPATH": os.pathsep.join(own_import_paths()), "OPENCLAW_METHOD": ""}
+    for name, option in (("HOST", arguments.host), ("PORT", arguments.port)):
+        if option is not None:
+            decided |= {name: str(option), f"OPENCLAW_{name}": ""}
+    if folder is not None:
+        decided["OPENCLAW_LEDGER"] = str(folder / LEDGER_NAME)
+        decided["OPENCLAW_SERVE_ROLLOUTS"] = environment.get("OPENCLAW_SERVE_ROLLOUTS") or "1"
+    if not environment.get("CONTEXT_LENGTH"):
+        decided["CONTEXT_LENGTH"] = str(_context_length(model))
+    context = int(decided.get("CONTEXT_LENGTH") or RuntimeConfig.from_env({**environment, **decided}).context_length)
+    if not environment.get("PRM_MAX_NEW_TOKENS"):
+        decided["PRM_MAX_NEW_TOKENS"] = str(min(RuntimeConfig.prm_max_new_tokens, context // JUDGE_SHARE))
+    return decided
+
+
+def _context_length(model: str) -> int:
+    """Return how many tokens the model was made for, bounded; the bound when that cannot be known."""
+    config = Path(model) / "config.json"
+    if not config.is_file():
+        return LONGEST_CONTEXT
+    values = json.loads(config.read_text())
+    stated = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")
+    return min(stated or LONGEST_CONTEXT, LONGEST_CONTEXT)

@@ -1,0 +1,115 @@
+"""An engine and a gateway, from start to end.
+
+Guarantees: when `serve` returns, however it does, every process that it started is gone and the conversations are
+exported. An engine or a gateway that dies is started again. No trainer, no judge, no Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from openclaw.config import RuntimeConfig
+from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.store import Ledger
+from openclaw.runtime_process import RuntimeSupervisor
+from openclaw.runtime_start import LEDGER_NAME, RUNTIME_LOG_NAME, supervise
+from openclaw.server.options import ServerOptions
+from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.server_args import EngineSpec
+from slime.utils.process import StopRequested
+
+logger = logging.getLogger(__name__)
+
+CONVERSATIONS_NAME = "conversations.jsonl"
+POLL_SECONDS = 0.5
+SEED = 1234
+
+
+def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit status.
+
+    Raises:
+        ConfigError: when the configuration cannot work.
+        EngineError: when the engine does not start.
+        RuntimeFailedError: when the gateway does not stay up.
+    """
+    with ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openclaw-server-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "OPENCLAW_LEDGER": str(folder / LEDGER_NAME), **options.runtime}
+        environment["OPENCLAW_POLICY_URL"] = options.engine_url or "http://127.0.0.1:1"
+        config = RuntimeConfig.from_env(environment)
+        if options.folder is not None:
+            stack.callback(export, folder, say)
+        engine = None
+        if options.engine_url is None:
+            say(f"starting SGLang on {options.device} with {options.model}; its log is {folder / 'logs'}")
+            engine = stack.enter_context(running_engine(options, folder, config.context_length))
+            environment["OPENCLAW_POLICY_URL"] = engine.url()
+        supervisor, url = supervise(environment, folder / RUNTIME_LOG_NAME)
+        stack.callback(supervisor.stop)
+        supervisor.start()
+        stop = StopRequested().install()
+        kept = f"turns are recorded in {folder}" if options.folder else "nothing is recorded"
+        say(f"serving {config.model_name} at {url}/v1; {kept}; Ctrl-C ends it")
+        watch(stop, engine, supervisor, folder if options.folder else None, options.export_seconds)
+        say("stopping")
+    return stop.exit_code
+
+
+@contextmanager
+def running_engine(options: ServerOptions, folder: Path, context_length: int) -> Iterator[SGLangEngine]:
+    """Start an engine; it is gone when the block ends."""
+    arguments = Namespace(
+        run_dir=str(folder),
+        hf_checkpoint=options.model,
+        prm_model_path=None,
+        seed=SEED,
+        device=options.device,
+        weight_update_mode="retract",
+        sglang_context_length=context_length,
+    )
+    engine = SGLangEngine(arguments, EngineSpec("policy", 0, max(1, len(options.gpu_ids)), options.gpu_ids))
+    try:
+        engine.start()
+        yield engine
+    finally:
+        engine.stop()
+
+
+def watch(
+    stop: StopRequested,
+    engine: SGLangEngine | None,
+    supervisor: RuntimeSupervisor,
+    folder: Path | None,
+    export_seconds: float,
+) -> None:
+    """Keep engine and gateway alive and the export fresh until ``stop``."""
+    due = time.monotonic() + export_seconds
+    while not stop.wait(POLL_SECONDS):
+        supervisor.check()
+        if engine is not None:
+            engine.restart_if_dead()
+        if folder is not None and time.monotonic() >= due:
+            export(folder)
+            due = time.monotonic() + export_seconds
+
+
+def export(folder: Path, say: Callable[[str], None] | None = None) -> None:
+    """Write the ledger of ``folder``, if there is one, as conversations, one JSON object a line."""
+    if not (folder / LEDGER_NAME).exists():
+        return
+    ledger = Ledger(folder / LEDGER_NAME)
+    try:
+        count = write_conversations(ledger, folder / CONVERSATIONS_NAME)
+    finally:
+        ledger.close()
+    if say:
+        say(f"{count} conversations in {folder / CONVERSATIONS_NAME}")

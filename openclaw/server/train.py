@@ -1,0 +1,177 @@
+"""Trains a method on the turns of a folder, then ends: the third of the three processes serve, collect, train.
+
+Guarantees: this is the ordinary run of `openclaw.launch` on the folder's ledger, with its judge and its checkpoints; it is
+ended when no turn is left to judge and too few samples are left for a batch, or with Ctrl-C, and saves before it ends.
+The folder may grow meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw.exceptions import ConfigError
+from openclaw.launch.plan import make_plan
+from openclaw.launch.profiles import PROFILES
+from openclaw.launch.variables import parse_gpus
+from openclaw.ledger.store import Ledger
+from openclaw.runtime_start import LEDGER_NAME, own_import_paths
+from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
+
+METHODS = {"combine": "combine", "opd": "opd", "rl": "rl", "binary": "rl"}
+LEAST_GPUS = 3
+POLL_SECONDS = 1.0
+LOOKS = 3
+"""So often nothing may be left before the run is ended: a verdict and its samples are not the last thing that happens."""
+END_SECONDS = 600.0
+HF_FOLDER = "hf-{rollout_id}"
+UNBOUNDED = "100000000"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: the launcher's arguments and variables."""
+
+    profile: str
+    method: str
+    variables: Mapping[str, str]
+    extra: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        """What is executed."""
+        return [
+            sys.executable,
+            "-m",
+            "openclaw.launch",
+            "--profile",
+            self.profile,
+            "--method",
+            self.method,
+            *self.extra,
+        ]
+
+
+def gpu_variables(gpus: str) -> tuple[str, dict[str, str]]:
+    """Return profile and placement for ``--gpus``: ``cpu``, a count, or a list; half of them train.
+
+    Raises:
+        ConfigError: when there are too few.
+    """
+    if gpus == "cpu":
+        return "tiny_cpu", {}
+    count, ids = parse_gpus("--gpus", gpus)
+    if count < LEAST_GPUS:
+        raise ConfigError(
+            f"--gpus {gpus}: trainer, policy and judge need a GPU each; name {LEAST_GPUS} or more, or cpu"
+        )
+    serving = max(1, count // 4)
+    counts = (count - 2 * serving, serving, serving)
+    if ids is None:
+        words = [str(number) for number in counts]
+    else:
+        ordered, words = sorted(ids), []
+        for number in counts:
+            words.append(",".join(map(str, ordered[:number])) + ("," if number == 1 else ""))
+            ordered = ordered[number:]
+    placement = dict(zip(("ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS"), words, strict=True))
+    return "gpu8", {"NUM_GPUS": str(count), "TP": str(serving), "PRM_TP": str(serving), **placement}
+
+
+def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: Mapping[str, str]) -> Job:
+    """Return what is started.
+
+    Raises:
+        ConfigError: when the folder has no ledger or the GPUs do not suffice.
+    """
+    ledger = arguments.rollout_dir.absolute() / LEDGER_NAME
+    if not ledger.is_file():
+        raise ConfigError(f"--rollout-dir {arguments.rollout_dir} has no {LEDGER_NAME}; collect_rollouts.py writes it")
+    profile, placement = gpu_variables(arguments.gpus)
+    save = arguments.checkpoint_dir.absolute()
+    variables = {
+        **placement,
+        "OPENCLAW_LEDGER": str(ledger),
+        "SAVE_CKPT": str(save),
+        "RUN_DIR": str(save / "run"),
+        "PORT": environment.get("PORT") or "0",
+        "NUM_ROLLOUT": environment.get("NUM_ROLLOUT") or UNBOUNDED,
+        "PYTHONPATH": os.pathsep.join(own_import_paths()),
+    }
+    if arguments.model_path:
+        variables |= {"HF_CKPT": arguments.model_path, "MODEL_PATH": "", "BASE_MODEL_PATH": ""}
+    # Recorded turns are older than the weights from the second step on; the loss weighs them instead of dropping them.
+    flags = ("--stale-samples", "correct", "--save-hf", str(save / HF_FOLDER), *extra)
+    return Job(profile, METHODS[arguments.method], variables, flags)
+
+
+def nothing_left(ledger: Ledger, batch_size: int) -> bool:
+    """Return whether nothing can be judged or trained any more."""
+    counts = ledger.counts()
+    return (
+        not counts["turns"].get("pending")
+        and ledger.ready_count() < batch_size
+        and not ledger.finished_sessions(1)
+        and not ledger.untrained_leases()
+    )
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int:
+    """Train until the folder has no batch left; return the run's exit status."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Judge and train the turns that collect_rollouts.py keeps in a folder. Other flags go to the trainer.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--rollout-dir", required=True, type=Path, metavar="D", help="folder that collect_rollouts.py writes")
+    add("--checkpoint-dir", required=True, type=Path, metavar="D", help="where checkpoints and logs go")
+    add("--method", choices=sorted(METHODS), default="combine", help="learning method (default: %(default)s)")
+    add("--gpus", default="8", help="a count, a list 0,1,2,3, or cpu (default: %(default)s)")
+    add("--model-path", metavar="P", help="the checkpoint that was served (variable HF_CKPT)")
+    add("--keep-running", action="store_true", help="wait for further turns instead of ending")
+    arguments, extra = parser.parse_known_args(argv)
+    watch_lifeline()
+    try:
+        job = make_job(arguments, extra, os.environ)
+        environment = {**os.environ, **job.variables}
+        plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, environment)
+    except ConfigError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    ledger = Ledger(job.variables["OPENCLAW_LEDGER"])
+    try:
+        return _train(job, environment, ledger, plan.args.rollout_batch_size, arguments.keep_running)
+    finally:
+        ledger.close()
+
+
+def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size: int, keep_running: bool) -> int:
+    """Run the job while something is left to do."""
+    if not keep_running and nothing_left(ledger, batch_size):
+        print(f"nothing to train: {ledger.ready_count()} samples are ready, a batch has {batch_size}")
+        return 0
+    stop = StopRequested().install()
+    child = spawn(job.command, env=environment, name="training")
+    looks = 0
+    while child.alive() and not stop.wait(POLL_SECONDS) and (keep_running or looks < LOOKS):
+        looks = looks + 1 if nothing_left(ledger, batch_size) else 0
+    status = _end(child)
+    steps = ledger.counts()["steps"]
+    print(f"{steps} steps trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
+    return stop.exit_code or status
+
+
+def _end(child: ChildProcess) -> int:
+    """Let the run save and end; it ends everything it started."""
+    if child.alive():
+        os.kill(child.pid, signal.SIGTERM)
+    try:
+        return child.wait(END_SECONDS)
+    finally:
+        child.kill()

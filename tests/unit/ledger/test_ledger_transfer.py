@@ -1,0 +1,98 @@
+"""Turns taken over into another ledger arrive exactly, once, with what they got later."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from openclaw.feedback import as_next_state
+from openclaw.ledger.records import Feedback
+from openclaw.ledger.store import Ledger
+from openclaw.ledger.transfer import ChangedTurn
+from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "source.sqlite")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "target.sqlite")
+
+
+def carry(source: Ledger, target: Ledger) -> int:
+    """Take everything over as a collector does, through JSON; return how many turns were news."""
+    values = json.loads(json.dumps([changed.to_dict() for changed in source.changed_turns(0.0, 0, 1000)]))
+    return sum(target.take_in(ChangedTurn.from_dict(item)) for item in values)
+
+
+def test_turns_arrive_as_they_were_recorded(source: Ledger, target: Ledger) -> None:
+    source.record_turn(make_turn("waiting", session_id="a"))
+    source.record_turn(make_turn("side", session_id="a", kind="side", index=1))
+    source.record_turn(make_turn("excluded", session_id="b", reason="sampling_parameters"))
+    judged_sample(source, "judged", session_id="c")
+    assert carry(source, target) == 4
+    for name in ("waiting", "side", "excluded"):
+        assert replace(target.turn(name), conversation=None) == replace(source.turn(name), conversation=None)
+    arrived = target.turn("judged")
+    assert (arrived.state, arrived.next_state) == ("pending", USER_NEXT)
+    assert arrived.response_logprobs == source.turn("judged").response_logprobs
+    assert target.counts()["samples"] == {}, "the receiver judges itself"
+
+
+def test_taking_over_again_changes_nothing(source: Ledger, target: Ledger) -> None:
+    source.record_turn(make_turn())
+    assert carry(source, target) == 1
+    assert carry(source, target) == 0
+    assert target.counts()["turns"] == {"waiting": 1}
+
+
+def test_a_later_next_state_arrives(source: Ledger, target: Ledger) -> None:
+    source.record_turn(make_turn())
+    carry(source, target)
+    source.record_next_state("turn-0", USER_NEXT, 105.0)
+    assert carry(source, target) == 1
+    assert (target.turn("turn-0").state, target.turn("turn-0").next_state_at) == ("pending", 105.0)
+
+
+def test_feedback_arrives_as_feedback(source: Ledger, target: Ledger) -> None:
+    source.record_turn(make_turn())
+    for said in (
+        Feedback(turn_id="turn-0", created_at=110.0, thumbs="down"),
+        Feedback(turn_id="turn-0", created_at=111.0, text="No bold."),
+    ):
+        source.record_feedback(said, as_next_state(said))
+        assert carry(source, target) == 1
+    assert carry(source, target) == 0
+    [pending] = target.pending_turns(5)
+    assert pending.turn.signal == "feedback"
+    assert [(item.thumbs, item.text, item.applied) for item in pending.feedback] == [
+        ("down", None, True),
+        (None, "No bold.", True),
+    ]
+
+
+def test_an_ended_session_ends_and_goes_on(source: Ledger, target: Ledger) -> None:
+    source.record_turn(make_turn())
+    source.end_session("session", 110.0)
+    carry(source, target)
+    assert target.turn("turn-0").state == "ended"
+    source.record_next_state("turn-0", USER_NEXT, 120.0)
+    carry(source, target)
+    assert target.turn("turn-0").state == "pending"
+
+
+def test_pages_leave_nothing_out(source: Ledger) -> None:
+    for number in range(7):
+        source.record_turn(make_turn(f"turn-{number}", finished_at=101.0 + number // 3))
+    seen: list[str] = []
+    since, after = 0.0, 0
+    while page := source.changed_turns(since, after, 2):
+        seen += [changed.turn.id for changed in page]
+        since, after = page[-1].changed_at, page[-1].number
+    assert seen == [f"turn-{number}" for number in range(7)]

@@ -1,0 +1,87 @@
+"""Training from a folder: which run is started for it, and when nothing is left to do."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from openclaw.exceptions import ConfigError
+from openclaw.ledger.records import Verdict
+from openclaw.ledger.store import Ledger
+from openclaw.server.train import gpu_variables, main, make_job, nothing_left
+from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "rollouts" / "ledger.sqlite")
+
+
+def test_a_list_of_gpus_is_split() -> None:
+    assert gpu_variables("0,1,2,3,4,5,6,7")[1] == {
+        "NUM_GPUS": "8",
+        "TP": "2",
+        "PRM_TP": "2",
+        "ACTOR_GPUS": "0,1,2,3",
+        "ROLLOUT_GPUS": "4,5",
+        "PRM_GPUS": "6,7",
+    }
+    assert gpu_variables("7,5,6")[1]["ACTOR_GPUS"] == "5,"
+    assert gpu_variables("4")[1] | {"TP": "1"} == gpu_variables("4")[1]
+    assert gpu_variables("cpu") == ("tiny_cpu", {})
+    with pytest.raises(ConfigError, match="name 3 or more"):
+        gpu_variables("2")
+
+
+def test_the_run_of_a_folder(ledger: Ledger, tmp_path: Path) -> None:
+    arguments = Namespace(
+        rollout_dir=ledger.path.parent, checkpoint_dir=tmp_path / "c", method="binary", gpus="cpu", model_path="/m"
+    )
+    job = make_job(arguments, ["--lr", "1e-6"], {})
+    assert job.command[1:] == [
+        *("-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", "rl"),
+        *("--stale-samples", "correct", "--save-hf", str(tmp_path / "c" / "hf-{rollout_id}"), "--lr", "1e-6"),
+    ]
+    assert job.variables["OPENCLAW_LEDGER"] == str(ledger.path)
+    assert (job.variables["SAVE_CKPT"], job.variables["HF_CKPT"], job.variables["PORT"]) == (
+        str(tmp_path / "c"),
+        "/m",
+        "0",
+    )
+
+
+def test_a_folder_without_turns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rollout-dir", str(tmp_path), "--checkpoint-dir", str(tmp_path / "c"), "--gpus", "cpu"]) == 2
+    assert "collect_rollouts.py writes it" in capsys.readouterr().err
+
+
+def test_too_little_for_a_batch_starts_nothing(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged_sample(ledger, "turn-0")
+    arguments = ["--rollout-dir", str(ledger.path.parent), "--checkpoint-dir", str(tmp_path / "c"), "--gpus", "cpu"]
+    assert main(arguments) == 0
+    assert "1 samples are ready, a batch has 16" in capsys.readouterr().out
+
+
+def test_what_is_left_to_do(ledger: Ledger) -> None:
+    assert nothing_left(ledger, 2)
+    ledger.record_turn(make_turn())
+    assert nothing_left(ledger, 2), "nobody said anything about it yet"
+    ledger.record_next_state("turn-0", USER_NEXT, 102.0)
+    assert not nothing_left(ledger, 2), "to be judged"
+    ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero")
+    assert nothing_left(ledger, 2)
+    ledger.end_session("session", 103.0)
+    assert not nothing_left(ledger, 2), "the session may give a sample"
+    assert ledger.close_session("session", [], 104.0)
+    judged_sample(ledger, "turn-1", session_id="b")
+    assert nothing_left(ledger, 2)
+    judged_sample(ledger, "turn-2", session_id="b")
+    assert not nothing_left(ledger, 2), "a batch"
+    ledger.claim_samples(0, 2)
+    assert not nothing_left(ledger, 2), "a batch is being trained"
+    ledger.record_step(0, "1", 200.0, 201.0)
+    assert nothing_left(ledger, 2)
