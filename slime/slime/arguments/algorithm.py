@@ -10,6 +10,7 @@ ESTIMATORS = (
     "cispo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "step_wise",
     "on_policy_distillation",
 )
 
@@ -21,6 +22,12 @@ ALGORITHM = Group(
         Option("--normalize-advantages", "whiten advantages over the unmasked tokens of all ranks", bool),
         Option("--gamma", "discount per token of reinforce_plus_plus", float, 1.0),
         Option("--kl-coef", "KL to the reference in the reward of each token; loads the reference", float, 0.0),
+        Option(
+            "--dynamic-history",
+            "samples of one trajectory share its reward, which is normalised among trajectories",
+            bool,
+            aliases=("--dynamic_history",),
+        ),
         Option("--disable-rewards-normalization", "the raw reward is the advantage", None, off="rewards_normalization"),
         Option(
             "--disable-grpo-std-normalization", "centre rewards, do not scale them", None, off="grpo_std_normalization"

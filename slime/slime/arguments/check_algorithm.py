@@ -101,6 +101,8 @@ def _check_advantages(args: Namespace) -> list[str]:
         problems.append(
             f"--advantage-estimator {estimator} is defined with whitened advantages: add --normalize-advantages"
         )
+    if args.normalize_advantages and estimator == "step_wise":
+        problems.append("--normalize-advantages would standardise the steps twice; remove it")
     if args.kl_coef and estimator not in WHITENED and not custom:
         problems.append(
             f"--kl-coef has no effect with --advantage-estimator {estimator}; use --use-kl-loss --kl-loss-coef, or "

@@ -69,7 +69,6 @@ _GROUPS: dict[str, str] = {
 
 REFUSED: dict[str, str] = {
     **{flag: reason for reason, names in _GROUPS.items() for flag in names.split()},
-    "dynamic-history": "is not implemented yet; return one sample per step from the rollout function",
     "partial-rollout": "is not implemented yet; aborted samples are generated again",
     "distill-topk": "is not implemented yet; use --use-opd (token-level distillation)",
     "use-distributed-post": "is not needed; remove it",
@@ -83,14 +82,12 @@ REFUSED: dict[str, str] = {
     "dump-details": "is not implemented yet; use --save-debug-rollout-data PATH",
     "skip-eval-before-train": "is not needed: nothing is evaluated before the first step; remove it",
 }
-_OTHER_SPELLINGS = {"dynamic-history": ("--dynamic_history",)}
 
 
 def add_refused_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags, hidden from ``--help``; each takes any number of values."""
     for flag in REFUSED:
-        names = [f"--{flag}", *_OTHER_SPELLINGS.get(flag, ())]
-        parser.add_argument(*names, dest=_attribute(flag), nargs="*", help=argparse.SUPPRESS)
+        parser.add_argument(f"--{flag}", dest=_attribute(flag), nargs="*", help=argparse.SUPPRESS)
 
 
 def _attribute(flag: str) -> str:

@@ -2,8 +2,9 @@
 
 Guarantee: pure. For ``grpo``, ``gspo`` and ``cispo`` with reward normalisation a group of at least two samples gets mean zero (and
 unit deviation unless ``grpo_std_normalization`` is off); a group of one keeps its reward, because there is nothing to
-compare it with and zero would drop it silently. ``reinforce_plus_plus_baseline`` subtracts the group mean. All other
-estimators get the raw reward.
+compare it with and zero would drop it silently. Equal rewards become zero. ``reinforce_plus_plus_baseline`` subtracts the
+group mean. All other estimators get the raw reward. With ``--dynamic-history`` the members of a group are its trajectories:
+each has the reward of its first sample, which all its samples get.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
+from slime.rollout.trajectories import rollout_ids
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -38,31 +40,34 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
     else:
         return raw, list(raw)
     rewards = list(raw)
-    for members in _groups(samples).values():
-        if len(members) < 2:
-            continue
-        values = [raw[index] for index in members]
-        mean = statistics.fmean(values)
-        divisor = statistics.stdev(values) + _EPSILON if scale else 1.0
-        for index in members:
-            rewards[index] = (raw[index] - mean) / divisor
+    for members in _groups(args, samples).values():
+        values = [raw[pieces[0]] for pieces in members]
+        mean, divisor = 0.0, 1.0
+        if len(members) > 1:
+            mean = statistics.fmean(values)
+            divisor = statistics.stdev(values) + _EPSILON if scale else 1.0
+        for value, pieces in zip(values, members, strict=True):
+            for index in pieces:
+                rewards[index] = (value - mean) / divisor
     return raw, rewards
 
 
 def constant_groups(args: Namespace, samples: Sequence[Sample]) -> int:
     """How many groups of two or more have equal rewards; under a group-relative estimator they carry no gradient."""
     count = 0
-    for members in _groups(samples).values():
-        values = [_reward(args, samples[index]) for index in members]
+    for members in _groups(args, samples).values():
+        values = [_reward(args, samples[pieces[0]]) for pieces in members]
         count += len(values) >= 2 and max(values) - min(values) <= _CONSTANT
     return count
 
 
-def _groups(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for index, sample in enumerate(samples):
-        groups[_group_key(sample)].append(index)
-    return groups
+def _groups(args: Namespace, samples: Sequence[Sample]) -> dict[Hashable, list[list[int]]]:
+    """The members of each group: indices of a sample, or with ``--dynamic-history`` of all samples of a trajectory."""
+    numbers = rollout_ids(samples) if getattr(args, "dynamic_history", False) else range(len(samples))
+    groups: dict[Hashable, dict[int, list[int]]] = defaultdict(dict)
+    for index, (sample, number) in enumerate(zip(samples, numbers, strict=True)):
+        groups[_group_key(sample)].setdefault(number, []).append(index)
+    return {key: list(members.values()) for key, members in groups.items()}
 
 
 def _group_key(sample: Sample) -> Hashable:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime.rollout.rewards import post_process_rewards
+from slime.rollout.step_wise import step_fields
+from slime.rollout.trajectories import mask_sums, rollout_ids
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -42,12 +44,14 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
     """Return the training data of ``samples``; see the module for what is checked.
 
     Keys: tokens, response_lengths, total_lengths, rewards, raw_reward, truncated, sample_indices, group_indices,
-    loss_masks, and rollout_log_probs, teacher_* and metadata where samples have them.
+    rollout_ids, rollout_mask_sums, loss_masks, step_wise_* with that estimator, and rollout_log_probs, teacher_* and metadata
+    where samples have them.
     """
     if not samples:
         raise ValueError("the rollout returned no samples to train on")
     masks = [_checked_mask(sample) for sample in samples]
     raw_rewards, rewards = post_process_rewards(args, samples)
+    ids = rollout_ids(samples)
     data: TrainData = {
         "tokens": [list(sample.tokens) for sample in samples],
         "response_lengths": [sample.response_length for sample in samples],
@@ -57,8 +61,12 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
         "truncated": [int(sample.status == Sample.Status.TRUNCATED) for sample in samples],
         "sample_indices": [sample.index for sample in samples],
         "group_indices": [-1 if sample.group_index is None else sample.group_index for sample in samples],
+        "rollout_ids": ids,
+        "rollout_mask_sums": mask_sums(ids, masks),
         "loss_masks": masks,
     }
+    if args.advantage_estimator == "step_wise":
+        data |= step_fields(args, samples, masks)
     for key, attribute in _COMPLETE_KEYS.items():
         values = [plain_list(getattr(sample, attribute, None)) for sample in samples]
         missing = [sample.index for sample, value in zip(samples, values, strict=True) if value is None]
@@ -110,14 +118,15 @@ def _check_lengths(samples: Sequence[Sample], key: str, values: list[Any] | None
 
 
 def steps_of(num_samples: int, args: Namespace) -> list[range]:
-    """The samples of each optimizer step, in order.
+    """The rollouts of each optimizer step, in order; ``num_samples`` is how many there are.
 
-    A step has ``global_batch_size`` samples, or with ``use_dynamic_global_batch_size`` the samples divided by
-    ``num_steps_per_rollout``. What is left over is dropped with a warning, or is a smaller last step with
+    A step has ``global_batch_size`` rollouts, or with ``use_dynamic_global_batch_size`` (and with ``dynamic_history``) the
+    rollouts divided by ``num_steps_per_rollout``. What is left over is dropped with a warning, or is a smaller last step with
     ``disable_rollout_trim_samples``.
     """
     size = args.global_batch_size
-    if size is None or getattr(args, "use_dynamic_global_batch_size", False):
+    by_steps = getattr(args, "use_dynamic_global_batch_size", False) or getattr(args, "dynamic_history", False)
+    if size is None or by_steps:
         size = max(1, num_samples // (getattr(args, "num_steps_per_rollout", None) or 1))
     steps = [range(start, start + size) for start in range(0, num_samples - size + 1, size)]
     left = num_samples % size
@@ -130,14 +139,30 @@ def steps_of(num_samples: int, args: Namespace) -> list[range]:
     return steps
 
 
+def samples_of_steps(train_data: TrainData, args: Namespace) -> tuple[list[list[int]], list[int]]:
+    """Return the samples of each optimizer step and the number of its rollouts; no rollout is cut between steps.
+
+    Training data of a plugin without ``rollout_ids`` has a rollout per sample.
+    """
+    ids = train_data.get("rollout_ids") or list(range(len(train_data["total_lengths"])))
+    order = {number: position for position, number in enumerate(dict.fromkeys(ids))}
+    steps = steps_of(len(order), args)
+    members: list[list[int]] = [[] for _ in steps]
+    step_of_rollout = {rollout: number for number, step in enumerate(steps) for rollout in step}
+    for sample, number in enumerate(ids):
+        if order[number] in step_of_rollout:
+            members[step_of_rollout[order[number]]].append(sample)
+    return members, [len(step) for step in steps]
+
+
 def split_by_dp(train_data: TrainData, dp_size: int, args: Namespace) -> list[TrainData]:
     """Return one shard per rank, with ``micro_batch_indices``, ``global_batch_sizes``, ``global_token_counts``.
 
     ``micro_batch_indices[step][k]`` lists indices local to the shard; ``partition`` maps them to the whole batch.
-    ``global_batch_sizes[step]`` and ``global_token_counts[step]`` are the samples and unmasked tokens over all ranks.
+    ``global_batch_sizes[step]`` and ``global_token_counts[step]`` are the rollouts and unmasked tokens over all ranks.
     """
     lengths = train_data["total_lengths"]
-    steps = steps_of(len(lengths), args)
+    steps, sizes = samples_of_steps(train_data, args)
     plan = [_deal(_pack(step, lengths, args), lengths, dp_size) for step in steps]
     shards = []
     for rank in range(dp_size):
@@ -149,7 +174,7 @@ def split_by_dp(train_data: TrainData, dp_size: int, args: Namespace) -> list[Tr
         }
         shard["partition"] = partition
         shard["micro_batch_indices"] = [[[local[index] for index in batch] for batch in ranks[rank]] for ranks in plan]
-        shard["global_batch_sizes"] = [len(step) for step in steps]
+        shard["global_batch_sizes"] = sizes
         masks = train_data["loss_masks"]
         shard["global_token_counts"] = [sum(sum(masks[index]) for index in step) for step in steps]
         shards.append(shard)
@@ -160,7 +185,7 @@ def _per_sample(values: Any, num_samples: int) -> bool:
     return isinstance(values, list) and len(values) == num_samples
 
 
-def _pack(step: range, lengths: Sequence[int], args: Namespace) -> list[list[int]]:
+def _pack(step: Sequence[int], lengths: Sequence[int], args: Namespace) -> list[list[int]]:
     """Micro-batches of one step: first fit by decreasing length under the token cap, or runs of micro_batch_size."""
     if not args.use_dynamic_batch_size:
         size = args.micro_batch_size

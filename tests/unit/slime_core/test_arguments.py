@@ -120,7 +120,6 @@ def test_what_is_not_there_is_refused_by_name(base: list[str], capsys: pytest.Ca
     text = refusal(capsys, [*base, *words])
     for flag, reason in REFUSED.items():
         assert f"  - --{flag} {reason}" in text
-    assert "--dynamic-history is not implemented" in refusal(capsys, [*base, "--dynamic_history"])
 
 
 def test_megatron_is_refused_with_the_alternative(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:

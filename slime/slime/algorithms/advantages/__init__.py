@@ -20,6 +20,7 @@ from slime.algorithms.advantages.opd_term import add_opd_term
 from slime.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus
 from slime.algorithms.advantages.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
 from slime.algorithms.advantages.reward_kl import reference_kl
+from slime.algorithms.advantages.step_wise import step_wise
 from slime.algorithms.advantages.whiten import SumOverRanks, on_one_rank, whiten
 from slime.utils.misc import load_function
 
@@ -31,6 +32,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "cispo": grpo,
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "step_wise": step_wise,
     "on_policy_distillation": on_policy_distillation,
 }
 

@@ -1,7 +1,9 @@
 """How a per-token quantity of a micro-batch becomes one number that adds up over micro-batches and ranks.
 
-Two reductions: the sum over samples of the masked token mean (then divided by the number of samples of the step), and the
+Two reductions: the sum over samples of the masked token mean (then divided by the number of rollouts of the step), and the
 masked token sum (then divided by the number of unmasked tokens of the step). A sample whose mask is all zero adds zero.
+The mean of a sample is over the unmasked tokens of its whole rollout: a trajectory that was cut into many samples counts
+once, as one sample does, whatever its length.
 """
 
 from __future__ import annotations
@@ -19,13 +21,23 @@ from slime.utils.misc import load_function
 Reducer = Callable[[Tensor], Tensor]
 
 
-def sum_of_sample_mean(response_lengths: Sequence[int], loss_masks: Sequence[Tensor]) -> Reducer:
-    """Return ``f(x [sum R_i]) = sum_i (sum_t m_it x_it) / max(1, sum_t m_it)``."""
+def sum_of_sample_mean(
+    response_lengths: Sequence[int], loss_masks: Sequence[Tensor], mask_sums: Sequence[float] | None = None
+) -> Reducer:
+    """Return ``f(x [sum R_i]) = sum_i (sum_t m_it x_it) / max(1, D_i)``.
+
+    ``D_i`` are ``mask_sums``, the unmasked tokens of the sample's rollout; without them ``sum_t m_it``.
+    """
 
     def reduce(values: Tensor) -> Tensor:
         parts = values.split(list(response_lengths))
         masks = [mask.to(values) for mask in loss_masks]
-        means = [(part * mask).sum() / mask.sum().clamp_min(1.0) for part, mask in zip(parts, masks, strict=True)]
+        sums = (
+            [mask.sum() for mask in masks] if mask_sums is None else [values.new_tensor(total) for total in mask_sums]
+        )
+        means = [
+            (part * mask).sum() / total.clamp_min(1.0) for part, mask, total in zip(parts, masks, sums, strict=True)
+        ]
         return torch.stack(means).sum() if means else values.sum()
 
     return reduce
@@ -44,14 +56,32 @@ def token_sum(response_lengths: Sequence[int], loss_masks: Sequence[Tensor]) -> 
     return reduce
 
 
-def make_reducer(per_token: bool, response_lengths: Sequence[int], loss_masks: Sequence[Tensor]) -> Reducer:
+def make_reducer(
+    per_token: bool,
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[Tensor],
+    mask_sums: Sequence[float] | None = None,
+) -> Reducer:
     """Return :func:`token_sum` for ``--calculate-per-token-loss``, else :func:`sum_of_sample_mean`."""
-    return (token_sum if per_token else sum_of_sample_mean)(response_lengths, loss_masks)
+    if per_token:
+        return token_sum(response_lengths, loss_masks)
+    return sum_of_sample_mean(response_lengths, loss_masks, mask_sums)
 
 
 def rebuild_reducer(per_token: bool, batch: dict[str, Any], masks: Sequence[Tensor]) -> Reducer:
-    """Return the reducer of ``batch`` with other masks; the step's number of samples or tokens stays what it was."""
-    return make_reducer(per_token, batch["response_lengths"], masks)
+    """Return the reducer of ``batch`` with other masks; the step's number of rollouts or tokens stays what it was.
+
+    A sample that is its whole rollout is divided by what is left of its mask. A piece of a larger rollout is still divided
+    by the tokens of the rollout, because what is left of the other pieces is not known here.
+    """
+    before = batch.get("rollout_mask_sums")
+    if before is None:
+        return make_reducer(per_token, batch["response_lengths"], masks)
+    sums = [
+        float(new.sum()) if float(old.sum()) == total else float(total)
+        for total, old, new in zip(before, batch["loss_masks"], masks, strict=True)
+    ]
+    return make_reducer(per_token, batch["response_lengths"], masks, sums)
 
 
 def policy_reducer(args: Namespace, batch: dict[str, Any], masks: Sequence[Tensor], default: Reducer) -> Reducer:

@@ -14,6 +14,12 @@ from torch import Tensor
 # Per-sample lists of one number per response token (None where a sample has none).
 _FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs")
 _STREAMS = (*_FLOAT_STREAMS, "teacher_topk_indices", "loss_masks")
+# Per-sample values of other kinds that advantages, losses and plugins read.
+_AS_THEY_ARE = (
+    *("metadata", "sample_indices", "group_indices", "raw_reward", "round_number", "truncated"),
+    *("rollout_ids", "rollout_mask_sums"),
+    *("step_wise_step_rewards", "step_wise_step_token_spans", "step_wise_step_indices"),
+)
 # What a training step adds, under the names of the contract.
 _COMPUTED = ("log_probs", "ref_log_probs", "advantages", "returns")
 
@@ -34,7 +40,7 @@ class RolloutShard:
         for name in _STREAMS:
             if name in data:
                 self.fields[name] = [self._stream(name, i, values) for i, values in enumerate(data[name])]
-        for optional in ("metadata", "sample_indices", "group_indices", "raw_reward", "round_number", "truncated"):
+        for optional in _AS_THEY_ARE:
             if optional in data:
                 self.fields[optional] = list(data[optional])
 

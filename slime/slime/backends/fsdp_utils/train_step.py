@@ -55,7 +55,12 @@ def micro_batch_loss(
     """Return the summed loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path."""
     inputs = model_input(args, shard, indices, device)
     batch = shard.batch(indices, device)
-    reduce = make_reducer(args.calculate_per_token_loss, inputs.response_lengths, batch.get("loss_masks", []))
+    reduce = make_reducer(
+        args.calculate_per_token_loss,
+        inputs.response_lengths,
+        batch.get("loss_masks", []),
+        batch.get("rollout_mask_sums"),
+    )
     if args.loss_type == "custom_loss":
         logits = model(inputs, temperature=1.0, chunk_size=args.log_probs_chunk_size, want_logits=True)
         if inputs.is_filler:
