@@ -1,4 +1,4 @@
-"""The gateway before a real SGLang engine: 200 turns of concurrent clients, exact against a float32 forward."""
+"""The gateway before a real SGLang engine: concurrent clients, weight updates under their streams, all turns exact."""
 
 from __future__ import annotations
 
@@ -11,24 +11,34 @@ import pytest
 import torch
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.update_load import swap_under_load
 from openclaw.config import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from slime.backends.sglang_utils.engine import SGLangEngine
+from tests.helpers import tiny_random
 from tests.helpers.live_engine import live_engine
 from tests.helpers.mock_engine import serve
+from tests.helpers.weight_sender import WeightSender
 
-SESSIONS, TURNS, TOLERANCE = 20, 10, 1e-4
+SESSIONS, TURNS, TOLERANCE, UPDATES = 20, 10, 1e-4, 20
 TOOLS: Any = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
 
 
 @pytest.fixture(scope="module")
-def engine_url(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def engine(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
     with live_engine(tiny_random_model, tmp_path_factory.mktemp("run")) as engine:
-        yield engine.url()
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def engine_url(engine: SGLangEngine) -> str:
+    return engine.url()
 
 
 async def converse(client: AsyncOpenAI, number: int) -> None:
@@ -90,3 +100,50 @@ async def test_two_hundred_turns_are_exact(engine_url: str, tiny_random_model: P
     assert registry.get_sample_value("openclaw_session_events_total", {"event": "next_state"}) is not None
     print(ledger.counts())
     ledger.close()
+
+
+def worst_error(turn: Turn, models: list[Any]) -> float:
+    """Largest difference to a forward with the weights that each token is tagged with."""
+    worst = 0.0
+    for span in turn.weight_versions:
+        version = 0 if span.version == "default" else int(span.version)
+        expected = forward(models[version % len(models)], turn)
+        pairs = zip(expected[span.start : span.end], turn.response_logprobs[span.start : span.end], strict=True)
+        worst = max(worst, *(abs(wanted - stored) for wanted, stored in pairs))
+    return worst
+
+
+async def test_updates_under_streams_refuse_nothing(
+    engine: SGLangEngine, tiny_random_model: Path, tmp_path: Path
+) -> None:
+    """Twenty updates while six clients stream: whole replies, rising versions, exact logprobs, waits as long as the swap."""
+    paths = [tiny_random_model, tiny_random.build(tmp_path / "second", seed=12)]
+    config = RuntimeConfig(
+        policy_url=engine.url(), tokenizer=str(tiny_random_model), context_length=2048, prm_max_new_tokens=512
+    )
+    ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
+    service = build_service(config, AutoTokenizer.from_pretrained(tiny_random_model), ledger, registry)
+    sender = WeightSender(engine, "under-load")
+    weights = [load_file(path / "model.safetensors") for path in paths]
+    async with serve(create_app(service, registry)) as url:
+        observed = await swap_under_load(url, sender, weights, updates=UPDATES, clients=6, max_tokens=80)
+    sender.close()
+    summary = observed.summary()
+    print(summary)
+    turns = [record.turn for record in ledger.export_turns()]
+    ledger.close()
+    assert observed.refused == []
+    assert registry.get_sample_value("openclaw_refused_total") == 0
+    assert len(turns) == len(observed.replies) > 6
+    spans = [[span for span in turn.weight_versions] for turn in turns]
+    for turn, own in zip(turns, spans, strict=True):
+        numbers = [0 if span.version == "default" else int(span.version) for span in own]
+        assert numbers == sorted(set(numbers))
+        assert [own[0].start, *(span.end for span in own)] == [*(span.start for span in own), len(turn.response_ids)]
+    assert max(map(len, spans)) >= 2, "no reply saw an update"
+    assert {span.version for own in spans for span in own} >= {str(number) for number in range(3, UPDATES - 2)}
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in paths]
+    assert max(worst_error(turn, models) for turn in turns) < TOLERANCE
+    # Nobody waits much longer than the swap takes; a loaded machine stretches both.
+    assert summary["held_waits"] >= UPDATES
+    assert summary["beyond_swap_ms"]["p50"] <= max(100.0, summary["swap_ms"]["max"])
