@@ -21,8 +21,8 @@ INTRODUCTION = """# Configuration
 Written by `python -m openclaw.launch.document`; a test keeps it true.
 
 A launch script has three sources, the later ones win: defaults of its profile, environment variables, and flags after the script's name.
-`--dry-run` prints every value and where it came from, and starts nothing. An empty variable counts as unset. Secrets come from the environment
-only; they are never printed, logged or stored.
+`--dry-run` prints every value and where it came from, and starts nothing. An empty variable counts as unset. Secrets come from the environment,
+the gateway's keys also from a file; they are never printed, logged or stored.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ INTERRUPTED_EXIT = 130
 def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.server") -> int:
     """Serve as ``argv`` says; return the exit status."""
     watch_lifeline()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `serve` listens: ends what was started
     arguments = build_parser(prog).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

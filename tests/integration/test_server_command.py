@@ -109,6 +109,7 @@ def test_serve_talk_collect_stop(served: Served, tmp_path: Path) -> None:
     collected = [record.turn.response_ids for record in collector.ledger.export_turns()]
     collector.close()
 
+    rename_key(served, tmp_path / "keys")
     family = psutil.Process(served.process.pid).children(recursive=True)
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(60) == 130, served.text()[-4000:]
@@ -129,6 +130,21 @@ def test_serve_talk_collect_stop(served: Served, tmp_path: Path) -> None:
     for text in (log, served.text()):
         for secret in (KEY, "marmalade", "jane@example.org"):
             assert secret not in text
+
+
+def rename_key(served: Served, keys: Path) -> None:
+    """Replace the only key, and tell the runtime with SIGHUP; it goes on serving, with the new key alone."""
+    keys.write_text("desk:another-key\n")
+    for process in psutil.Process(served.process.pid).children(recursive=True):
+        if "openclaw.runtime" in process.cmdline():
+            process.send_signal(signal.SIGHUP)
+
+    def accepted(key: str) -> bool:
+        with httpx.Client(verify=ssl.create_default_context(cafile=str(served.authority)), trust_env=False) as client:
+            return client.get(f"{served.url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+    wait_until(lambda: accepted("another-key"), lambda: "the new key is not taken")
+    assert not accepted(KEY)
 
 
 def curl(served: Served, path: str, body: str, header: str) -> str:

@@ -13,7 +13,7 @@ import trustme
 
 from openclaw.config import RuntimeConfig
 from openclaw.exceptions import ConfigError
-from openclaw.gateway.tls import check_certificate, own_certificate_context
+from openclaw.gateway.tls import check_certificate, load_certificate, own_certificate_context
 
 
 def write_certificate(folder: Path, name: str) -> RuntimeConfig:
@@ -68,9 +68,22 @@ def test_half_a_certificate_is_refused(tmp_path: Path, missing: str) -> None:
         replace(write_certificate(tmp_path, "a.test"), **{missing: None}).validate()
 
 
-async def handshake(served: RuntimeConfig, trusted: RuntimeConfig) -> None:
+async def test_a_renewed_certificate_is_served_to_new_connections(tmp_path: Path) -> None:
+    config, renewed = write_certificate(tmp_path, "a.test"), write_certificate(tmp_path, "b.test")
+    context = serving(config)
+    load_certificate(context, renewed)
+    await handshake(context, renewed)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await handshake(context, config)
+
+
+def serving(config: RuntimeConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(served.tls_cert or "", served.tls_key)
+    load_certificate(context, config)
+    return context
+
+
+async def handshake(context: ssl.SSLContext, trusted: RuntimeConfig) -> None:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -82,6 +95,6 @@ async def handshake(served: RuntimeConfig, trusted: RuntimeConfig) -> None:
 
 async def test_the_health_check_trusts_its_own_certificate_and_no_other(tmp_path: Path) -> None:
     own, other = write_certificate(tmp_path, "public.test"), write_certificate(tmp_path, "other.test")
-    await handshake(own, own)
+    await handshake(serving(own), own)
     with pytest.raises(ssl.SSLCertVerificationError):
-        await handshake(other, own)
+        await handshake(serving(other), own)
