@@ -59,10 +59,10 @@ class RequestRecord:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens of prompt and reply."""
+        """Tokens of the prompt and of all choices of the reply."""
         if self.reply is None:
             return 0, 0
-        return len(self.reply.capture.prompt.ids), len(self.reply.capture.ids)
+        return len(self.reply.capture.prompt.ids), sum(len(capture.ids) for capture in self.reply.captures)
 
     def line(self, route: str) -> str:
         """Return the log line."""
@@ -80,8 +80,8 @@ class RequestRecord:
     def contents(self) -> str:
         """Return the conversation as one line of JSON."""
         assert self.reply is not None
-        capture = self.reply.capture
-        return json.dumps({"messages": capture.prompt.messages, "reply": capture.builder.message()})
+        replies = [capture.builder.message() for capture in self.reply.captures]
+        return json.dumps({"messages": self.reply.capture.prompt.messages, "replies": replies})
 
 
 def session_digest(session_id: str) -> str:

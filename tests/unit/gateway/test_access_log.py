@@ -97,13 +97,17 @@ async def test_no_key_and_no_content_anywhere_but_in_the_ledger(
     assert KEY.encode() not in stored
 
 
-async def test_contents_are_logged_when_asked_for(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+async def test_contents_are_logged_when_asked_for_and_every_choice_counts(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     stack = await start(log_contents=True, api_key=KEY)
-    stack.say(ANSWERED)
-    await ask(stack, {"messages": USER})
+    stack.say(ANSWERED, "other")
+    await ask(stack, {"messages": USER, "n": 2})
     (line,) = [line for line in own_lines(caplog) if "contents=" in line]
     contents = json.loads(line.partition("contents=")[2])
     assert contents["messages"] == USER
-    assert contents["reply"]["content"] == ANSWERED
+    assert [message["content"] for message in contents["replies"]] == [ANSWERED, "other"]
+    generated = sum(len(turn.response_ids) for turn in stack.turns())
+    assert stack.metric("openclaw_key_tokens_total", key="environment", kind="generated") == generated
     assert KEY not in caplog.text
