@@ -29,6 +29,8 @@ POLL_SECONDS = 1.0
 LOOKS = 3
 """So often nothing may be left before the run is ended: a verdict and its samples are not the last thing that happens."""
 END_SECONDS = 600.0
+CORRECTED = ("--max-weight-staleness", "1", "--stale-samples", "correct")
+"""Recorded turns are older than the weights from the second step on; the loss weighs them instead of dropping them."""
 HF_FOLDER = "hf-{rollout_id}"
 UNBOUNDED = "100000000"
 
@@ -105,8 +107,7 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
     }
     if arguments.model_path:
         variables |= {"HF_CKPT": arguments.model_path, "MODEL_PATH": "", "BASE_MODEL_PATH": ""}
-    # Recorded turns are older than the weights from the second step on; the loss weighs them instead of dropping them.
-    flags = ("--stale-samples", "correct", "--save-hf", str(save / HF_FOLDER), *extra)
+    flags = (*CORRECTED, "--save-hf", str(save / HF_FOLDER), *extra)
     return Job(profile, METHODS[arguments.method], variables, flags)
 
 
@@ -162,8 +163,9 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size:
     while child.alive() and not stop.wait(POLL_SECONDS) and (keep_running or looks < LOOKS):
         looks = looks + 1 if nothing_left(ledger, batch_size) else 0
     status = _end(child)
-    steps = ledger.counts()["steps"]
-    print(f"{steps} steps trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
+    if status == 0:
+        steps = ledger.counts()["steps"]
+        print(f"{steps} steps trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
     return stop.exit_code or status
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from openclaw.exceptions import ConfigError
+from openclaw.launch.__main__ import MISSING_PATH
+from openclaw.launch.plan import make_plan
+from openclaw.launch.profiles import PROFILES
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.server.train import gpu_variables, main, make_job, nothing_left
@@ -40,10 +43,11 @@ def test_the_run_of_a_folder(ledger: Ledger, tmp_path: Path) -> None:
         rollout_dir=ledger.path.parent, checkpoint_dir=tmp_path / "c", method="binary", gpus="cpu", model_path="/m"
     )
     job = make_job(arguments, ["--lr", "1e-6"], {})
-    assert job.command[1:] == [
-        *("-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", "rl"),
-        *("--stale-samples", "correct", "--save-hf", str(tmp_path / "c" / "hf-{rollout_id}"), "--lr", "1e-6"),
-    ]
+    assert job.command[1:] == ["-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", "rl", *job.extra]
+    assert job.extra[-2:] == ("--lr", "1e-6")
+    plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, job.variables)
+    assert [problem for problem in plan.problems if MISSING_PATH not in problem] == []
+    assert plan.args.save_hf == str(tmp_path / "c" / "hf-{rollout_id}")
     assert job.variables["OPENCLAW_LEDGER"] == str(ledger.path)
     assert (job.variables["SAVE_CKPT"], job.variables["HF_CKPT"], job.variables["PORT"]) == (
         str(tmp_path / "c"),
