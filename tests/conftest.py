@@ -6,11 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A loaded machine is no failure of what is tested.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
