@@ -114,6 +114,11 @@ def journal_lines(path: Path) -> set[str]:
     return set(text[: text.rfind("\n") + 1].split())
 
 
+def say_at_once(text: str) -> None:
+    """Print a line, also into a file, when it is said."""
+    print(text, flush=True)
+
+
 def write_json(path: Path, document: dict) -> None:
     """Write a report."""
     path.parent.mkdir(parents=True, exist_ok=True)

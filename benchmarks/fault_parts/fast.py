@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_parts.checks import Checker, View, journal_lines
+from benchmarks.fault_parts.checks import Checker, View, journal_lines, say_at_once
 from benchmarks.fault_parts.clients import Clients
 from benchmarks.fault_parts.stage import VICTIMS, Stage, wait_until
 from benchmarks.fault_parts.trainer import Weights
@@ -31,7 +31,7 @@ def plan(kills: int, rng: random.Random) -> list[str]:
 
 
 def run_fast(
-    folder: Path, tokenizer: Path, kills: int, seed: int, say: Callable[[str], None] = print, batch_size: int = 4
+    folder: Path, tokenizer: Path, kills: int, seed: int, say: Callable[[str], None] = say_at_once, batch_size: int = 4
 ) -> dict[str, Any]:
     """Kill ``kills`` times and return what was found.
 

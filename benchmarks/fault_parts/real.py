@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.fault_parts.checks import Checker
+from benchmarks.fault_parts.checks import Checker, say_at_once
 from benchmarks.fault_parts.clients import Clients, Words
 from benchmarks.fault_parts.trainer import Weights
 from benchmarks.machine import REPOSITORY
@@ -124,7 +124,7 @@ class RealRun:
         return status
 
 
-def run_real(folder: Path, kills: int, seed: int, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run_real(folder: Path, kills: int, seed: int, say: Callable[[str], None] = say_at_once) -> dict[str, Any]:
     """Kill ``kills`` processes of each kind and return what was found.
 
     Args:

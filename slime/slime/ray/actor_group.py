@@ -96,5 +96,8 @@ class TrainGroup:
                     "checkpoint"
                 ) from error
             except RayTaskError as error:
-                raise TrainerError(f"training rank {rank} failed in {method}: {error}") from error
+                cause = error.cause
+                raise TrainerError(
+                    f"training rank {rank} failed in {method}: {type(cause).__name__}: {cause}"
+                ) from error
         return ray.get(references)
