@@ -22,6 +22,7 @@ WORDS_OF_OTHER_PROGRAMS = {
     "--dry-run",
     "--link",
     "--force",
+    "--accept-capabilities",
 }
 
 
