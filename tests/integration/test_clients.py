@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from tests.helpers.node import node_packages
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
 
 KEY = "s3cret"
+COUNT = "and another " * 100
 HELLO = "Hello, wörld 🙂."
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -30,12 +32,21 @@ def answer(prompt: str) -> str:
         return CALL
     if "THINK" in asked:
         return "<think>\nTwo and two.\n</think>\n\nFour."
-    return "and another " * 4000 if "COUNT" in asked else HELLO
+    return COUNT if "COUNT" in asked else HELLO
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInServer]:
-    with stand_in_server(tmp_path_factory.mktemp("clients"), answer, api_key=KEY) as server:
+    """The server; its engine stops in the middle of `COUNT` until the client goes away."""
+    servers: list[StandInServer] = []
+
+    def held(prompt: str) -> str:
+        text = answer(prompt)
+        servers[0].engine.token_gate = asyncio.Semaphore(8) if text is COUNT else None
+        return text
+
+    with stand_in_server(tmp_path_factory.mktemp("clients"), held, api_key=KEY) as server:
+        servers.append(server)
         yield server
 
 

@@ -74,12 +74,12 @@ test("a stream that is aborted ends at once", async () => {
   const stop = new AbortController();
   const options = { ...session("js-abort"), signal: stop.signal };
   const stream = await client.chat.completions.create({ ...said("COUNT for ever."), stream: true }, options);
-  let chunks = 0;
+  let text = "";
   for await (const chunk of stream) {
-    assert.equal(chunk.object, "chat.completion.chunk");
-    if (++chunks === 5) stop.abort();
+    text += chunk.choices[0].delta.content ?? "";
+    if (text) stop.abort();
   }
-  assert(chunks >= 5);
+  assert.match(text, /^and/);
 });
 
 test("a request that is aborted before it is answered is an abort", async () => {
@@ -88,9 +88,9 @@ test("a request that is aborted before it is answered is an abort", async () => 
 });
 
 test("errors have the class and the fields that the SDK knows", async () => {
-  await assert.rejects(client.chat.completions.create({ ...said("x"), logit_bias: { 5: 1 } }), (error) => {
+  await assert.rejects(client.chat.completions.create({ ...said("x"), no_such_parameter: 1 }), (error) => {
     assert(error instanceof OpenAI.BadRequestError);
-    assert.deepEqual([error.status, error.param, error.type], [400, "logit_bias", "invalid_request_error"]);
+    assert.deepEqual([error.status, error.param, error.type], [400, "no_such_parameter", "invalid_request_error"]);
     return true;
   });
   await assert.rejects(client.chat.completions.create({ ...said("x"), messages: [], stream: true }), OpenAI.BadRequestError);
