@@ -58,7 +58,7 @@ def configuration(plugins: Mapping[Path, dict[str, Any]], providers: Mapping[str
     names = [plugin.name for plugin in plugins]
     return {
         "update": {"checkOnStart": False},
-        "models": {"mode": "replace", "providers": dict(providers)},
+        "models": {"mode": "replace", "catalogRefresh": {"enabled": False}, "providers": dict(providers)},
         "agents": {
             "defaults": {"skipBootstrap": True, "heartbeat": {"every": "0m"}},
             "list": [
@@ -116,6 +116,7 @@ class OpenClaw:
         self._openclaw = installed / "node_modules" / "openclaw" / "openclaw.mjs"
         self._process: subprocess.Popen[bytes] | None = None
         (home / ".openclaw").mkdir(parents=True)
+        config = {**config, "logging": {"file": str(home / "openclaw.log")}}
         (home / ".openclaw" / "openclaw.json").write_text(json.dumps(config, indent=2))
 
     def start(self) -> None:
