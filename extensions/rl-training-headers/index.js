@@ -9,6 +9,10 @@
 import { baseUrl, readSettings } from "./settings.js";
 import { sharedState } from "./state.js";
 
+const UNANNOUNCED =
+  "no run has said what it is: every turn is sent as side and none is trained; " +
+  "set plugins.entries.rl-training-headers.hooks.allowConversationAccess to true";
+
 export default {
   id: "rl-training-headers",
   name: "RL training headers",
@@ -19,6 +23,7 @@ export default {
     const settings = readSettings(api.pluginConfig);
     const { runs, sessions } = sharedState();
     const elsewhere = new Set();
+    let warned = false;
 
     api.on("before_prompt_build", (_event, context) => runs.remember(context));
     if (settings.tracking) {
@@ -46,6 +51,10 @@ export default {
             api.logger.warn(`requests to ${url} get no headers: rollout_endpoint is ${settings.endpoint}`);
           }
           return streamFn(model, context, options);
+        }
+        if (!runs.announced && !warned) {
+          warned = true;
+          api.logger.warn(UNANNOUNCED);
         }
         const { type, sessionId } = runs.turnOf(options);
         /** @type {Record<string, string>} */

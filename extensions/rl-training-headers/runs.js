@@ -36,8 +36,12 @@ export class Runs {
   /** @type {Map<string, Turn>} */
   #turns = new Map();
 
+  /** Whether a run ever said what it is; OpenClaw keeps that from a plugin without `allowConversationAccess`. */
+  announced = false;
+
   /** @param {AgentContext} context of `before_prompt_build` */
   remember(context) {
+    this.announced = true;
     if (!context.runId) return;
     this.#turns.delete(context.runId);
     this.#turns.set(context.runId, { type: turnType(context), sessionId: context.sessionId });

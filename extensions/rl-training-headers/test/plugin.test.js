@@ -51,6 +51,13 @@ function run(loaded, trigger = "user") {
 
 const OPTIONS = { requestId: "r:model:1", sessionId: "s", apiKey: "k", headers: { "x-other": "1" } };
 
+test("a plugin that may not see runs says so, once", () => {
+  const loaded = load();
+  for (let n = 0; n < 2; n++) assert.equal(request(loaded, OPTIONS)?.headers?.["X-Turn-Type"], "side");
+  assert.equal(loaded.warnings.length, 1);
+  assert.match(loaded.warnings[0], /allowConversationAccess/);
+});
+
 test("a request gets both headers and keeps its own", () => {
   const loaded = load();
   run(loaded);
