@@ -62,6 +62,8 @@ def _paragraphs(message: Message) -> list[str]:
     before, _, last = text.rpartition("\n")
     if last.startswith(RUNTIME_PREFIX):
         text = before.rstrip()
+    if not text.startswith("["):
+        return [text]
     if match := DATE_PREFIX.match(text):
         text = text[match.end() :]
     match = QUEUED_PREFIX.match(text)

@@ -75,23 +75,26 @@ def read_history(messages: Sequence[Message]) -> History:
         digest = message_digest(message)
         before, conversation = conversation, join(conversation, digest)
         if role == "assistant":
-            replies.append(CarriedReply(position, digest, before, conversation, trace_digest(last, message)))
+            replies.append(CarriedReply(position, digest, before, conversation, trace_digest(last, message, digest)))
         last = digest
     return History(system, conversation, last, tuple(reversed(replies)))
 
 
 def message_digest(message: Message) -> bytes:
     """Return what identifies a message: role, text, and the calls in it."""
-    role = {"developer": "system"}.get(message.get("role", ""), message.get("role", ""))
+    role = message.get("role", "")
+    if role == "developer":
+        role = "system"
     if role == "user":
         text = HEARTBEAT_WORDS if message_side_kind(message) == "heartbeat" else user_words(message)
     else:
         text = content_text(message.get("content"))
-    calls = [
-        [call.get("function", {}).get("name"), _arguments(call.get("function", {}).get("arguments"))]
-        for call in message.get("tool_calls") or []
-    ]
-    identity = json.dumps([role, text.strip(), calls], sort_keys=True)
+    text = text.strip()
+    identity = f"{role} {len(text)} {text}"
+    if calls := message.get("tool_calls"):
+        functions = [call.get("function", {}) for call in calls]
+        named = [[function.get("name"), _arguments(function.get("arguments"))] for function in functions]
+        identity += json.dumps(named, sort_keys=True)
     return blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
@@ -105,15 +108,15 @@ def conversation_digest(messages: Sequence[Message], reply: Message) -> bytes:
     return join(read_history(messages).asked, reply_digest(reply))
 
 
-def trace_digest(last: bytes, reply: Message) -> bytes:
+def trace_digest(last: bytes, message: Message, reply: bytes) -> bytes:
     """Return what a reply is known by among all conversations: itself when it is long, else with the message before it.
 
     Args:
         last: digest of that message.
-        reply: the assistant message.
+        message: the reply.
+        reply: its digest.
     """
-    digest = reply_digest(reply)
-    return digest if len(content_text(reply.get("content"))) >= LONG_REPLY else join(last, digest)
+    return reply if len(content_text(message.get("content"))) >= LONG_REPLY else join(last, reply)
 
 
 def system_digest(first: Message | None) -> bytes:

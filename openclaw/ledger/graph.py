@@ -99,15 +99,21 @@ class GraphQueries(Database):
         )
         return [row["id"] for row in found]
 
-    def idle_sessions(self, before: float, limit: int) -> list[str]:
-        """Return sessions that have not ended and whose last turn finished at ``before`` or earlier, oldest first."""
-        found = self.rows(
-            "SELECT id FROM sessions WHERE ended_at IS NULL AND"
-            " (SELECT finished_at FROM turns WHERE session_id = sessions.id ORDER BY number DESC LIMIT 1) <= ?"
-            " ORDER BY started_at LIMIT ?",
-            (before, limit),
+    def idle_sessions(self, before: float, after: str, limit: int) -> tuple[list[str], str]:
+        """Return the idle ones of a page of the sessions that have not ended, and where the next page begins.
+
+        Args:
+            before: a session is idle when its last turn finished then or earlier, seconds since the epoch.
+            after: where the page begins: what the last call returned, or ``""``.
+            limit: sessions of a page.
+        """
+        page = self.rows(
+            "SELECT id, (SELECT finished_at FROM turns WHERE session_id = sessions.id ORDER BY number DESC LIMIT 1)"
+            " AS active_at FROM sessions WHERE ended_at IS NULL AND id > ? ORDER BY id LIMIT ?",
+            (after, limit),
         )
-        return [row["id"] for row in found]
+        idle = [row["id"] for row in page if row["active_at"] is not None and row["active_at"] <= before]
+        return idle, page[-1]["id"] if len(page) == limit else ""
 
 
 def _node(row: sqlite3.Row) -> TurnNode:

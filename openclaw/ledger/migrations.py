@@ -108,6 +108,10 @@ CREATE TABLE forgotten_sessions (
 );
 """
 
+_VERSION_3 = """
+CREATE INDEX sessions_open ON sessions(id) WHERE ended_at IS NULL;
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of the main turns that were recorded before there was a column for it."""
@@ -145,5 +149,6 @@ class Migration:
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "sessions, turns, verdicts, samples, steps", _VERSION_1),
     Migration(2, "conversation digests, signals, feedback, what was forgotten", _VERSION_2, fill_conversations),
+    Migration(3, "an index of the sessions that have not ended", _VERSION_3),
 )
 VERSION = MIGRATIONS[-1].version

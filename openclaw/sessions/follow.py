@@ -25,7 +25,7 @@ from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
 from openclaw.sessions.identity import Origin, is_retry, stated_identity
-from openclaw.sessions.nodes import Node, node_of_record, node_of_turn
+from openclaw.sessions.nodes import node_of_record, node_of_turn
 from openclaw.sessions.relation import Due, Relation, RelationKind, relate, unrecognised
 from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import NODES_PER_SESSION, PLAIN_PREFIX, Session, Table
@@ -40,7 +40,7 @@ ANOTHER_ANSWER: Message = {
 LOADED_NODES = NODES_PER_SESSION // 2
 LOOKED_UP_REPLIES = 64
 LOOKED_UP_TURNS = 8
-SWEPT_SESSIONS = 1000
+SWEPT_SESSIONS = 500
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Sessions:
         self._on_event = on_event
         self._on_pending = on_pending
         self._table = Table(max_sessions)
+        self._swept = ""
         self._commits = GroupCommit(store)
         self._call = self._commits.call
 
@@ -137,7 +138,7 @@ class Sessions:
             relation = Relation("new")
             if kind == "main":
                 relation = relate(messages, history, session.nodes, retry=is_retry(headers))
-            given = await self._carry_out(relation)
+            given = await self._carry_out(session, relation)
         except BaseException:
             self._release(session)
             raise
@@ -189,14 +190,16 @@ class Sessions:
             node.delivered = False
 
     async def sweep(self) -> int:
-        """End the sessions that were idle for too long, in memory or not; return how many.
+        """End sessions that were idle for too long, in memory or not; return how many.
 
+        A sweep looks at `SWEPT_SESSIONS` that have not ended, the next one goes on from there.
         One that the ledger cannot end is left for the next sweep, after the others; the first error is then raised.
         """
         limit = self._clock() - self._idle_seconds
         ended = 0
         errors: list[Exception] = []
-        for name in await self._call(self._store.idle_sessions, limit, SWEPT_SESSIONS):
+        idle, self._swept = await self._call(self._store.idle_sessions, limit, self._swept, SWEPT_SESSIONS)
+        for name in idle:
             session = self._table.get(name)
             if session is not None and (session.in_flight or session.last_active > limit):
                 continue
@@ -297,7 +300,7 @@ class Sessions:
             if session is not None and session.node(record.id) is None:
                 self._table.remember(session, node_of_record(record))
 
-    async def _carry_out(self, relation: Relation) -> str | None:
+    async def _carry_out(self, session: Session, relation: Relation) -> str | None:
         """Commit what a request says about earlier turns; return the turn that got its next state, or None.
 
         Each turn is taken before the first wait, so that no second request gives it another next state; what was begun
@@ -306,15 +309,15 @@ class Sessions:
         if relation.kind in ("regeneration", "retry", "branch"):
             self._on_event(relation.kind)
         for due in relation.due:
-            due.node.state = "followed"
+            self._table.set_state(session, due.node, "followed")
             due.node.next_state = messages_digest(due.following)
         for node in relation.regenerated:
             node.regenerated = True
         if relation.due or relation.regenerated:
-            return await asyncio.shield(asyncio.ensure_future(self._commit(relation)))
+            return await asyncio.shield(asyncio.ensure_future(self._commit(session, relation)))
         return None
 
-    async def _commit(self, relation: Relation) -> str | None:
+    async def _commit(self, session: Session, relation: Relation) -> str | None:
         given = None
         for number, due in enumerate(relation.due):
             try:
@@ -322,7 +325,7 @@ class Sessions:
                     given = due.node.turn_id
             except Exception:
                 for left in relation.due[number:]:
-                    left.node.state = "waiting"
+                    self._table.set_state(session, left.node, "waiting")
                 raise
         if relation.rewritten and given is not None:
             self._on_event("rewritten")
@@ -330,7 +333,7 @@ class Sessions:
             await self._call(self._store.mark_regenerated, node.turn_id)
         if self._regenerated == "negative":
             for node in relation.rejected:
-                await self._reject(node.turn_id, node)
+                await self._reject(node.turn_id, session)
         return given
 
     async def _record_next_state(self, due: Due) -> bool:
@@ -344,10 +347,11 @@ class Sessions:
         self._on_pending()
         return True
 
-    async def _reject(self, turn_id: str, node: Node | None) -> None:
+    async def _reject(self, turn_id: str, session: Session | None) -> None:
         """Give a turn, whose reply the user had replaced, that as its next state."""
-        if node is not None:
-            node.state = "followed"
+        node = session.node(turn_id) if session else None
+        if session is not None and node is not None:
+            self._table.set_state(session, node, "followed")
         try:
             await self._call(self._store.record_next_state, turn_id, [ANOTHER_ANSWER], self._clock(), "regenerated")
         except (TransitionError, UnknownRecordError) as error:
@@ -360,7 +364,7 @@ class Sessions:
         session = self._table.get(session_id)
         if self._regenerated == "negative":
             for turn_id in await self._call(self._store.regenerated_turns, session_id):
-                await self._reject(turn_id, session.node(turn_id) if session else None)
+                await self._reject(turn_id, session)
         await self._call(self._store.end_session, session_id, self._clock())
         self._on_event(event)
         self._on_pending()

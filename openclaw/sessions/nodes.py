@@ -66,7 +66,7 @@ def node_of_turn(turn: Turn, history: History) -> Node:
         conversation=join(history.asked, reply),
         reply=reply,
         system=history.system,
-        trace=trace_digest(history.last, {**turn.response_message, "role": "assistant"}),
+        trace=trace_digest(history.last, turn.response_message, reply),
     )
 
 

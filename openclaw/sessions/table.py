@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from openclaw.fingerprint import History
-from openclaw.sessions.nodes import Node
+from openclaw.sessions.nodes import Node, NodeState
 
 NODES_PER_SESSION = 16
+COMPARED_SESSIONS = 8
 PLAIN_PREFIX = "plain-"
 
 
@@ -51,25 +52,29 @@ class Session:
 
 
 class _Index:
-    """Digest -> sessions, in the order they were added."""
+    """Digest -> sessions that have it, and how often each, in the order they were added."""
 
     def __init__(self) -> None:
-        self._entries: dict[bytes, list[Session]] = {}
+        self._entries: dict[bytes, dict[Session, int]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, digest: bytes, session: Session) -> None:
-        self._entries.setdefault(digest, []).append(session)
+        sessions = self._entries.setdefault(digest, {})
+        sessions[session] = sessions.get(session, 0) + 1
 
     def remove(self, digest: bytes, session: Session) -> None:
         sessions = self._entries[digest]
-        sessions.remove(session)
+        sessions[session] -= 1
+        if sessions[session] == 0:
+            del sessions[session]
         if not sessions:
             del self._entries[digest]
 
-    def get(self, digest: bytes) -> list[Session]:
-        return self._entries.get(digest, [])
+    def first(self, digest: bytes, limit: int) -> list[Session]:
+        """Return up to ``limit`` sessions."""
+        return list(islice(self._entries.get(digest, ()), limit))
 
 
 class Table:
@@ -78,8 +83,9 @@ class Table:
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._by_conversation = _Index()
-        self._by_trace = _Index()
+        self._known = _Index()
+        self._waiting = _Index()
+        self._traces = _Index()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -89,8 +95,9 @@ class Table:
         return {
             "sessions": len(self._sessions),
             "nodes": sum(len(session.nodes) for session in self._sessions.values()),
-            "conversations": len(self._by_conversation),
-            "traces": len(self._by_trace),
+            "known": len(self._known),
+            "waiting": len(self._waiting),
+            "traces": len(self._traces),
         }
 
     def get(self, session_id: str) -> Session | None:
@@ -116,6 +123,16 @@ class Table:
             session.nodes.remove(oldest)
             self._unlink(session, oldest)
 
+    def set_state(self, session: Session, node: Node, state: NodeState) -> None:
+        """Change what became of a turn; the session may have left memory meanwhile."""
+        kept = node in session.nodes and self._sessions.get(session.id) is session
+        if kept:
+            self._unlink(session, node)
+        node.state = state
+        if kept:
+            for index, digest in self._entries(session, node):
+                index.add(digest, session)
+
     def forget(self, session: Session) -> None:
         """Drop a session from memory."""
         del self._sessions[session.id]
@@ -135,15 +152,15 @@ class Table:
     def find(self, history: History) -> tuple[Session | None, int]:
         """Return the session without a stated id that a request goes on with, and the position of the known reply.
 
-        The longest known conversation counts; of several, one whose turn waits, with the same system messages if there
-        is one. (None, -1) when no conversation is known.
+        The longest known conversation counts; of several, one whose turn waits, with the same system messages if one of
+        the first has them. (None, -1) when no conversation is known.
         """
         for carried in history.replies:
-            known = self._by_conversation.get(carried.conversation)
-            if known:
-                return max(
-                    known, key=lambda session: _fit(session, carried.conversation, history.system)
-                ), carried.position
+            if waiting := self._waiting.first(carried.conversation, COMPARED_SESSIONS):
+                same = (session for session in waiting if _same_system(session, carried.conversation, history.system))
+                return next(same, waiting[0]), carried.position
+            if known := self._known.first(carried.conversation, 1):
+                return known[0], carried.position
         return None, -1
 
     def find_rewritten(self, history: History) -> Session | None:
@@ -152,27 +169,23 @@ class Table:
         None unless exactly one session in memory can be meant.
         """
         for carried in history.replies:
-            meant = [
-                session
-                for session in self._by_trace.get(carried.trace)
-                if any(node.waiting and node.trace == carried.trace for node in session.nodes)
-            ]
-            if meant:
+            if meant := self._traces.first(carried.trace, 2):
                 return meant[0] if len(meant) == 1 else None
         return None
 
     def _entries(self, session: Session, node: Node) -> Iterator[tuple[_Index, bytes]]:
-        if session.plain:
-            yield self._by_conversation, node.conversation
+        if not session.plain:
+            return
+        yield self._known, node.conversation
+        if node.waiting:
+            yield self._waiting, node.conversation
             if node.trace:
-                yield self._by_trace, node.trace
+                yield self._traces, node.trace
 
     def _unlink(self, session: Session, node: Node) -> None:
         for index, digest in self._entries(session, node):
             index.remove(digest, session)
 
 
-def _fit(session: Session, conversation: bytes, system: bytes) -> tuple[bool, bool]:
-    nodes = [node for node in session.nodes if node.conversation == conversation]
-    waiting = [node for node in nodes if node.waiting]
-    return bool(waiting), any(node.system == system for node in waiting or nodes)
+def _same_system(session: Session, conversation: bytes, system: bytes) -> bool:
+    return any(node.waiting and node.conversation == conversation and node.system == system for node in session.nodes)
