@@ -98,6 +98,14 @@ def message_side_kind(message: Message) -> SideKind | None:
     )
 
 
+def answers_own_text(messages: Sequence[Message], reply: int) -> bool:
+    """Return whether the assistant message at position ``reply`` belongs to an exchange that the client began."""
+    for message in reversed(messages[:reply]):
+        if message.get("role") == "user" and not is_internal(message):
+            return message_side_kind(message) is not None
+    return False
+
+
 def runtime_session(messages: Sequence[Message]) -> str | None:
     """Return the session id in the Runtime line that ends the first user message, if there is one."""
     for message in messages:

@@ -2,7 +2,7 @@
 
 A reply that a request carries back is recognised by the whole conversation up to it. Where the conversation before it
 was rewritten (compaction, dropped messages, context taken out again) the reply's own message has to do, and only for
-replies after the last one that was recognised.
+the last reply to the user.
 
 Guarantees: pure functions; nothing is changed here.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from openclaw.classify import next_state_after
+from openclaw.classify import answers_own_text, next_state_after
 from openclaw.fingerprint import CarriedReply, History, messages_digest
 from openclaw.ledger.records import Message
 from openclaw.sessions.nodes import Node
@@ -95,7 +95,7 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
     """
     found = recognise(history, nodes)
     side_replies = {position for position, node in found.items() if node.kind == "side"}
-    rewritten = _rewritten(history, nodes, found)
+    rewritten = _rewritten(messages, history, nodes, found)
     if rewritten is not None:
         found[rewritten[0].position] = rewritten[1]
     due: list[Due] = []
@@ -130,8 +130,10 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
     return Relation("new")
 
 
-def _rewritten(history: History, nodes: Sequence[Node], found: dict[int, Node]) -> tuple[CarriedReply, Node] | None:
-    """Return the last reply that only its own message recognises, with its waiting turn.
+def _rewritten(
+    messages: Sequence[Message], history: History, nodes: Sequence[Node], found: dict[int, Node]
+) -> tuple[CarriedReply, Node] | None:
+    """Return the last reply to the user, when only its own message recognises it, with its waiting turn.
 
     A turn that answered these very messages is none: an earlier reply with the same words is not the turn's.
     """
@@ -139,11 +141,12 @@ def _rewritten(history: History, nodes: Sequence[Node], found: dict[int, Node]) 
     for carried in history.replies:
         if carried.position <= floor:
             return None
-        if carried.position in found:
+        if carried.position in found or answers_own_text(messages, carried.position):
             continue
         for node in reversed(nodes):
             if node.waiting and node.reply == carried.reply and not node.answers(history.asked):
                 return carried, node
+        return None
     return None
 
 

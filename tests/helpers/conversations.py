@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from openclaw.sessions import Sessions, TurnContext
+from openclaw.sessions.table import NODES_PER_SESSION
 from tests.helpers.ledger_records import make_turn
 
 SYSTEM = {"role": "system", "content": "You are helpful."}
 NUMBERS = itertools.count()
+TOGETHER = 100
 
 
 def user(text: str) -> dict[str, Any]:
@@ -97,3 +100,47 @@ class World:
     def next_state(self, turn: Turn) -> list[dict[str, Any]] | None:
         """Return what the ledger holds as a turn's next state."""
         return self.ledger.turn(turn.id).next_state
+
+
+async def talk_past_memory(world: World, sessions: int, memory: int) -> None:
+    """Let many sessions, half of them without an id, talk in turns; memory holds few of them, and nothing is missed.
+
+    Raises:
+        AssertionError: when memory holds more than it may or a next state is missed.
+    """
+    await world.restart(max_sessions=memory)
+    first: list[Turn] = []
+
+    async def begin(n: int) -> Turn:
+        return (await world.turn([user(f"question {n}")], assistant("answer"), session=_name(n)))[1]
+
+    async def go_on(n: int) -> str | None:
+        messages = [user(f"question {n}"), assistant("answer"), user("thanks")]
+        return (await world.turn(messages, assistant("welcome"), session=_name(n)))[0].next_state_of
+
+    for start in range(0, sessions, TOGETHER):
+        numbers = range(start, min(start + TOGETHER, sessions))
+        first += await asyncio.gather(*(begin(n) for n in numbers))
+        _check_sizes(world, memory)
+    for start in range(0, sessions, TOGETHER):
+        numbers = range(start, min(start + TOGETHER, sessions))
+        found = await asyncio.gather(*(go_on(n) for n in numbers))
+        assert found == [first[n].id for n in numbers]
+        _check_sizes(world, memory)
+    assert world.count("next_state") == sessions
+    world.now += 61
+    ended = 0
+    while swept := await world.sessions.sweep():
+        ended += swept
+    assert ended == sessions
+
+
+def _name(n: int) -> str | None:
+    return f"s{n}" if n % 2 else None
+
+
+def _check_sizes(world: World, memory: int) -> None:
+    sizes = world.sessions.sizes()
+    assert sizes["sessions"] <= memory
+    assert sizes["nodes"] <= NODES_PER_SESSION * memory
+    assert max(sizes["known"], sizes["waiting"], sizes["traces"]) <= sizes["nodes"]

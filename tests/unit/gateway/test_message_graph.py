@@ -263,6 +263,23 @@ async def test_an_old_branch_is_known_after_a_restart(world: World, session: str
     assert world.ledger.turn(last.next_state_of).messages == history[:-1]
 
 
+async def test_a_shortened_request_sent_again_is_not_the_next_state_of_its_own_reply(world: World) -> None:
+    await world.turn([user("q1"), assistant("x"), user("q2")], assistant("Done."), session="s")
+    shortened = [user("<summary>"), assistant("Done."), user("q3")]
+    await world.turn(shortened, assistant("Done."), session="s")
+    again, _ = await world.turn(shortened, assistant("Done."), session="s")
+    assert (again.relation, again.next_state_of) == ("regeneration", None)
+
+
+async def test_a_reply_of_somebody_else_with_the_same_words_is_not_taken_for_a_turn(world: World) -> None:
+    _, other = await world.turn([user("elsewhere")], assistant("Done."), session="s")
+    started = [user("q"), assistant("Done."), user("b")]
+    _, turn = await world.turn([*started, assistant("c"), user("d")], assistant("e"), session="s")
+    following = [*started, assistant("c"), user("d"), assistant("e"), user("f")]
+    assert (await world.turn(following, assistant("g"), session="s"))[0].next_state_of == turn.id
+    assert world.next_state(other) is None
+
+
 async def test_a_turn_that_was_deleted_takes_no_next_state(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     _, turn = await world.turn([user("q")], assistant("a"), session="s")
     world.ledger.record_next_state(turn.id, [user("from elsewhere")], 1.0)

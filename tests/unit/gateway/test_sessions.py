@@ -9,7 +9,7 @@ import pytest
 
 from openclaw.classify import is_internal, next_state_after, side_kind
 from openclaw.sessions import stated_identity
-from tests.helpers.conversations import SYSTEM, World, assistant, tool, user
+from tests.helpers.conversations import SYSTEM, World, assistant, talk_past_memory, tool, user
 
 INTERNAL = {"role": "user", "content": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"}
 INTERNAL_PARTS = {"role": "user", "content": [{"type": "text", "text": INTERNAL["content"]}]}
@@ -197,6 +197,10 @@ async def test_memory_is_bounded_and_nothing_is_lost(world: World) -> None:
     world.now += 61
     assert await world.sessions.sweep() == 20
     assert world.ledger.turn(turns[1].id).state == "ended"
+
+
+async def test_many_sessions_talk_past_a_small_memory(world: World) -> None:
+    await talk_past_memory(world, sessions=300, memory=30)
 
 
 async def test_a_cancelled_request_does_not_lose_the_next_state(world: World) -> None:
