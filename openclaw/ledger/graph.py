@@ -43,18 +43,19 @@ class GraphQueries(Database):
     def session_nodes(self, session_id: str, limit: int) -> tuple[int, list[TurnNode]]:
         """Return how many turns a session has, and its last ones, oldest first.
 
-        Of those that wait for a next state, and of the others, the last ``limit`` each.
+        That is the last ``limit``, and the last ``limit`` of those that wait for a next state.
         """
         count = self.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ?", (session_id,))[0]["n"]
         if count == 0:
             return 0, []
-        last = (
-            "SELECT number FROM turns WHERE session_id = ? AND conversation IS NOT NULL"
-            " AND state {} ('waiting', 'ended') ORDER BY number DESC LIMIT ?"
+        waiting = (
+            "SELECT number FROM turns INDEXED BY turns_by_session_state"
+            " WHERE session_id = ? AND state IN ('waiting', 'ended') ORDER BY number DESC LIMIT ?"
         )
+        last = "SELECT number FROM turns WHERE session_id = ? ORDER BY number DESC LIMIT ?"
         found = self.rows(
-            f"SELECT {_COLUMNS} FROM turns WHERE number IN (SELECT * FROM ({last.format('IN')}))"
-            f" OR number IN (SELECT * FROM ({last.format('NOT IN')})) ORDER BY number",
+            f"SELECT {_COLUMNS} FROM turns WHERE conversation IS NOT NULL"
+            f" AND (number IN ({waiting}) OR number IN ({last})) ORDER BY number",
             (session_id, limit, session_id, limit),
         )
         return count, [_node(row) for row in found]
@@ -94,7 +95,8 @@ class GraphQueries(Database):
     def regenerated_turns(self, session_id: str) -> list[str]:
         """Return the ids of a session's turns that are marked so and have no next state."""
         found = self.rows(
-            "SELECT id FROM turns WHERE session_id = ? AND signal = ? AND state IN ('waiting', 'ended') ORDER BY number",
+            "SELECT id FROM turns INDEXED BY turns_by_session_state"
+            " WHERE session_id = ? AND signal = ? AND state IN ('waiting', 'ended') ORDER BY number",
             (session_id, REGENERATED),
         )
         return [row["id"] for row in found]

@@ -112,6 +112,10 @@ _VERSION_3 = """
 CREATE INDEX sessions_open ON sessions(id) WHERE ended_at IS NULL;
 """
 
+_VERSION_4 = """
+CREATE INDEX turns_by_session_state ON turns(session_id, state, number);
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of the main turns that were recorded before there was a column for it."""
@@ -150,5 +154,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "sessions, turns, verdicts, samples, steps", _VERSION_1),
     Migration(2, "conversation digests, signals, feedback, what was forgotten", _VERSION_2, fill_conversations),
     Migration(3, "an index of the sessions that have not ended", _VERSION_3),
+    Migration(4, "an index of the turns of a session by state", _VERSION_4),
 )
 VERSION = MIGRATIONS[-1].version

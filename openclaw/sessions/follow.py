@@ -167,6 +167,8 @@ class Sessions:
             return turn
         if recorded.state == "excluded":
             node.state = "excluded"
+        node.delivered = turn.id not in session.undelivered
+        session.undelivered.discard(turn.id)
         self._table.remember(session, node)
         return turn
 
@@ -185,9 +187,12 @@ class Sessions:
     def undelivered(self, context: TurnContext, turn_id: str) -> None:
         """Note that the client went away before it had the whole reply: when it asks again, that is a retry."""
         session = self._table.get(context.session_id)
-        node = session.node(turn_id) if session else None
-        if node is not None:
+        if session is None:
+            return
+        if (node := session.node(turn_id)) is not None:
             node.delivered = False
+        else:
+            session.undelivered.add(turn_id)
 
     async def sweep(self) -> int:
         """End sessions that were idle for too long, in memory or not; return how many.

@@ -31,6 +31,7 @@ class Session:
         turns: how many turns were recorded.
         in_flight: requests under way; the session stays in memory as long as there are any.
         nodes: its last turns, oldest first.
+        undelivered: turns under way that the client did not wait for.
         loading: set while its turns are read from the ledger.
     """
 
@@ -39,6 +40,7 @@ class Session:
     turns: int = 0
     in_flight: int = 0
     nodes: list[Node] = field(default_factory=list)
+    undelivered: set[str] = field(default_factory=set)
     loading: asyncio.Future[None] | None = None
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openclaw.classify import is_internal, next_state_after, side_kind
-from openclaw.sessions import stated_identity
+from openclaw.sessions import is_retry, stated_identity
 from tests.helpers.conversations import SYSTEM, World, assistant, talk_past_memory, tool, user
 
 INTERNAL = {"role": "user", "content": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"}
@@ -26,6 +26,7 @@ RUNTIME = "hello\n\nRuntime: agent=main | session=agent:main:x | sessionId=from-
         ({}, None, RUNTIME, ("from-runtime", "runtime")),
         ({}, None, "hello", (None, "fingerprint")),
         ({}, None, "I wrote sessionId=nothing", (None, "fingerprint")),
+        ({}, None, f"{RUNTIME}\nis what I found in a log", (None, "fingerprint")),
     ],
 )
 def test_order_of_trust(headers: dict[str, str], body: str | None, first: str, expected: tuple[Any, str]) -> None:
@@ -55,10 +56,24 @@ def test_order_of_trust(headers: dict[str, str], body: str | None, first: str, e
             "heartbeat",
         ),
         ([user("[Sat 2026-11-21 08:05 UTC] [Queued user message from a previous active turn; x]\nhello")], None),
+        ([user("[Queued user message from a previous active turn; x]\n[OpenClaw heartbeat poll]\n\nhello")], None),
+        ([user("[Queued user message from a previous active turn; x]\nhello\n\n[cron:1 x] go")], "cron"),
+        ([user("report\n\nRuntime: agent=main | session=agent:main:subagent:7 | host=vm")], "subagent"),
+        (
+            [user("hi\n\nRuntime: agent=main | session=agent:main:cron:7 | host=vm"), assistant("x"), user("go on")],
+            "cron",
+        ),
+        ([user("hi\n\nRuntime: agent=main | session=agent:main:internal-session-effects:7-8")], "internal"),
+        ([user("[OpenClaw heartbeat poll]"), assistant("ok"), user("a real question")], None),
     ],
 )
 def test_main_and_side(messages: list[dict[str, Any]], kind: str | None) -> None:
     assert side_kind(messages) == kind
+
+
+@pytest.mark.parametrize(("count", "retry"), [("0", False), ("2", True), ("", False), ("many", False)])
+def test_the_libraries_of_openai_say_when_they_try_again(count: str, retry: bool) -> None:
+    assert is_retry({"x-stainless-retry-count": count}) == retry
 
 
 def test_next_state_is_everything_new_and_nothing_internal() -> None:
