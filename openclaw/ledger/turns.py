@@ -100,33 +100,6 @@ class TurnQueries(Database):
             raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
         return decode_turn(found[0])
 
-    def waiting_turn(self, session_id: str) -> Turn | None:
-        """Return the session's last main turn when it has no next state yet, else None."""
-        found = self.rows(
-            "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' ORDER BY number DESC LIMIT 1", (session_id,)
-        )
-        if not found or found[0]["state"] not in ("waiting", "ended"):
-            return None
-        return decode_turn(found[0])
-
-    def waiting_turns(self, limit: int) -> list[Turn]:
-        """Return the waiting or ended last main turns of the ``limit`` most recent sessions, newest first."""
-        found = self.rows(
-            "SELECT * FROM turns WHERE number IN"
-            " (SELECT MAX(number) FROM turns WHERE kind = 'main' GROUP BY session_id)"
-            " AND state IN ('waiting', 'ended') ORDER BY number DESC LIMIT ?",
-            (limit,),
-        )
-        return [decode_turn(row) for row in found]
-
-    def turns_by_conversation(self, digest: bytes, limit: int) -> list[Turn]:
-        """Return the turns without a next state whose messages and reply have this digest, newest first."""
-        found = self.rows(
-            "SELECT * FROM turns WHERE conversation = ? AND state IN ('waiting', 'ended') ORDER BY number DESC LIMIT ?",
-            (digest, limit),
-        )
-        return [decode_turn(row) for row in found]
-
     def turn_count(self, session_id: str) -> int:
         """Return how many turns the session has; the index of its next one."""
         return self.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ?", (session_id,))[0]["n"]

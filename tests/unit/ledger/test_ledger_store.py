@@ -33,7 +33,6 @@ def test_turn_comes_back_exactly(ledger: Ledger) -> None:
     )
     ledger.record_turn(turn)
     assert ledger.turn(turn.id) == turn
-    assert ledger.waiting_turn("session") == turn
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)), st.lists(st.floats(allow_nan=False)))
@@ -89,9 +88,7 @@ def test_turns_that_cannot_be_trained_are_excluded_and_counted(ledger: Ledger, c
 def test_side_turn_leaves_the_main_turn_waiting(ledger: Ledger) -> None:
     ledger.record_turn(make_turn("main"))
     ledger.record_turn(make_turn("side", kind="side", index=1))
-    waiting = ledger.waiting_turn("session")
-    assert waiting is not None
-    assert waiting.id == "main"
+    assert ledger.turn("main").state == "waiting"
     assert ledger.turn_count("session") == 2
 
 
@@ -99,14 +96,11 @@ def test_session_end_keeps_the_last_turn_and_resuming_revives_it(ledger: Ledger)
     ledger.record_turn(make_turn())
     ledger.end_session("session", 200.0)
     assert ledger.turn("turn-0").reason == "no_next_state"
-    revived = ledger.waiting_turn("session")
-    assert revived is not None
-    assert revived.state == "ended"
-    assert [turn.id for turn in ledger.waiting_turns(10)] == ["turn-0"]
+    assert ledger.turn("turn-0").state == "ended"
     ledger.record_next_state("turn-0", USER_NEXT, 300.0)
     [pending] = ledger.pending_turns(10)
     assert (pending.turn.next_state, pending.turn.reason) == (USER_NEXT, None)
-    assert ledger.waiting_turn("session") is None
+    assert pending.turn.state == "pending"
 
 
 def test_next_state_and_verdict_are_final(ledger: Ledger) -> None:
