@@ -171,6 +171,22 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("OPENCLAW_MAX_BODY_BYTES", "max_body_bytes", int, 33554432, "largest request body in bytes", minimum=1024),
     Variable(
+        "OPENCLAW_REDACT",
+        "redact",
+        str,
+        "secrets",
+        "what is replaced before a turn is stored; such turns are not trained; personal needs pip install 'openclaw-rl[privacy]'",
+        choices=("secrets", "personal", "off"),
+    ),
+    Variable(
+        "OPENCLAW_RETENTION_DAYS",
+        "retention_days",
+        float,
+        None,
+        "sessions that were quiet for so long are forgotten; default: kept",
+        above=0.0,
+    ),
+    Variable(
         "PRM_M",
         "prm_m",
         int,
@@ -293,6 +309,8 @@ class RuntimeConfig:
     max_sessions: int = 10000
     regenerated: Literal["exclude", "negative"] = "exclude"
     max_body_bytes: int = 33554432
+    redact: Literal["secrets", "personal", "off"] = "secrets"
+    retention_days: float | None = None
     prm_m: int | None = None
     prm_temperature: float = 0.6
     prm_max_new_tokens: int = 4096

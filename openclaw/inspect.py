@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
+from openclaw.exceptions import ConfigError
 from openclaw.ledger.commands import COMMANDS
-from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
@@ -102,8 +102,6 @@ def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
     Raises:
         UnknownRecordError: for a session that the ledger does not hold.
     """
-    if options.export:
-        return [f"{write_conversations(ledger, options.export)} sessions written to {options.export}"]
     if options.session:
         records = list(ledger.export_turns(options.session))
         if not records:
@@ -128,8 +126,14 @@ def build_parser() -> argparse.ArgumentParser:
     what.add_argument("--turns", action="store_true", help="one line per turn: verdict, sample, step")
     what.add_argument("--samples", action="store_true", help="one line per sample")
     what.add_argument("--session", metavar="ID", help="one conversation in full")
-    what.add_argument("--export", type=Path, metavar="FILE", help="write all conversations as JSON lines")
+    what.add_argument("--export", type=Path, metavar="FILE", help="the same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    exported = commands.add_parser("export", help="write all conversations as JSON lines")
+    exported.add_argument("file", type=Path, metavar="FILE", help="is written anew")
+    imported = commands.add_parser("import", help="add conversations from JSON lines; they are kept, not trained")
+    imported.add_argument(
+        "file", type=Path, metavar="FILE", help="one JSON object, or one a line, as export writes them"
+    )
     forget = commands.add_parser("forget", help="delete a session's data everywhere in the file")
     forget.add_argument("session_id", metavar="SESSION", help="its id, as --turns shows it")
     commands.add_parser("check", help="read the whole file and say whether it is sound")
@@ -141,14 +145,18 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Print what was asked for; return the exit code: 2, with one line that says why, when it cannot be done."""
     options = build_parser().parse_args(argv)
-    if not options.ledger.is_file():
+    if options.export:
+        options.command, options.file = "export", options.export
+    if options.command == "import":
+        options.ledger.parent.mkdir(parents=True, exist_ok=True)
+    elif not options.ledger.is_file():
         print(f"no ledger at {options.ledger}; a run prints its path when it starts", file=sys.stderr)
         return 2
     try:
         lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options)
         for line in lines:
             print(line)
-    except LedgerError as error:
+    except (LedgerError, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -34,6 +34,7 @@ from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
+from openclaw.redact import build_redactor
 from slime.utils.process import watch_lifeline
 from slime.utils.processing_utils import load_tokenizer
 
@@ -81,7 +82,7 @@ async def serve(config: RuntimeConfig) -> None:
         logger.warning("OPENCLAW_LOG_CONTENTS=1: this log holds every conversation in clear; unset it after debugging")
     registry = CollectorRegistry()
     renderer = Renderer(tokenizer)
-    ledger = Ledger(config.ledger or "")
+    ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry))
     try:
         judge = build_judge_loop(config, ledger, renderer.render, registry) if config.method else None
         service = build_service(

@@ -1,10 +1,11 @@
 """The HTTP application: routes, keys, limits, and errors in OpenAI's shape.
 
 Every request passes `openclaw.gateway.guard` first.
-Routes: ``POST /v1/chat/completions``, ``POST /v1/feedback``, ``POST /v1/sessions/{id}/done``, ``GET /v1/rollouts``,
-``GET /v1/models``, ``GET /v1/models/{name}``, ``GET /healthz`` (open), ``GET /metrics``. Guarantees: every request is
-counted with its status, a streamed one when it ends, and with the status of the error that it ended in; a body beyond
-the limit is not read. The application owns nothing but the tasks that end idle sessions and look at changed files.
+Routes: ``POST /v1/chat/completions``, ``POST /v1/feedback``, ``POST /v1/sessions/{id}/done``,
+``DELETE /v1/sessions/{id}``, ``GET /v1/rollouts``, ``GET /v1/models``, ``GET /v1/models/{name}``, ``GET /healthz``
+(open), ``GET /metrics``. Guarantees: every request is counted with its status, a streamed one when it ends, and with
+the status of the error that it ended in; a body beyond the limit is not read. The application owns nothing but the
+tasks that sweep sessions and look at changed files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 
 import orjson
@@ -32,11 +34,12 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.schema import ChatRequest, parse_request
 from openclaw.gateway.stream import CLIENT_GONE, ClientGoneError, EventStream, answer_or_gone
-from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 
 logger = logging.getLogger(__name__)
 
 LONGEST_SWEEP_SECONDS = 30.0
+SECONDS_A_DAY = 86400.0
 CHAT_PATH = "/v1/chat/completions"
 
 
@@ -117,6 +120,18 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
         if not await service.sessions.end(session_id):
             raise ApiError(404, f"there is no session {session_id!r}", code="session_not_found", param="session_id")
         return _json({"id": session_id, "object": "session", "done": True})
+
+    @app.delete("/v1/sessions/{session_id:path}")
+    async def forget_session(session_id: str) -> Response:
+        """Delete all data of a session; ``erased`` is false while a reader of the file keeps old bytes on disk."""
+        try:
+            gone = await service.sessions.forget(session_id)
+        except UnknownRecordError as error:
+            raise ApiError(
+                404, f"there is no session {session_id!r}", code="session_not_found", param="session_id"
+            ) from error
+        erased = await service.sessions.erase()
+        return _json({"id": session_id, "object": "session", "deleted": True, **asdict(gone), "erased": erased})
 
     feedback_schema = {
         "requestBody": {"content": {"application/json": {"schema": FeedbackRequest.model_json_schema()}}}
@@ -220,15 +235,22 @@ async def _read_body(request: Request, limit: int) -> bytes:
 
 
 async def _sweep(service: ChatService) -> None:
-    """End idle sessions, for ever."""
+    """End idle sessions and forget those beyond the retention time, for ever."""
     pause = min(LONGEST_SWEEP_SECONDS, service.config.session_idle_seconds / 4)
     while True:
         await asyncio.sleep(pause)
         try:
             await service.sessions.sweep()
+            if service.config.retention_days is not None:
+                forgotten = await service.sessions.forget_quiet(
+                    service.clock() - service.config.retention_days * SECONDS_A_DAY
+                )
+                if forgotten:
+                    logger.info("%d sessions were quiet for OPENCLAW_RETENTION_DAYS and are forgotten", forgotten)
+            await service.sessions.erase()
         except Exception:
             service.metrics.ledger_failures.inc()
-            logger.exception("idle sessions could not be ended; tried again in %.1f s", pause)
+            logger.exception("idle or old sessions could not be swept; tried again in %.1f s", pause)
 
 
 def _model(service: ChatService) -> dict[str, object]:

@@ -66,6 +66,9 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
         "temperature": turn.temperature,
         "top_p": turn.top_p,
         "conversation": turn.conversation,
+        "next_state": None if turn.next_state is None else json.dumps(turn.next_state),
+        "next_state_at": turn.next_state_at,
+        "signal": turn.signal,
         "state": turn.state,
         "reason": turn.reason,
     }

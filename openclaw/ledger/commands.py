@@ -1,4 +1,5 @@
-"""The commands of ``python -m openclaw.inspect`` that take care of a ledger file: forget, check, salvage.
+"""The commands of ``python -m openclaw.inspect`` that take care of a ledger file: forget, check, export,
+import, salvage.
 
 Guarantees: each says in its last line what holds now; one that cannot be done raises LedgerError with what to type.
 """
@@ -12,10 +13,14 @@ from contextlib import closing, contextmanager
 from rich.console import Console
 from rich.progress import Progress
 
+from openclaw.config import RuntimeConfig
+from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.importing import import_conversations
 from openclaw.ledger.salvage import TABLES, salvage
 from openclaw.ledger.store import Ledger
+from openclaw.redact import Redactor
 
 
 @contextmanager
@@ -49,6 +54,23 @@ def check_command(options: argparse.Namespace) -> Iterable[str]:
     yield f"{options.ledger} is sound" if not wrong else f"{options.ledger}: {len(wrong)} rows refer to lost ones"
 
 
+def import_command(options: argparse.Namespace) -> Iterable[str]:
+    """Add conversations of a file."""
+    mode = RuntimeConfig.from_env().redact
+    redactor = None if mode == "off" else Redactor(mode)
+    with closing(Ledger(options.ledger, redaction=redactor)) as ledger, progress_bar("importing") as on_progress:
+        result = import_conversations(ledger, options.file, on_progress)
+    yield f"{result.added} turns of {result.sessions} sessions added, {result.known} were there before"
+    yield "imported turns are kept and exported; without an engine's ids and log-probabilities none is judged or trained"
+
+
+def export_command(options: argparse.Namespace) -> Iterable[str]:
+    """Write all conversations to a file."""
+    with closing(Ledger(options.ledger)) as ledger, progress_bar("exporting") as on_progress:
+        count = write_conversations(ledger, options.file, on_progress)
+    yield f"{count} sessions written to {options.file}"
+
+
 def salvage_command(options: argparse.Namespace) -> Iterable[str]:
     """Copy what can be read to a new file."""
     with progress_bar("reading") as on_progress:
@@ -62,5 +84,7 @@ def salvage_command(options: argparse.Namespace) -> Iterable[str]:
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], Iterable[str]]] = {
     "forget": forget_command,
     "check": check_command,
+    "export": export_command,
+    "import": import_command,
     "salvage": salvage_command,
 }

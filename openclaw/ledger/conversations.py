@@ -2,7 +2,8 @@
 
 One line per session: ``{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}`` with
 ``type`` ``main`` or ``side``, ``prompt`` the request messages, ``response`` the assistant message, ``next_state`` the
-messages after it or null, and ``trainable`` whether the turn gave a sample that was not dropped.
+messages after it or null, and ``trainable`` whether the turn gave a sample that was not dropped; of an imported turn
+(`openclaw.ledger.importing`) what its file said.
 
 Guarantees: reads only; sessions in the order of their first turn, turns in the order they were recorded.
 """
@@ -10,12 +11,15 @@ Guarantees: reads only; sessions in the order of their first turn, turns in the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
+
+IMPORTED = "imported"
+IMPORTED_NOT_TRAINABLE = "imported_not_trainable"
 
 
 def conversations(ledger: Ledger) -> Iterator[dict[str, Any]]:
@@ -31,13 +35,22 @@ def turn_values(record: TurnRecord) -> dict[str, Any]:
         "prompt": record.turn.messages,
         "response": record.turn.response_message,
         "next_state": record.turn.next_state,
-        "trainable": any(sample.state != "dropped" for sample in record.samples),
+        "trainable": record.turn.reason == IMPORTED or any(sample.state != "dropped" for sample in record.samples),
     }
 
 
-def write_conversations(ledger: Ledger, path: Path) -> int:
+def write_conversations(
+    ledger: Ledger, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> int:
     """Write all sessions to ``path``, one JSON object a line, and return how many there were."""
-    return write_lines(conversations(ledger), path)
+    total = len(ledger.session_ids())
+
+    def watched() -> Iterator[dict[str, Any]]:
+        for number, conversation in enumerate(conversations(ledger), start=1):
+            yield conversation
+            on_progress(number, total)
+
+    return write_lines(watched(), path)
 
 
 def write_lines(values: Iterable[dict[str, Any]], path: Path) -> int:

@@ -13,13 +13,14 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
+from openclaw.ledger.records import Feedback, Message, Turn
 from openclaw.ledger.schema import migrate
 
 logger = logging.getLogger(__name__)
@@ -29,15 +30,26 @@ WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
 PART = ("SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part"))
 
 
+class Redaction(Protocol):
+    """Replaces what must not be stored; `openclaw.redact.Redactor` is one."""
+
+    def turn(self, turn: Turn) -> Turn: ...
+    def messages(self, messages: Sequence[Message]) -> list[Message]: ...
+    def feedback(self, feedback: Feedback) -> Feedback: ...
+
+
 class Database:
     """Owns the connection; the queries live in the classes that extend it."""
 
-    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
+    ) -> None:
         """Open the ledger at ``path``, creating file and folder when missing.
 
         Args:
             path: the file.
             clock: seconds since the epoch; tests pass their own.
+            redaction: what people said goes through it before it is stored; None stores it as it is.
 
         Raises:
             LedgerVersionError: when a newer program wrote the file.
@@ -46,6 +58,7 @@ class Database:
         """
         self.path = Path(path)
         self.clock = clock
+        self.redaction = redaction
         self._lock = threading.RLock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         log = read_log(self.path)

@@ -45,6 +45,8 @@ class FeedbackQueries(TurnQueries):
         Raises:
             UnknownRecordError: when the ledger does not hold the turn.
         """
+        if self.redaction is not None:
+            feedback = self.redaction.feedback(feedback)
         with self.transaction() as connection:
             found = connection.execute("SELECT state, reason FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
             if found is None:

@@ -34,15 +34,14 @@ class TurnQueries(Database):
             request had come.
         """
         turn.validate()
+        if self.redaction is not None:
+            turn = self.redaction.turn(turn)
         reason = turn.reason
         if reason is None and turn.kind == "side":
             reason = "side"
         if reason is None and turn.finish_reason == "abort":
             reason = "aborted"
         turn = replace(turn, state="waiting" if reason is None else "excluded", reason=reason)
-        columns = encode_turn(turn)
-        names = ", ".join(columns)
-        marks = ", ".join("?" for _ in columns)
         with self.transaction() as connection:
             forgotten = connection.execute(
                 "SELECT 1 FROM forgotten_sessions WHERE session = ? AND forgotten_at >= ?",
@@ -54,8 +53,19 @@ class TurnQueries(Database):
                 "INSERT INTO sessions (id, started_at) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET ended_at = NULL",
                 (turn.session_id, turn.created_at),
             )
-            connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(columns.values()))
+            self._insert_turn(connection, turn)
         return turn
+
+    def record_imported(self, session_id: str, turns: Sequence[Turn]) -> None:
+        """Commit turns of a session that were not served here, all with a reason; a new session is over at once."""
+        now = self.clock()
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT INTO sessions (id, started_at, ended_at, closed_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (session_id, now, now, now),
+            )
+            for turn in turns:
+                self._insert_turn(connection, replace(turn, state="excluded"))
 
     def record_next_state(
         self, turn_id: str, messages: Sequence[Message], at: float, signal: Signal = "next_state"
@@ -208,9 +218,17 @@ class TurnQueries(Database):
                 self._insert_sample(connection, turn_id, sample)
         return True
 
+    def _insert_turn(self, connection: sqlite3.Connection, turn: Turn) -> None:
+        columns = encode_turn(turn)
+        names = ", ".join(columns)
+        marks = ", ".join("?" for _ in columns)
+        connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(columns.values()))
+
     def _set_next_state(
         self, connection: sqlite3.Connection, turn_id: str, messages: Sequence[Message], at: float, signal: Signal
     ) -> None:
+        if self.redaction is not None:
+            messages = self.redaction.messages(messages)
         self.update_one(
             connection,
             "turns",

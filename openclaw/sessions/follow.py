@@ -20,7 +20,8 @@ from typing import Literal
 
 from openclaw.classify import side_kind
 from openclaw.fingerprint import History, messages_digest, read_history
-from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
+from openclaw.ledger.exceptions import LedgerUnavailableError, TransitionError, UnknownRecordError
+from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
@@ -101,6 +102,7 @@ class Sessions:
         self._on_pending = on_pending
         self._table = Table(max_sessions)
         self._swept = ""
+        self._unerased = False
         self._commits = GroupCommit(store)
         self._call = self._commits.call
 
@@ -178,6 +180,41 @@ class Sessions:
         if turns == 0:
             return self._table.get(session_id) is not None
         await self._end(session_id, "ended_done")
+        return True
+
+    async def forget(self, session_id: str) -> Forgotten:
+        """Delete a session, in memory and in the ledger; replies that are under way are not recorded.
+
+        Raises:
+            UnknownRecordError: when there is none.
+        """
+        gone = await self._call(self._store.forget_session, session_id)
+        session = self._table.get(session_id)
+        if session is not None:
+            self._table.clear(session)
+        self._on_event("forgotten")
+        self._unerased = True
+        return gone
+
+    async def forget_quiet(self, since: float) -> int:
+        """Forget the sessions whose last turn came before ``since``; return how many."""
+        count = 0
+        for name in await self._call(self._store.sessions_quiet_since, since, SWEPT_SESSIONS):
+            session = self._table.get(name)
+            if session is None or (session.in_flight == 0 and session.last_active < since):
+                await self.forget(name)
+                count += 1
+        return count
+
+    async def erase(self) -> bool:
+        """Remove the bytes of forgotten sessions from disk, if there are any; return whether none is left."""
+        if self._unerased:
+            try:
+                await asyncio.to_thread(self._store.erase)
+            except LedgerUnavailableError as error:
+                logger.warning("%s", error)
+                return False
+            self._unerased = False
         return True
 
     def abandon(self, context: TurnContext) -> None:

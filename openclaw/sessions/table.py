@@ -141,6 +141,13 @@ class Table:
         for node in session.nodes:
             self._unlink(session, node)
 
+    def clear(self, session: Session) -> None:
+        """Drop what is known of a session; it stays for the requests that are under way."""
+        for node in session.nodes:
+            self._unlink(session, node)
+        session.nodes.clear()
+        session.turns = 0
+
     def evict(self) -> int:
         """Drop the least recently used sessions beyond the bound; return how many."""
         excess = len(self._sessions) - self._max_sessions

@@ -1,0 +1,167 @@
+"""Conversations in JSON lines (see `openclaw.ledger.conversations`) become turns of a ledger.
+
+Guarantees: importing a file again adds nothing, and exporting an imported file gives it back. A file with a line that is
+none of the format adds nothing at all. Imported turns are kept for reading, export and offline use; they are never
+judged or trained (reason ``imported``), because no engine sampled their tokens: they have neither ids nor
+log-probabilities, and making some up would not be what the policy did.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openclaw.ledger.conversations import IMPORTED, IMPORTED_NOT_TRAINABLE
+from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.records import Message, Turn
+from openclaw.ledger.store import Ledger
+
+FORMAT = '{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}'
+KINDS = ("main", "side")
+
+
+class ImportFormatError(LedgerError):
+    """A file that is not conversations in JSON lines; the message names the line and the field."""
+
+
+@dataclass
+class Imported:
+    """How many turns were ``added``, how many the ledger had before (``known``), in how many ``sessions``."""
+
+    sessions: int = 0
+    added: int = 0
+    known: int = 0
+
+
+def import_conversations(
+    ledger: Ledger, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Imported:
+    """Add the turns of a file that the ledger does not hold yet.
+
+    Args:
+        ledger: where to; what it redacts is redacted here too.
+        path: one JSON object, or one a line.
+        on_progress: called with conversations done and in all.
+
+    Raises:
+        ImportFormatError: naming the first line that is not of the format; nothing is added then.
+    """
+    parsed = [(where, _session_id(value, where), _turns(value, where)) for where, value in _objects(path)]
+    result = Imported()
+    for number, (_, session_id, turns) in enumerate(parsed, start=1):
+        held = Counter(_identity(record.turn) for record in ledger.export_turns(session_id))
+        position = held.total()
+        new = []
+        for values in turns:
+            turn = _turn(session_id, position + len(new), values, ledger)
+            identity = _identity(turn)
+            if held[identity] > 0:
+                held[identity] -= 1
+                result.known += 1
+            else:
+                new.append(turn)
+        if new:
+            ledger.record_imported(session_id, new)
+        result.sessions += 1
+        result.added += len(new)
+        on_progress(number, len(parsed))
+    return result
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield (where, value) of each conversation: the whole file, or its lines."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImportFormatError(f"{path} cannot be read: {error}") from error
+    try:
+        yield str(path), json.loads(text)
+        return
+    except ValueError:
+        pass
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                yield f"{path} line {number}", json.loads(line)
+            except ValueError as error:
+                raise ImportFormatError(f"{path} line {number} is not JSON ({error}); write {FORMAT}") from error
+
+
+def _session_id(value: Any, where: str) -> str:
+    found = value.get("session_id") if isinstance(value, dict) else None
+    if not isinstance(found, str) or not found:
+        raise ImportFormatError(f"{where}: session_id is missing; write {FORMAT}")
+    return found
+
+
+def _turns(value: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """Return the turns with their fields checked, texts turned into messages."""
+    turns = value.get("turns")
+    if not isinstance(turns, list):
+        raise ImportFormatError(f"{where}: turns is not a list; write {FORMAT}")
+    checked = []
+    for number, turn in enumerate(turns):
+        place = f"{where}, turn {number}"
+        if not isinstance(turn, dict):
+            raise ImportFormatError(f"{place} is not an object; write {FORMAT}")
+        kind, trainable = turn.get("type", "main"), turn.get("trainable", True)
+        if kind not in KINDS or not isinstance(trainable, bool):
+            raise ImportFormatError(f"{place}: type is main or side, trainable true or false")
+        reply = _messages(turn.get("response"), "assistant", f"{place}: response")
+        if len(reply) != 1:
+            raise ImportFormatError(f"{place}: response is one message, got {len(reply)}")
+        following = turn.get("next_state")
+        checked.append(
+            {
+                "kind": kind,
+                "trainable": trainable,
+                "messages": _messages(turn.get("prompt"), "user", f"{place}: prompt"),
+                "response_message": reply[0],
+                "next_state": None if following is None else _messages(following, "user", f"{place}: next_state"),
+            }
+        )
+    return checked
+
+
+def _messages(value: Any, role: str, where: str) -> list[Message]:
+    """Return a text, a message or a list of messages as messages; a text is said by ``role``."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    found = [value] if isinstance(value, dict) else value
+    if not isinstance(found, list) or not all(isinstance(item, dict) and "role" in item for item in found):
+        raise ImportFormatError(f"{where}: write a text, a message or a list of messages with role and content")
+    return found
+
+
+def _turn(session_id: str, position: int, values: dict[str, Any], ledger: Ledger) -> Turn:
+    now = ledger.clock()
+    turn = Turn(
+        id=f"imported-{uuid.uuid4().hex}",
+        session_id=session_id,
+        index=position,
+        kind=values["kind"],
+        created_at=now,
+        finished_at=now,
+        messages=values["messages"],
+        prompt_ids=[],
+        response_ids=[],
+        response_logprobs=[],
+        finish_reason="stop",
+        response_message=values["response_message"],
+        temperature=0.0,
+        top_p=1.0,
+        reason=IMPORTED if values["trainable"] else IMPORTED_NOT_TRAINABLE,
+        next_state=values["next_state"],
+        next_state_at=None if values["next_state"] is None else now,
+    )
+    return turn if ledger.redaction is None else ledger.redaction.turn(turn)
+
+
+def _identity(turn: Turn) -> str:
+    """Return what makes two turns of a session the same."""
+    return json.dumps([turn.kind, turn.messages, turn.response_message, turn.next_state], sort_keys=True)

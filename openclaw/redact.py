@@ -1,0 +1,230 @@
+"""Secrets and personal data are replaced before a turn is stored.
+
+Guarantees: what a pattern recognises never reaches the ledger: text is replaced by ``[REDACTED:kind]``, and a turn whose
+request or reply held some loses its token ids too (they spell the same secret) and is excluded with reason
+``redacted``. A next state or feedback is stored redacted and judged as such; its turn is trained. Digests by which
+sessions recognise a conversation are taken before. Ordinary text, code, hashes and numbers stay as they are; what no
+pattern knows (a password in plain words) is not found.
+
+Modes: ``secrets`` (keys, tokens, private keys, passwords in URLs: patterns of detect-secrets and those below),
+``personal`` (also e-mail addresses, phone and card numbers, IBANs and IP addresses, by Presidio), ``off``. Messages
+that were seen before are not scanned again. Owned by one ledger; used from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, Literal
+
+import orjson
+from prometheus_client import CollectorRegistry
+from prometheus_client import Counter as PrometheusCounter
+
+from openclaw.exceptions import ConfigError
+from openclaw.ledger.records import Feedback, Turn
+
+Mode = Literal["secrets", "personal"]
+Span = tuple[int, int, str]
+REDACTED = "redacted"
+REMEMBERED = 8192
+DIGEST_BYTES = 16
+LEAST_ENTROPY_BITS = 3.5
+DETECT_SECRETS = {
+    "aws": "AWSKeyDetector",
+    "azure_storage_key": "AzureStorageKeyDetector",
+    "discord": "DiscordBotTokenDetector",
+    "github_token": "GitHubTokenDetector",
+    "gitlab_token": "GitLabTokenDetector",
+    "mailchimp": "MailchimpDetector",
+    "npm": "NpmDetector",
+    "openai": "OpenAIDetector",
+    "pypi_token": "PypiTokenDetector",
+    "sendgrid": "SendGridDetector",
+    "slack": "SlackDetector",
+    "square_oauth": "SquareOAuthDetector",
+    "stripe": "StripeDetector",
+    "telegram_token": "TelegramBotTokenDetector",
+    "twilio": "TwilioKeyDetector",
+}
+"""Module and class of detect-secrets; left out are those that find ordinary words (artifactory, keyword, entropy)."""
+OWN_PATTERNS = {
+    "private_key": (
+        r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\\[nr]|[\s\w+/=:,.\-]){64,}?"
+        r"(?:-----END (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----|\Z)"
+    ),
+    "jwt": r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",
+    "api_key": (
+        r"(?:sk-(?:ant|proj|or|svcacct|lf)-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|github_pat_\w{40,}|gsk_[A-Za-z0-9]{40,}"
+        r"|xai-[A-Za-z0-9]{40,}|npm_[A-Za-z0-9]{36}|ya29\.[\w-]{30,}|tvly-[\w-]{24,})"
+    ),
+}
+URL_PASSWORD = re.compile(r"://[^\s:/?#@\"'<>]+:([^\s:/?#@\"'<>{}$*]+)@")
+LONG_WORD = re.compile(r"[A-Za-z0-9_+/.~-]{20,}={0,2}")
+# What stands before a long word that is a secret if it looks random.
+BEFORE_SECRET = re.compile(
+    r"(?:(?:(?:API_?KEY|SECRET|SECRET_KEY|ACCESS_KEY|TOKEN|PASSWORD|PASSWD)"
+    r"|(?i:api[_-]?key|access[_-]?token|secret[_-]?key|client[_-]?secret|auth[_-]?token))[\"']?\s*[:=]"
+    r"|(?i:authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)))\s*[\"']?$"
+)
+CONTEXT = 48
+PLACEHOLDERS = re.compile(
+    r"(?i)example|your|xxx|pass(?:word|wd)?$|^secret$|^token$|^pw$|^pwd$|\.\.\.|changeme|dummy|redacted"
+)
+PRESIDIO = ("EmailRecognizer", "CreditCardRecognizer", "IbanRecognizer", "IpRecognizer", "PhoneRecognizer")
+INSTALL_PRIVACY = "pip install 'openclaw-rl[privacy]'"
+
+
+def looks_random(text: str) -> bool:
+    """Return whether a value was made by a machine: letters and digits, and at least `LEAST_ENTROPY_BITS` a character."""
+    if PLACEHOLDERS.search(text) or not re.search(r"\d", text) or not re.search(r"[A-Za-z]", text):
+        return False
+    counts = Counter(text).values()
+    entropy = -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
+    return entropy >= min(LEAST_ENTROPY_BITS, math.log2(len(text)) - 0.5)
+
+
+class SecretFinder:
+    """Finds keys, tokens, private keys and passwords in URLs."""
+
+    def __init__(self) -> None:
+        self._patterns: list[tuple[str, re.Pattern[str]]] = []
+        for module, name in DETECT_SECRETS.items():
+            detector = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)()
+            self._patterns += [(module, pattern) for pattern in detector.denylist]
+        self._patterns += [(kind, re.compile(pattern)) for kind, pattern in OWN_PATTERNS.items()]
+
+    def __call__(self, text: str) -> Iterator[Span]:
+        """Yield (start, end, kind)."""
+        for kind, pattern in self._patterns:
+            for match in pattern.finditer(text):
+                if not PLACEHOLDERS.search(match.group()):
+                    yield match.start(), match.end(), kind
+        for match in URL_PASSWORD.finditer(text):
+            if not PLACEHOLDERS.search(match.group(1)):
+                yield match.start(1), match.end(1), "url_password"
+        for match in LONG_WORD.finditer(text):
+            word = match.group()
+            if word.startswith("sk-") and looks_random(word[3:]):
+                yield match.start(), match.end(), "api_key"
+            elif BEFORE_SECRET.search(text, max(0, match.start() - CONTEXT), match.start()) and looks_random(word):
+                yield match.start(), match.end(), "assignment"
+
+
+class PersonalFinder:
+    """Finds e-mail addresses, card and phone numbers, IBANs and IP addresses with Presidio's patterns, no model."""
+
+    def __init__(self) -> None:
+        try:
+            recognizers = importlib.import_module("presidio_analyzer.predefined_recognizers")
+            tldextract = importlib.import_module("tldextract.tldextract")
+        except ImportError as error:
+            raise ConfigError(f"OPENCLAW_REDACT=personal needs Presidio ({error}); type: {INSTALL_PRIVACY}") from error
+        # By default it asks the network for the list of domains; the one it brings along will do.
+        vars(tldextract)["TLD_EXTRACTOR"] = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+        self._recognizers = [getattr(recognizers, name)() for name in PRESIDIO]
+
+    def __call__(self, text: str) -> Iterator[Span]:
+        """Yield (start, end, kind)."""
+        for recognizer in self._recognizers:
+            for found in recognizer.analyze(text, recognizer.supported_entities, None):
+                yield found.start, found.end, found.entity_type.lower()
+
+
+class Redactor:
+    """Replaces what is found; see the module's guarantees."""
+
+    def __init__(self, mode: Mode, on_found: Callable[[str], None] = lambda kind: None) -> None:
+        """Load the patterns.
+
+        Args:
+            mode: what to look for.
+            on_found: called with the kind of each thing that is replaced.
+
+        Raises:
+            ConfigError: when the library for ``personal`` is not installed.
+        """
+        self._finders: list[Callable[[str], Iterator[Span]]] = [SecretFinder()]
+        if mode == "personal":
+            self._finders.append(PersonalFinder())
+        self._on_found = on_found
+        self._seen: OrderedDict[bytes, Any] = OrderedDict()
+
+    def turn(self, turn: Turn) -> Turn:
+        """Return the turn as it may be stored: itself, or without ids and excluded."""
+        following = None if turn.next_state is None else self.messages(turn.next_state)
+        changed = replace(
+            turn,
+            messages=self.messages(turn.messages),
+            tools=None if turn.tools is None else self.messages(turn.tools),
+            response_message=self.messages([turn.response_message])[0],
+            next_state=following,
+        )
+        if replace(turn, next_state=following) == changed:
+            return changed
+        return replace(
+            changed,
+            prompt_ids=[],
+            response_ids=[],
+            response_logprobs=[],
+            weight_versions=[],
+            reason=turn.reason or (REDACTED if turn.kind == "main" else None),
+        )
+
+    def feedback(self, feedback: Feedback) -> Feedback:
+        """Return feedback with its words redacted."""
+        return replace(feedback, text=None if feedback.text is None else self.text(feedback.text))
+
+    def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages, or tools, redacted."""
+        return [self._message(message) for message in messages]
+
+    def text(self, text: str) -> str:
+        """Return a text redacted."""
+        spans = sorted({span for finder in self._finders for span in finder(text)})
+        parts, position = [], 0
+        for start, end, kind in spans:
+            if start < position:
+                position = max(position, end)
+                continue
+            parts += [text[position:start], f"[REDACTED:{kind}]"]
+            position = end
+            self._on_found(kind)
+        return "".join([*parts, text[position:]])
+
+    def _message(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            key = blake2b(orjson.dumps(message), digest_size=DIGEST_BYTES).digest()
+        except orjson.JSONEncodeError:  # lone surrogates
+            return self._value(message)
+        if key in self._seen:
+            self._seen.move_to_end(key)
+            known = self._seen[key]
+            return message if known is None else known
+        redacted = self._value(message)
+        self._seen[key] = None if redacted == message else redacted
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        return redacted
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value if value.startswith("data:") else self.text(value)
+        if isinstance(value, Mapping):
+            return {name: self._value(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self._value(item) for item in value]
+        return value
+
+
+def build_redactor(mode: Literal["secrets", "personal", "off"], registry: CollectorRegistry) -> Redactor | None:
+    """Return the redactor of a runtime, which counts what it replaces; None for ``off``."""
+    if mode == "off":
+        return None
+    found = PrometheusCounter("openclaw_redactions", "Secrets and personal data replaced", ["kind"], registry=registry)
+    return Redactor(mode, lambda kind: found.labels(kind=kind).inc())

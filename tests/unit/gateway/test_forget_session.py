@@ -1,0 +1,96 @@
+"""Forgetting and redaction on a running gateway: nothing comes back, and the conversation goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from openclaw.gateway import app
+from openclaw.redact import Redactor
+from tests.unit.gateway.conftest import Stack, Starter
+
+USER = [{"role": "user", "content": "Hello?"}]
+MARKER = "qx7marker"
+SECRET = "ghp_" + "a1B2" * 9
+
+
+async def ask(stack: Stack, messages: list[dict[str, Any]], session: str | None = "me") -> dict[str, Any]:
+    headers = {"X-Session-Id": session} if session else {}
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False, headers=headers) as client:
+        response = await client.post("/v1/chat/completions", json={"messages": messages})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]
+
+
+async def delete(stack: Stack, session: str) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+        return await client.delete(f"/v1/sessions/{session}")
+
+
+async def test_forgotten_session_is_gone_from_memory_and_disk(stack: Stack) -> None:
+    stack.say("one", "two", "three")
+    words = [{"role": "user", "content": MARKER}]
+    reply = await ask(stack, words)
+    await ask(stack, USER, "other")
+    response = await delete(stack, "me")
+    assert response.status_code == 200
+    assert response.json() == {
+        "id": "me", "object": "session", "deleted": True, "turns": 1, "samples": 0, "trained": 0, "erased": True,
+    }  # fmt: skip
+    for path in stack.ledger.path.parent.glob("ledger.sqlite*"):
+        assert MARKER.encode() not in path.read_bytes()
+    assert [turn.session_id for turn in stack.turns()] == ["other"]
+    assert (await delete(stack, "me")).status_code == 404
+    stack.clock[0] += 1
+    await ask(stack, [*words, reply, *USER])
+    assert [(turn.session_id, turn.index, turn.next_state) for turn in stack.turns()] == [
+        ("other", 0, None),
+        ("me", 0, None),
+    ]
+
+
+async def test_reply_under_way_is_served_and_not_recorded(stack: Stack) -> None:
+    stack.say("one", "two")
+    await ask(stack, USER)
+    record = stack.ledger.record_turn
+
+    def forget_first(turn: Any) -> Any:
+        stack.ledger.forget_session("me")  # what the command does in another process
+        return record(turn)
+
+    stack.ledger.record_turn = forget_first  # type: ignore[method-assign]
+    reply = await ask(stack, USER)
+    assert reply["content"] == "two"
+    assert stack.turns() == []
+    assert stack.metric("openclaw_session_events_total", event="forgotten") == 1
+
+
+async def test_old_sessions_are_forgotten_by_the_sweep(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LONGEST_SWEEP_SECONDS", 0.02)
+    stack = await start(retention_days=2.0)
+    stack.say("one", "two")
+    await ask(stack, USER, "old")
+    stack.clock[0] += 1.5 * app.SECONDS_A_DAY
+    await ask(stack, USER, "new")
+    assert [turn.session_id for turn in stack.turns()] == ["old", "new"]
+    stack.clock[0] += app.SECONDS_A_DAY
+    async with asyncio.timeout(20):
+        while len(stack.turns()) > 1:
+            await asyncio.sleep(0.02)
+    assert [turn.session_id for turn in stack.turns()] == ["new"]
+
+
+async def test_a_secret_leaves_the_conversation_together(stack: Stack) -> None:
+    stack.ledger.redaction = Redactor("secrets")
+    stack.say("noted", "sure", "bye")
+    first = [{"role": "user", "content": f"remember {SECRET}"}]
+    second = [*first, await ask(stack, first, None), {"role": "user", "content": "and then?"}]
+    third = [*second, await ask(stack, second, None), {"role": "user", "content": "end"}]
+    await ask(stack, third, None)
+    turns = stack.turns()
+    assert len({turn.session_id for turn in turns}) == 1
+    assert [(turn.index, turn.reason, turn.next_state) for turn in turns] == [(n, "redacted", None) for n in range(3)]
+    assert stack.metric("openclaw_session_events_total", event="conflict") == 0
