@@ -169,6 +169,22 @@ VARIABLES: tuple[Variable, ...] = (
         "a turn whose reply the user asked to be replaced: exclude from training, or negative: judge it by that",
         choices=("exclude", "negative"),
     ),
+    Variable(
+        "OPENCLAW_MAX_REQUESTS",
+        "max_requests",
+        int,
+        1024,
+        "requests under way or held at a time; one more is answered 503 with Retry-After",
+        minimum=1,
+    ),
+    Variable(
+        "OPENCLAW_KEEPALIVE_SECONDS",
+        "keepalive_seconds",
+        float,
+        2.0,
+        "a stream that was silent for this long gets a comment, also before its first token",
+        above=0.0,
+    ),
     Variable("OPENCLAW_MAX_BODY_BYTES", "max_body_bytes", int, 33554432, "largest request body in bytes", minimum=1024),
     Variable(
         "OPENCLAW_REDACT",
@@ -308,6 +324,8 @@ class RuntimeConfig:
     session_idle_seconds: float = 3600.0
     max_sessions: int = 10000
     regenerated: Literal["exclude", "negative"] = "exclude"
+    max_requests: int = 1024
+    keepalive_seconds: float = 2.0
     max_body_bytes: int = 33554432
     redact: Literal["secrets", "personal", "off"] = "secrets"
     retention_days: float | None = None

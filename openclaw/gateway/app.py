@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 
@@ -33,7 +33,15 @@ from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.schema import ChatRequest, parse_request
-from openclaw.gateway.stream import CLIENT_GONE, ClientGoneError, EventStream, answer_or_gone
+from openclaw.gateway.stream import (
+    CLIENT_GONE,
+    COMMENT,
+    ClientGoneError,
+    EventStream,
+    answer_or_gone,
+    done_within,
+    event,
+)
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 
 logger = logging.getLogger(__name__)
@@ -182,19 +190,14 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
 async def _chat(service: ChatService, request: Request) -> Response:
     body = await _read_body(request, service.config.max_body_bytes)
     chat_request, raw = parse_request(body)
-    reply = await answer_or_gone(request, service.start(chat_request, raw, request.headers))
+    starting = asyncio.ensure_future(service.start(chat_request, raw, request.headers))
+    if chat_request.stream:
+        if await done_within(request, starting, service.config.keepalive_seconds):
+            starting.result()
+        return _stream(service, request, starting)
+    reply = await answer_or_gone(request, starting)
     note_reply(request.scope, reply)
     headers = _reply_headers(reply)
-    if chat_request.stream:
-
-        def ended(status: int) -> None:
-            reply.give_up()
-            if status != 200:
-                service.sessions.undelivered(reply.context, reply.capture.prompt.id)
-            error = reply.error
-            _count(service.metrics, error.status if error else 200 if reply.recorded else status)
-
-        return EventStream(service.events(reply), headers, ended)
     try:
         result = await answer_or_gone(request, service.whole(reply))
     except ClientGoneError:
@@ -203,6 +206,42 @@ async def _chat(service: ChatService, request: Request) -> Response:
     finally:
         reply.give_up()
     return _json(result, {**headers, "x-weight-version": reply.capture.weight_version})
+
+
+def _stream(service: ChatService, request: Request, starting: asyncio.Task[Reply]) -> EventStream:
+    """Return the stream of a reply that has begun, or will: until then the reader gets comments."""
+
+    async def held() -> AsyncGenerator[bytes, None]:
+        yield COMMENT
+        try:
+            reply = await starting
+        except ApiError as error:
+            yield event(error.body())
+            return
+        note_reply(request.scope, reply)
+        async with aclosing(service.events(reply)) as events:
+            async for data in events:
+                yield data
+
+    def ended(status: int) -> None:
+        if not starting.done():
+            starting.cancel()
+        elif not starting.cancelled() and (failure := starting.exception()) is not None:
+            status = failure.status if isinstance(failure, ApiError) else status
+        elif not starting.cancelled():
+            reply = starting.result()
+            reply.give_up()
+            if status != 200:
+                service.sessions.undelivered(reply.context, reply.capture.prompt.id)
+            status = reply.error.status if reply.error else 200 if reply.recorded else status
+        _count(service.metrics, status)
+
+    source, headers = held(), dict[str, str]()
+    if starting.done():
+        reply = starting.result()
+        note_reply(request.scope, reply)
+        source, headers = service.events(reply), _reply_headers(reply)
+    return EventStream(source, headers, ended, keepalive_seconds=service.config.keepalive_seconds)
 
 
 def _count(metrics: GatewayMetrics, status: int) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.limits import RateLimitError, RateLimits
+from openclaw.gateway.limits import BusyError, RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 
 OPEN_PATHS = frozenset({"/healthz"})
@@ -79,7 +79,7 @@ class Guard:
         except ApiError as error:
             if isinstance(error, RateLimitError):
                 self._metrics.rate_limited.labels(key=record.key, limit=error.limit).inc()
-            else:
+            elif not isinstance(error, BusyError):
                 self._metrics.unauthorized.inc()
             self._on_refused(scope["path"], error.status)
             await error.response()(scope, receive, send)

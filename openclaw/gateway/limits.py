@@ -1,4 +1,4 @@
-"""How much a key may ask: requests and tokens per minute, and requests at a time.
+"""How much a key may ask: requests and tokens per minute, and requests at a time; and how many requests the server holds.
 
 Guarantees: a refused request is a 429 in OpenAI's shape with ``Retry-After``, and it is counted. A window is a minute that
 begins with the first request in it. Tokens are charged when a reply is over, so the reply that uses up a window is
@@ -37,11 +37,27 @@ class RateLimitError(ApiError):
         self.limit: Limit = limit
 
 
-class RateLimits:
-    """Counts per key; call `enter`, and after it `leave` once."""
+class BusyError(ApiError):
+    """The 503 of a server that has as many requests under way as its memory is meant for."""
 
-    def __init__(self, requests: int | None = None, tokens: int | None = None, concurrent: int | None = None) -> None:
-        """Set the bounds; None is no bound."""
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            503, f"{most} requests are under way, the server's limit; send it again in 1 s", code="server_busy"
+        )
+
+
+class RateLimits:
+    """Counts per key, and all keys together; call `enter`, and after it `leave` once."""
+
+    def __init__(
+        self,
+        requests: int | None = None,
+        tokens: int | None = None,
+        concurrent: int | None = None,
+        together: int | None = None,
+    ) -> None:
+        """Set the bounds; None is no bound. ``together`` bounds the requests of all keys at a time."""
+        self._together = together
         self._windows = FixedWindowRateLimiter(MemoryStorage())
         self._requests = RateLimitItemPerMinute(requests, namespace="requests") if requests else None
         self._tokens = RateLimitItemPerMinute(tokens, namespace="tokens") if tokens else None
@@ -51,14 +67,19 @@ class RateLimits:
     @staticmethod
     def of(config: RuntimeConfig) -> RateLimits:
         """Return the limits that a configuration sets."""
-        return RateLimits(config.rate_limit_requests, config.rate_limit_tokens, config.rate_limit_concurrent)
+        return RateLimits(
+            config.rate_limit_requests, config.rate_limit_tokens, config.rate_limit_concurrent, config.max_requests
+        )
 
     async def enter(self, key: str) -> None:
         """Count a request of ``key``.
 
         Raises:
+            BusyError: when the server has too many requests; it is then not under way.
             RateLimitError: when it has to wait; it is then not under way.
         """
+        if self._together and self._under_way.total() >= self._together:
+            raise BusyError(self._together)
         if self._concurrent and self._under_way[key] >= self._concurrent:
             raise RateLimitError("concurrent", f"this key has {self._concurrent} requests under way, its limit", 1)
         # Counted before the first await, so that no other request gets past the bound meanwhile.

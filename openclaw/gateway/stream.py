@@ -2,12 +2,14 @@
 
 Guarantees: each delta leaves as soon as it is known; every stream that a client reads to its end closes with
 ``data: [DONE]``, one that broke off closes with an ``error`` event instead. When the client goes away the source is
-closed at once, and the end of every stream is told to its owner once. `EventStream` owns the sending of one reply.
+closed at once, and the end of every stream is told to its owner once. A silence, before the first token or later, is
+broken by comments, so that nothing between the engine and the reader gives up. `EventStream` owns the sending of one reply.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from openclaw.gateway.capture import Step
 from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
 CLIENT_GONE = 499
 T = TypeVar("T")
 
@@ -129,13 +132,19 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, source: AsyncGenerator[bytes, None], headers: dict[str, str], on_end: Callable[[int], None]
+        self,
+        source: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        on_end: Callable[[int], None],
+        *,
+        keepalive_seconds: float,
     ) -> None:
         """Bind the response.
 
         Args:
             source: the events.
             headers: of the response.
+            keepalive_seconds: after a silence of this length a comment is sent, which every reader skips.
             on_end: called once when sending is over, even when ``source`` was never asked for anything, with 200 when
                 everything was sent, 499 when the client went away and 500 when sending failed.
         """
@@ -143,6 +152,8 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._source = source
         self._on_end = on_end
+        self._keepalive_seconds = keepalive_seconds
+        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the response."""
@@ -161,10 +172,48 @@ class EventStream(Response):
 
     async def _send(self, source: AsyncGenerator[bytes, None], send: Send) -> bool:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for data in source:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent_at = time.monotonic()
+        comments = asyncio.ensure_future(self._send_comments(send))
+        try:
+            async for data in source:
+                self._sent_at = time.monotonic()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return True
+
+    async def _send_comments(self, send: Send) -> None:
+        """Break every silence, for ever."""
+        while True:
+            left = self._sent_at + self._keepalive_seconds - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                self._sent_at = time.monotonic()
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+
+
+async def done_within(request: Request, task: asyncio.Task[T], seconds: float) -> bool:
+    """Return whether ``task`` is done after at most ``seconds``; it goes on when it is not.
+
+    Raises:
+        ClientGoneError: when the client goes away first; the task is then cancelled.
+    """
+    gone = asyncio.ensure_future(_wait_until_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and not task.done():
+            raise ClientGoneError
+        return task.done()
+    except BaseException:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    finally:
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
 
 
 async def run_until_gone(receive: Receive, work: Awaitable[T]) -> T | None:

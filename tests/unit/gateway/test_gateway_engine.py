@@ -259,7 +259,7 @@ async def test_a_stream_that_cannot_begin_is_given_up() -> None:
         raise OSError("broken pipe")
 
     with pytest.raises(OSError, match="broken pipe"):
-        await EventStream(source(), {}, ended.append)({"type": "http"}, receive, send)
+        await EventStream(source(), {}, ended.append, keepalive_seconds=1.0)({"type": "http"}, receive, send)
     assert ended == [499]
 
 
