@@ -76,7 +76,7 @@ def test_imported_turns_are_neither_judged_nor_trained(tmp_path: Path) -> None:
     import_conversations(ledger, write(tmp_path / "one.json", WRITTEN))
     assert ledger.pending_turns(5) == []
     assert ledger.finished_sessions(5) == []
-    assert ledger.idle_sessions(1e12, 5) == []
+    assert ledger.idle_sessions(1e12, "", 5)[0] == []
     assert ledger.ready_count() == 0
 
 
