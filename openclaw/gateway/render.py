@@ -17,6 +17,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
+from openclaw.gateway.segments import SegmentEncoder
 from openclaw.ledger.records import Message
 from openclaw.text import content_text
 
@@ -37,6 +38,7 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise RenderError("the tokenizer has no chat template; use a chat model's tokenizer (OPENCLAW_TOKENIZER)")
         self._tokenizer = tokenizer
+        self._segments = SegmentEncoder(tokenizer)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="render")
 
@@ -53,14 +55,14 @@ class Renderer:
         """
         with self._lock:
             try:
-                return self._tokenizer.apply_chat_template(
+                text = self._tokenizer.apply_chat_template(
                     [template_message(message) for message in messages],
                     tools=list(tools) if tools else None,
-                    tokenize=True,
+                    tokenize=False,
                     add_generation_prompt=True,
-                    return_dict=False,
                     **(chat_template_kwargs or {}),
                 )
+                return self._segments.encode(text)
             except (TemplateError, TypeError, KeyError) as error:
                 raise RenderError(f"the chat template refuses the messages: {error}") from error
 
