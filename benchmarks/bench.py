@@ -209,6 +209,19 @@ def measure(spec: Spec, engine: Server, server: Server | None = None) -> Run:
     )
 
 
+def sync_milliseconds(folder: Path, times: int = 100) -> dict[str, float]:
+    """Return how long the disk under ``folder`` takes to make 8 KiB durable; a reply waits for that once."""
+    taken = []
+    with (folder / "sync").open("wb") as file:
+        for _ in range(times):
+            file.write(bytes(8192))
+            file.flush()
+            started = time.perf_counter_ns()
+            os.fdatasync(file.fileno())
+            taken.append(float(time.perf_counter_ns() - started))
+    return milliseconds(taken)
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the value below which ``share`` of ``values`` lie (nearest rank)."""
     ordered = sorted(values)

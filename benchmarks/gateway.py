@@ -31,6 +31,7 @@ from benchmarks.bench import (
     send,
     start_engine,
     start_gateway,
+    sync_milliseconds,
 )
 from benchmarks.load import Spec
 from benchmarks.machine import describe_machine
@@ -75,7 +76,7 @@ def added(runs: list[Run], direct: list[Run]) -> dict:
 
 
 def compare(
-    workload: Workload, engine: Server, gateway: Server, peer: Server | None, load: tuple[int, float, int]
+    workload: Workload, engine: Server, gateway: Server, peer: Server | None, load: tuple[int, float, int], folder: Path
 ) -> dict:
     """Measure one number of connections: direct, through the gateway streamed and buffered, through the peer.
 
@@ -85,6 +86,7 @@ def compare(
         gateway: before it.
         peer: another gateway before the same engine, or None.
         load: connections, seconds a run, rounds.
+        folder: where the ledger lies, to say how fast its disk was meanwhile.
     """
     connections, seconds, rounds = load
     ways: dict[str, tuple[Server | None, Spec]] = {
@@ -102,11 +104,12 @@ def compare(
         ways["peer"] = (peer, Spec(peer.port, CHAT, connections, seconds, workload.chat, workload.texts))
         ways["peer_direct"] = (None, Spec(engine.port, CHAT, connections, seconds, workload.chat, workload.texts))
     runs: dict[str, list[Run]] = {name: [] for name in ways}
+    sync = sync_milliseconds(folder)
     for _ in range(rounds):
         for name, (server, spec) in ways.items():
             runs[name].append(measure(spec, engine, server))
             time.sleep(IDLE_SECONDS)
-    figures: dict = {"connections": connections, **{name: pooled(runs[name]) for name in ways}}
+    figures: dict = {"connections": connections, **{name: pooled(runs[name]) for name in ways}, "disk_sync_ms": sync}
     figures["gateway"] |= added(runs["gateway"], runs["direct"])
     if peer:
         # A proxy may rename the replies, so its requests cannot be joined with the engine's records.
@@ -190,19 +193,19 @@ def run_all(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> di
 
     figures: dict = {"step_ms": STEP_MS, "reply_tokens": TOKENS, "seconds": seconds, "rounds": rounds, "paced": []}
     for count in connections:
-        figures["paced"].append(compare(workload, engine, gateway, peer, (count, seconds, rounds)))
+        figures["paced"].append(compare(workload, engine, gateway, peer, (count, seconds, rounds), folder))
         print(json.dumps(figures["paced"][-1]), flush=True)
     figures["stalls"] = stall_figures(workload, engine, gateway, (16, seconds, rounds))
     print(json.dumps({"stalls": figures["stalls"]}), flush=True)
 
     long = build_workload(tokenizer, TOKENS, history=arguments.history)
-    figures["long_history"] = compare(long, engine, gateway, None, (16, seconds, rounds))
+    figures["long_history"] = compare(long, engine, gateway, None, (16, seconds, rounds), folder)
     figures["long_history"]["prompt_tokens"] = len(long.engine[0]["input_ids"])
     print(json.dumps({"long_history": figures["long_history"]}), flush=True)
 
     fast = keep(start_engine(workload, 0.0, folder))
     ceiling = keep(start_gateway(fast, folder / "tokenizer", folder))
-    figures["unpaced"] = compare(workload, fast, ceiling, None, (16, seconds, rounds))
+    figures["unpaced"] = compare(workload, fast, ceiling, None, (16, seconds, rounds), folder)
     print(json.dumps({"unpaced": figures["unpaced"]}), flush=True)
 
     small = keep(start_engine(brief, 0.0, folder))

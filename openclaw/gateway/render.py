@@ -1,6 +1,6 @@
 """Messages to prompt ids with the model's chat template: the only place where text becomes tokens.
 
-Guarantees: a prompt is tokenised once, in the renderer's own thread, so that a long one does not hold the event loop up;
+Guarantees: a prompt is tokenised once, a long one in the renderer's own thread, so that it does not hold the event loop up;
 what is sampled is never tokenised at all. The tokenizer is used by one caller at a time. `Renderer.render` is the
 function for other callers of the runtime (the teacher's hinted prompts).
 """
@@ -22,6 +22,7 @@ from openclaw.ledger.records import Message
 from openclaw.text import content_text
 
 TAIL_TOKENS = 16
+SHORT_CHARACTERS = 8192
 Thought = Literal["open", "closed", "none"]
 DROPPED_FIELDS = ("refusal", "annotations", "audio", "function_call")
 
@@ -39,7 +40,7 @@ class Renderer:
             raise RenderError("the tokenizer has no chat template; use a chat model's tokenizer (OPENCLAW_TOKENIZER)")
         self._tokenizer = tokenizer
         self._segments = SegmentEncoder(tokenizer)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="render")
 
     def render(
@@ -83,6 +84,13 @@ class Renderer:
             ids = self.render(messages, tools, chat_template_kwargs)
             return ids, "none" if reasoning is None else self._thought_at_end(ids, reasoning)
 
+        size = sum(len(content_text(message.get("content"))) for message in messages)
+        if size <= SHORT_CHARACTERS and not tools and self._lock.acquire(blocking=False):
+            # Sooner done than handed over.
+            try:
+                return work()
+            finally:
+                self._lock.release()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _thought_at_end(self, prompt_ids: Sequence[int], reasoning: ReasoningFormat) -> Thought:

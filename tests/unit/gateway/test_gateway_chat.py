@@ -218,11 +218,12 @@ async def test_stop_string_ends_the_text_and_the_generation(stack: Stack) -> Non
 
 
 class LossyTokenizer:
-    """A tokenizer whose round trip changes ids, and that counts how often text is tokenised."""
+    """A tokenizer whose round trip changes ids, and that notes what it rendered and what it tokenised."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.rendered = 0
+        self.prompts: list[str] = []
+        self.tokenised: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -233,11 +234,15 @@ class LossyTokenizer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("text was tokenised outside of the renderer")
 
-    encode = batch_encode_plus = encode_plus = __call__
+    batch_encode_plus = encode_plus = __call__
+
+    def encode(self, text: str, **kwargs: Any) -> Any:
+        self.tokenised.append(text)
+        return self._inner.encode(text, **kwargs)
 
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-        self.rendered += 1
-        return self._inner.apply_chat_template(*args, **kwargs)
+        self.prompts.append(self._inner.apply_chat_template(*args, **kwargs))
+        return self.prompts[-1]
 
 
 async def test_no_text_is_tokenised_twice(start: Starter, tokenizer: Any) -> None:
@@ -249,12 +254,14 @@ async def test_no_text_is_tokenised_twice(start: Starter, tokenizer: Any) -> Non
     assert tokenizer.encode(tokenizer.decode(sampled), add_special_tokens=False) != sampled
     stack.replies.append(sampled)
     reply = await stack.client.chat.completions.create(model="any", messages=USER)
+    assert all(part in lossy.prompts[0] for part in lossy.tokenised)
     stack.replies.append(sampled)
     follow_up = [*USER, {"role": "assistant", "content": reply.choices[0].message.content}, USER[0]]
     await stack.client.chat.completions.create(model="any", messages=follow_up)
     assert [turn.response_ids for turn in stack.turns()] == [sampled, sampled]
     assert [turn.prompt_ids for turn in stack.turns()] == [request["input_ids"] for request in stack.engine.requests]
-    assert lossy.rendered == 2
+    assert len(lossy.prompts) == 2
+    assert len(set(lossy.tokenised)) == len(lossy.tokenised)
 
 
 async def test_models_health_and_metrics(stack: Stack, http: httpx.AsyncClient) -> None:
