@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
-from benchmarks.bench import (
+from benchmarks.gateway_runs import (
     Run,
     Server,
     Workload,

@@ -1,4 +1,4 @@
-"""What the gateway benchmarks share: the processes of a measurement, one run of load, and its figures.
+"""What `benchmarks.gateway` is made of: the processes of a measurement, one run of load, and its figures.
 
 Guarantees: stand-in engine, gateway and load client are processes of their own, and end with this one. The time that a
 request spent in the engine is taken off its total before two ways to the engine are compared, so that neither the pace
