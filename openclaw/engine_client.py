@@ -272,9 +272,13 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
         have: response tokens that this attempt delivered before.
     """
     if "error" in event:
-        raise EngineBrokeOffError(f"the engine reported {event['error']}")
+        _raise_error(event["error"])
     try:
         meta = event["meta_info"]
+        finish = meta.get("finish_reason")
+        kind = finish["type"] if finish else None
+        if kind == "abort":
+            _raise_abort(finish)
         total = meta["completion_tokens"]
         new = total - have
         ids, entries = event["output_ids"], meta.get("output_token_logprobs") or []
@@ -289,10 +293,6 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
         top = meta.get("output_top_logprobs") or []
         if top and len(top) < new:
             raise EngineProtocolError(f"the engine sent the likeliest tokens of {len(top)} positions for {new} tokens")
-        finish = meta.get("finish_reason")
-        kind = finish["type"] if finish else None
-        if kind == "abort":
-            _raise_abort(finish)
         return TokenChunk(
             ids=ids,
             logprobs=[entry[0] for entry in entries],
@@ -304,6 +304,14 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
         )
     except (KeyError, TypeError, IndexError) as error:
         raise EngineProtocolError(f"the engine sent an event without {error}: {str(event)[:300]}") from error
+
+
+def _raise_error(error: Any) -> None:
+    """Raise for an error event; one with a 4xx code is about the request, any other about the engine."""
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, int) and 400 <= code < 500 and code not in AWAY_STATUS:
+        raise EngineRejectedError(f"the engine reported {error.get('message')}")
+    raise EngineBrokeOffError(f"the engine reported {error}")
 
 
 def _raise_abort(finish: dict[str, Any]) -> None:

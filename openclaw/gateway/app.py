@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -31,6 +32,7 @@ from openclaw.gateway.feedback import FeedbackRequest
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.openapi import describe
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.schema import ChatRequest, parse_request
 from openclaw.gateway.stream import (
@@ -56,6 +58,12 @@ class GuardedApp(FastAPI):
 
     reloader: Reloader
     guard: Callable[[ASGIApp], Guard]
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI description of all routes."""
+        if self.openapi_schema is None:
+            describe(super().openapi())
+        return super().openapi()
 
     def build_middleware_stack(self) -> ASGIApp:
         """Put the guard before everything else."""

@@ -13,6 +13,9 @@ from typing import Any
 
 from openclaw.gateway.detokenize import Vocabulary
 
+IMPOSSIBLE = -1e30
+"""What a grammar rules out has the least float, or none, as its log-probability."""
+
 
 class LogprobEntries:
     """The entries of one reply, held until their text is out."""
@@ -30,12 +33,12 @@ class LogprobEntries:
             start: how many characters of text came before it.
             token: its id.
             logprob: as the engine sent it.
-            alternatives: ``[logprob, id, ...]`` of the likeliest tokens; the engine has no number for impossible ones.
+            alternatives: ``[logprob, id, ...]`` of the likeliest tokens; impossible ones among them are left out.
         """
         if token in self._vocabulary.silent:
             return
         entry = self._entry(token, logprob)
-        likely = [item for item in alternatives if item[0] is not None][: self._top]
+        likely = [item for item in alternatives if item[0] is not None and item[0] > IMPOSSIBLE][: self._top]
         entry["top_logprobs"] = [self._entry(item[1], item[0]) for item in likely]
         self._held.append((start, entry))
 

@@ -39,6 +39,8 @@ ADVICE = {
     "audio": "only text is",
     "web_search_options": "there is no search",
 }
+MAX_DEPTH = 100
+"""Deepest nesting of a body; what reads it further on, in Python and in the engine, is recursive."""
 MAX_STOPS = 16
 MAX_CHOICES = 8
 MAX_TOP_LOGPROBS = 20
@@ -258,6 +260,8 @@ def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(raw, dict):
         raise bad_request("the body must be a JSON object with 'messages'", code="invalid_json")
+    if _depth(raw) > MAX_DEPTH:
+        raise bad_request(f"the body nests deeper than {MAX_DEPTH} levels; send flatter JSON", code="invalid_json")
     values = {name: value for name, value in raw.items() if value is not None}
     for name in values.keys() - ChatRequest.model_fields.keys() - IGNORED:
         raise unsupported(name, ADVICE.get(name, "leave it out"))
@@ -267,6 +271,15 @@ def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
         raise _invalid(error) from error
     _check_meaning(request)
     return request, raw
+
+
+def _depth(value: Any) -> int:
+    """Return how deep a JSON value nests, without recursion."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def _invalid(error: ValidationError) -> ApiError:

@@ -28,7 +28,7 @@ def logprob_of(position: int, token: int) -> float:
 def likeliest(position: int, token: int, count: int) -> list[list[Any]]:
     """Return the ``count`` likeliest tokens where ``token`` was sampled: itself, its successors, one impossible token."""
     found: list[list[Any]] = [[logprob_of(position, token) - n, token + n, None] for n in range(count - 1)]
-    return [*found, [None, 0, None]]
+    return [*found, [-3.4e38, 0, None]]
 
 
 class MockEngine:
@@ -48,6 +48,7 @@ class MockEngine:
         self.cumulative = False
         self.chunk_tokens = 1
         self.fail_with: list[int] = []
+        self.events_first: list[dict[str, Any]] = []
         self.break_after: int | None = None
         self.open = asyncio.Event()
         self.open.set()
@@ -106,6 +107,9 @@ class MockEngine:
             reply, finish = reply[:limit], {"type": "length", "length": limit}
         self.running.add(rid)
         await self._notify()
+        if self.events_first:
+            yield f"data: {json.dumps(self.events_first.pop(0))}\n\ndata: [DONE]\n\n"
+            return
         try:
             spans: list[dict[str, Any]] = []
             for start in range(0, len(reply), self.chunk_tokens):

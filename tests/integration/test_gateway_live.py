@@ -1,12 +1,15 @@
-"""The gateway before a real SGLang engine: concurrent clients, weight updates under their streams, all turns exact."""
+"""The gateway before a real SGLang engine: concurrent clients, grammars, choices, weight updates; all turns exact."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from openai import AsyncOpenAI
@@ -79,14 +82,22 @@ def forward(model: Any, turn: Turn) -> list[float]:
     return scores[len(turn.prompt_ids) - 1 :].tolist()
 
 
-async def test_two_hundred_turns_are_exact(engine_url: str, tiny_random_model: Path, tmp_path: Path) -> None:
+@asynccontextmanager
+async def gateway(
+    engine_url: str, model: Path, tmp_path: Path, **changes: Any
+) -> AsyncIterator[tuple[AsyncOpenAI, Ledger, CollectorRegistry]]:
+    """Serve a gateway before the engine; yield a client of it, its ledger and its metrics."""
     config = RuntimeConfig(
-        policy_url=engine_url, tokenizer=str(tiny_random_model), context_length=2048, prm_max_new_tokens=512
+        policy_url=engine_url, tokenizer=str(model), context_length=2048, prm_max_new_tokens=512, **changes
     )
     ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
-    service = build_service(config, AutoTokenizer.from_pretrained(tiny_random_model), ledger, registry)
+    service = build_service(config, AutoTokenizer.from_pretrained(model), ledger, registry)
     async with serve(create_app(service, registry)) as url:
-        client = AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120)
+        yield AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120), ledger, registry
+
+
+async def test_two_hundred_turns_are_exact(engine_url: str, tiny_random_model: Path, tmp_path: Path) -> None:
+    async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, registry):
         await asyncio.gather(*(converse(client, number) for number in range(SESSIONS)))
     turns = [record.turn for record in ledger.export_turns()]
     assert len(turns) == SESSIONS * TURNS
@@ -99,6 +110,97 @@ async def test_two_hundred_turns_are_exact(engine_url: str, tiny_random_model: P
     assert registry.get_sample_value("openclaw_refused_total") == 0
     assert registry.get_sample_value("openclaw_session_events_total", {"event": "next_state"}) is not None
     print(ledger.counts())
+    ledger.close()
+
+
+ASKED: Any = [{"role": "user", "content": "What is 2 + 3?"}]
+SUM: Any = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "word": {"enum": ["yes", "no"]}},
+    "required": ["ok", "word"],
+    "additionalProperties": False,
+}
+ANSWER: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SUM}}
+CHOOSE: Any = [{"type": "function", "function": {"name": name, "parameters": SUM}} for name in ("say", "ask")]
+
+
+@pytest.mark.parametrize("tool_call_parser", ["qwen25", "qwen3_coder", "generic"])
+async def test_the_grammar_holds_a_random_model(
+    engine_url: str, tiny_random_model: Path, tmp_path: Path, tool_call_parser: str
+) -> None:
+    async with gateway(engine_url, tiny_random_model, tmp_path, tool_call_parser=tool_call_parser) as (
+        client,
+        ledger,
+        _,
+    ):
+        create = client.chat.completions.create
+        options: dict[str, Any] = {"model": "any", "messages": ASKED, "max_tokens": 200}
+        reply = await create(response_format=ANSWER, **options)
+        named = {"type": "function", "function": {"name": "ask"}}
+        forced = await create(tools=CHOOSE, tool_choice=named, **options)
+        one = await create(tools=CHOOSE, tool_choice="required", parallel_tool_calls=False, **options)
+    for arguments in (
+        reply.choices[0].message.content,
+        *(call.function.arguments for answer in (forced, one) for call in answer.choices[0].message.tool_calls),
+    ):
+        value = json.loads(arguments)
+        assert set(value) == {"ok", "word"}
+        assert isinstance(value["ok"], bool)
+        assert value["word"] in ("yes", "no")
+    assert [call.function.name for call in forced.choices[0].message.tool_calls] == ["ask"]
+    assert len(one.choices[0].message.tool_calls) == 1
+    assert {forced.choices[0].finish_reason, one.choices[0].finish_reason} == {"tool_calls"}
+    assert [record.turn.reason for record in ledger.export_turns()] == ["grammar"] * 3
+    ledger.close()
+
+
+async def test_choices_and_logprobs_are_the_engines(engine_url: str, tiny_random_model: Path, tmp_path: Path) -> None:
+    async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, _):
+        reply = await client.chat.completions.create(
+            model="any", messages=ASKED, n=3, max_tokens=20, logprobs=True, top_logprobs=4
+        )
+    turns = {turn.id: turn for turn in (record.turn for record in ledger.export_turns())}
+    model = AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.float32).eval()
+    for choice in reply.choices:
+        turn = turns[reply.id if choice.index == 0 else f"{reply.id}.{choice.index}"]
+        entries = choice.logprobs.content
+        exact = forward(model, turn)[: len(entries)]
+        assert [entry.logprob for entry in entries] == pytest.approx(exact, abs=TOLERANCE)
+        assert {len(entry.top_logprobs) for entry in entries} == {4}
+        likeliest = [entry.top_logprobs[0].logprob for entry in entries]
+        assert all(best >= entry.logprob for best, entry in zip(likeliest, entries, strict=True))
+    assert reply.usage.completion_tokens == sum(len(turn.response_ids) for turn in turns.values())
+    assert len({tuple(turn.response_ids) for turn in turns.values()}) > 1
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}},
+        {"logit_bias": {"999999": 1}},
+    ],
+)
+async def test_what_the_engine_cannot_do_is_a_400(
+    engine_url: str, tiny_random_model: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, _):
+        for stream in (True, False):
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="any", messages=ASKED, stream=stream, extra_body=change)
+    ledger.close()
+
+
+@pytest.mark.parametrize("change", [{"top_p": 0.5}, {"repetition_penalty": 1.3}, {"logit_bias": {"20": 5}}])
+async def test_a_changed_distribution_is_served_and_not_trained(
+    engine_url: str, tiny_random_model: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, _):
+        await client.chat.completions.create(model="any", messages=ASKED, max_tokens=10, extra_body=change)
+    (record,) = ledger.export_turns()
+    assert (record.turn.state, record.turn.reason) == ("excluded", "sampling_parameters")
+    exact = forward(AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.float32).eval(), record.turn)
+    assert (record.turn.response_logprobs == pytest.approx(exact, abs=TOLERANCE)) == ("top_p" in change)
     ledger.close()
 
 

@@ -23,6 +23,14 @@ def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     return (_types(properties.get(name), schema, 0) if isinstance(properties, Mapping) else frozenset()) or TEXT
 
 
+def parameter_words(schema: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Return the texts that a parameter is one of, empty when it may be any."""
+    properties = schema.get("properties")
+    stated = properties.get(name) if isinstance(properties, Mapping) else None
+    values = stated.get("enum") if isinstance(stated, Mapping) else None
+    return frozenset(value for value in values if isinstance(value, str)) if isinstance(values, list) else frozenset()
+
+
 def typed_json(text: str, types: frozenset[str]) -> str:
     """Return the JSON text of a value.
 

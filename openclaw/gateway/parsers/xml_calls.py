@@ -22,7 +22,7 @@ from typing import Any
 from openclaw.gateway.parsers.deltas import Delta
 from openclaw.gateway.parsers.scan import held_back
 from openclaw.gateway.parsers.tagged import CLOSE, TaggedToolCalls
-from openclaw.gateway.parsers.typed import TEXT, parameter_types, typed_json
+from openclaw.gateway.parsers.typed import TEXT, parameter_types, parameter_words, typed_json
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
@@ -38,6 +38,7 @@ class XmlToolCalls(TaggedToolCalls):
         self._schemas = schemas
         self._schema: Mapping[str, Any] = {}
         self._types: frozenset[str] = TEXT
+        self._words: frozenset[str] = frozenset()
         self._parameters = 0
         self._begun = False
 
@@ -64,7 +65,7 @@ class XmlToolCalls(TaggedToolCalls):
             self.reject_block(text, "", deltas)
             return
         self.malformed += 1
-        if self.step == self._read_value and self._types == TEXT:
+        if self.step == self._read_value and self._streams:
             self._add_text(text, deltas)
         elif self.step == self._read_value:
             self.add_arguments(text.strip(), deltas)
@@ -104,7 +105,8 @@ class XmlToolCalls(TaggedToolCalls):
 
     def _begin_value(self, name: str, deltas: list[Delta]) -> None:
         self._types = parameter_types(self._schema, name)
-        quote = '"' if self._types == TEXT else ""
+        self._words = parameter_words(self._schema, name)
+        quote = '"' if self._streams else ""
         opening = ", " if self._parameters else "{"
         self.add_arguments(f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}", deltas)
         self._parameters += 1
@@ -114,9 +116,9 @@ class XmlToolCalls(TaggedToolCalls):
     def _read_value(self, deltas: list[Delta]) -> bool:
         """Read a value; one line break at each end of it belongs to the format."""
         value, tag, rest = self.buffer.partition(PARAMETER_END)
-        if self._types != TEXT:
+        if not self._streams:
             if tag:
-                self.add_arguments(typed_json(value.removeprefix("\n").removesuffix("\n"), self._types), deltas)
+                self.add_arguments(self._whole_value(value), deltas)
         elif tag:
             self._add_text(value, deltas, last=True)
             self.add_arguments('"', deltas)
@@ -128,6 +130,16 @@ class XmlToolCalls(TaggedToolCalls):
         if tag:
             self.step, self.buffer = self._read_parameters, rest
         return bool(tag)
+
+    @property
+    def _streams(self) -> bool:
+        """Whether a value is a text of any kind, which leaves as it is generated."""
+        return self._types == TEXT and not self._words
+
+    def _whole_value(self, value: str) -> str:
+        if value.strip() in self._words:
+            return json.dumps(value.strip(), ensure_ascii=False)
+        return typed_json(value.removeprefix("\n").removesuffix("\n"), self._types)
 
     def _add_text(self, text: str, deltas: list[Delta], *, last: bool = False) -> None:
         """Emit a piece of a text value as part of a JSON string."""

@@ -12,7 +12,7 @@ import pytest
 
 from openclaw.gateway.interleave import interleave
 from tests.helpers.mock_engine import likeliest, logprob_of
-from tests.unit.gateway.conftest import Stack
+from tests.unit.gateway.conftest import Stack, Starter
 
 USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]
 TEXTS = ("five", "5, and a bit more", "<think>\nhm\n</think>\n\nfünf 🙂")
@@ -104,6 +104,17 @@ async def test_equal_choices_give_the_first_one_the_next_state(stack: Stack) -> 
     history = [*USER, {"role": "assistant", "content": "same"}, {"role": "user", "content": "Right."}]
     await stack.client.chat.completions.create(model="any", messages=history)
     assert [turn.id for turn in stack.turns() if turn.state == "pending"] == [whole.id]
+
+
+async def test_a_key_is_charged_for_every_choice(start: Starter) -> None:
+    stack = await start(api_key="s3cret")
+    stack.say("one two three", "four")
+    headers = {"authorization": "Bearer s3cret"}
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False, headers=headers) as client:
+        reply = await client.post("/v1/chat/completions", json={"messages": USER, "n": 2})
+    generated = reply.json()["usage"]["completion_tokens"]
+    assert generated == sum(len(turn.response_ids) for turn in stack.turns())
+    assert stack.metric("openclaw_key_tokens_total", key="environment", kind="generated") == generated
 
 
 async def test_a_client_that_leaves_aborts_every_choice(stack: Stack) -> None:

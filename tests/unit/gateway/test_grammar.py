@@ -181,11 +181,25 @@ async def test_a_reply_with_a_grammar_is_not_resumed(stack: Stack) -> None:
     assert len(stack.engine.requests) == 1
 
 
-async def test_a_schema_that_the_engine_refuses_is_named(stack: Stack) -> None:
-    stack.engine.fail_with = [400]
+ABORT = {"type": "abort", "message": "Unsupported type", "status_code": 400}
+REFUSALS = [
+    {"output_ids": [7], "meta_info": {"completion_tokens": 1, "output_token_logprobs": [], "finish_reason": ABORT}},
+    {"error": {"message": "logit_bias must has keys in [0, 1279], got 9999.", "code": 400}},
+]
+
+
+@pytest.mark.parametrize("event", REFUSALS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_the_engine_refuses_is_a_400_at_once(stack: Stack, event: dict[str, Any], stream: bool) -> None:
+    stack.say("never sent")
+    stack.engine.events_first = [event]
     with pytest.raises(openai.BadRequestError) as caught:
-        await stack.client.chat.completions.create(model="any", messages=USER, response_format=JSON_SCHEMA)
+        await stack.client.chat.completions.create(
+            model="any", messages=USER, response_format=JSON_SCHEMA, stream=stream
+        )
     assert caught.value.param == "response_format"
+    assert len(stack.engine.requests) == 1
+    assert stack.turns() == []
 
 
 @pytest.mark.parametrize(

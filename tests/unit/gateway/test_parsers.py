@@ -75,6 +75,7 @@ EDIT = {
         "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
         "point": {"$ref": "#/$defs/point"},
         "any": {},
+        "word": {"type": "string", "enum": ["yes", "no"]},
     },
     "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}}},
 }
@@ -249,6 +250,18 @@ def test_tool_calls(text: str, content: str | None, calls: list[tuple[str, str]]
             0,
         ),
         ("<tool_call><function=edit></function></tool_call>", None, [("edit", {})], 0),
+        (
+            "<tool_call><function=edit><parameter=word>\n  no \n\n</parameter></function></tool_call>",
+            None,
+            [("edit", {"word": "no"})],
+            0,
+        ),
+        (
+            "<tool_call><function=edit><parameter=word>\n maybe\n</parameter></function></tool_call>",
+            None,
+            [("edit", {"word": " maybe"})],
+            0,
+        ),
         (
             "<tool_call>\n<function=edit><parameter=flag>True</parameter><parameter=either>5</parameter>"
             '<parameter=point>{"x": 1.5}</parameter><parameter=any>5</parameter></function>\n</tool_call>',

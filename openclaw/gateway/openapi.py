@@ -1,0 +1,110 @@
+"""The OpenAPI description beyond what FastAPI derives: request bodies, answers, and the shape of errors.
+
+Guarantees: what `/openapi.json` says is what the routes do; the fuzz test holds them to it. Errors are described for all
+routes alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from openclaw.gateway.feedback import FeedbackRequest
+from openclaw.gateway.schema import ChatRequest
+
+ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+MEANINGS = {
+    400: "the request cannot be answered; `error.param` names the field that is wrong",
+    401: "a key is needed",
+    404: "there is no such thing",
+    409: "it contradicts what is recorded",
+    413: "the body is too large",
+    429: "more than the key's limits allow; `Retry-After` says when to come again",
+    500: "the server or its engine failed",
+    503: "the engine is away; send the request again",
+}
+COMPLETION: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "object", "created", "model", "choices", "usage"],
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"const": "chat.completion"},
+        "created": {"type": "integer"},
+        "model": {"type": "string"},
+        "system_fingerprint": {"type": "string"},
+        "choices": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["index", "message", "finish_reason"],
+                "properties": {
+                    "index": {"type": "integer"},
+                    "message": {"type": "object", "required": ["role", "content"]},
+                    "logprobs": {"type": ["object", "null"]},
+                    "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
+                },
+            },
+        },
+        "usage": {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"]},
+    },
+}
+
+
+EVERY_ROUTE = (401, 429, 500)
+EVERY_API_ROUTE = (400, 404, 409, 413, 503)
+BODIES: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/feedback": FeedbackRequest}
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "application/json": {"schema": COMPLETION},
+        "text/event-stream": {"schema": {"type": "string"}},
+    },
+    "/metrics": {"text/plain": {"schema": {"type": "string"}}},
+}
+
+
+def describe(description: dict[str, Any]) -> None:
+    """Add to an OpenAPI description what FastAPI cannot know, in place."""
+    for path, operations in description["paths"].items():
+        statuses = (*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ()))
+        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)
+            responses |= {str(status): _error(status) for status in sorted(statuses)}
+            if path in ANSWERS:
+                responses["200"]["content"] = ANSWERS[path]
+            if path in BODIES:
+                operation["requestBody"] = _request_body(BODIES[path])
+    components = description.setdefault("components", {}).setdefault("schemas", {})
+    for model in BODIES.values():
+        parts = _schema(model).get("$defs", {})
+        components |= {f"{model.__name__}_{name}": part for name, part in parts.items()}
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema(ref_template=f"#/components/schemas/{model.__name__}_{{model}}")
+
+
+def _request_body(model: type[BaseModel]) -> dict[str, Any]:
+    schema = {name: value for name, value in _schema(model).items() if name != "$defs"}
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def _error(status: int) -> dict[str, Any]:
+    return {"description": MEANINGS[status], "content": {"application/json": {"schema": ERROR}}}
