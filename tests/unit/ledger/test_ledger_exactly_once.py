@@ -1,7 +1,8 @@
 """Relative to the checkpoint that is restored, every sample is trained exactly once, whatever crashes and when.
 
 The model of the state machine is a trainer whose weights are the list of samples it was trained on. A checkpoint copies
-that list; a crash goes back to the copy. The ledger must then hand out exactly the samples that are not in it.
+that list; a crash goes back to the copy. The ledger must then hand out exactly the samples that are not in it. Sessions
+of one sample each are forgotten at any moment: their samples are never handed out again, and steps keep their count.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class TrainingRun(RuleBasedStateMachine):
         self.next_step = 0
         self.batches: dict[int, list[int]] = {}
         self.dropped: dict[int, int] = {}
+        self.forgotten: set[int] = set()
+        self.steps: dict[int, int] = {}
         self.checkpoints: list[tuple[int, list[int]]] = [(-1, [])]
 
     def teardown(self) -> None:
@@ -39,15 +42,22 @@ class TrainingRun(RuleBasedStateMachine):
         if ready:
             self.claim(ready)
             self.step()
-        assert sorted(self.weights + list(self.dropped)) == list(range(1, self.created + 1))
+        assert set(self.weights) | set(self.dropped) | self.forgotten == set(range(1, self.created + 1))
         self.ledger.close()
         shutil.rmtree(self.folder)
 
     @rule(count=st.integers(1, 5))
     def judge(self, count: int) -> None:
         for _ in range(count):
-            judged_sample(self.ledger, f"turn-{self.created}")
             self.created += 1
+            judged_sample(self.ledger, f"turn-{self.created}", session_id=f"session-{self.created}")
+
+    @precondition(lambda self: self.created > len(self.forgotten))
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        sample = data.draw(st.sampled_from(sorted(set(range(1, self.created + 1)) - self.forgotten)))
+        self.ledger.forget_session(f"session-{sample}")
+        self.forgotten.add(sample)
 
     @precondition(lambda self: self.next_rollout - self.next_step < 2 and self.ledger.ready_count() > 0)
     @rule(count=st.integers(1, 4))
@@ -61,7 +71,10 @@ class TrainingRun(RuleBasedStateMachine):
     def claim_again_after_the_caller_died(self) -> None:
         rollout_id = self.next_rollout - 1
         again = self.ledger.claim_samples(rollout_id, len(self.batches[rollout_id]))
-        assert [sample.metadata["ledger_id"] for sample in again] == self.batches[rollout_id]
+        held = [sample for sample in self.batches[rollout_id] if sample not in self.forgotten]
+        got = [sample.metadata["ledger_id"] for sample in again]
+        assert set(held) <= set(got)
+        self.batches[rollout_id] = sorted({*self.batches[rollout_id], *got})
 
     @precondition(lambda self: self.next_rollout > self.next_step and len(self.batches[self.next_rollout - 1]) > 1)
     @rule()
@@ -74,6 +87,7 @@ class TrainingRun(RuleBasedStateMachine):
     @precondition(lambda self: self.next_rollout > self.next_step)
     @rule()
     def step(self) -> None:
+        self.steps[self.next_step] = len(self.batches[self.next_step])
         self.weights += self.batches.pop(self.next_step)
         self.ledger.record_step(self.next_step, str(self.next_step + 1), 1.0, 2.0)
         self.next_step += 1
@@ -97,8 +111,9 @@ class TrainingRun(RuleBasedStateMachine):
         self.weights = list(weights)
         self.batches = {}
         self.dropped = {sample: rollout for sample, rollout in self.dropped.items() if rollout <= rollout_id}
+        self.steps = {step: count for step, count in self.steps.items() if step <= rollout_id}
         self.next_rollout = self.next_step = rollout_id + 1
-        assert self.ledger.ready_count() == self.created - len(self.weights) - len(self.dropped)
+        assert self.ledger.ready_count() == self.created - len({*self.weights, *self.dropped, *self.forgotten})
 
     @invariant()
     def nothing_is_trained_twice(self) -> None:
@@ -106,9 +121,13 @@ class TrainingRun(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        leased = [sample for batch in self.batches.values() for sample in batch]
-        known = self.ledger.ready_count() + len(leased) + len(self.weights) + len(self.dropped)
-        assert known == self.created
+        leased = {sample for batch in self.batches.values() for sample in batch}
+        gone = {*leased, *self.weights, *self.dropped, *self.forgotten}
+        assert self.ledger.ready_count() + len(gone) == self.created
+
+    @invariant()
+    def steps_keep_their_count(self) -> None:
+        assert {step["rollout_id"]: step["samples"] for step in self.ledger.step_records()} == self.steps
 
 
 TestTrainingRun = TrainingRun.TestCase
