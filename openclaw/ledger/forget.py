@@ -11,6 +11,8 @@ session are out of its reach.
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -19,6 +21,8 @@ from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import LedgerUnavailableError, UnknownRecordError
 
 DIGEST_BYTES = 16
+ERASE_SECONDS = 2.0
+"""How long `ForgetQueries.erase` waits for other connections."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,10 @@ class ForgetQueries(Database):
         Raises:
             LedgerUnavailableError: when another process reads the file for so long that the log cannot be emptied.
         """
-        [result] = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-        if result[0]:
+        # A connection of its own, so that the turns of a running gateway do not wait for the readers.
+        with self._named_errors(), closing(sqlite3.connect(self.path, timeout=ERASE_SECONDS)) as connection:
+            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if busy:
             raise LedgerUnavailableError(
                 f"ledger {self.path}: the rows are deleted, but {self.path}-wal still holds them because another process "
                 "reads; do the same again later, or end that process"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from openclaw.inspect import main
-from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
+from openclaw.ledger import forget
+from openclaw.ledger.exceptions import LedgerUnavailableError, TransitionError, UnknownRecordError
 from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.records import Feedback, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
@@ -120,6 +123,23 @@ def test_only_old_finished_sessions_are_due(ledger: Ledger) -> None:
     ledger.record_turn(make_turn("old", session_id="old"))
     assert ledger.sessions_quiet_since(302.0, 10) == ["old", "session-0", "session-2"]
     assert ledger.sessions_quiet_since(302.0, 1) == ["old"]
+
+
+def test_a_reader_delays_the_erasing_and_is_named(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forget, "ERASE_SECONDS", 0.05)
+    talk(ledger, "gone")
+    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT COUNT(*) FROM turns").fetchone()
+        ledger.forget_session(f"session-{MARKER}")
+        with pytest.raises(LedgerUnavailableError, match="because another process reads"):
+            ledger.erase()
+        ledger.record_turn(make_turn("other", session_id="other"))
+        reader.execute("ROLLBACK")
+    ledger.erase()
+    assert files_with_marker(tmp_path) == []
 
 
 def test_command_forgets(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
