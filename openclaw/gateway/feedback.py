@@ -7,6 +7,7 @@ verdict (``applied``) and if not why. Sending the same again changes nothing and
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -16,9 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from openclaw.feedback import as_next_state, stated_score
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackReceipt
 from openclaw.ledger.records import Feedback, Message
+
+logger = logging.getLogger(__name__)
 
 MAX_TEXT = 16384
 MAX_ID = 256
@@ -61,7 +64,8 @@ class FeedbackDesk:
         """Record the feedback in ``body``, sent by the key named ``source``, and return the answer.
 
         Raises:
-            ApiError: 400 for a body that says nothing or contradicts itself, 404 for an unknown reply.
+            ApiError: 400 for a body that says nothing or contradicts itself, 404 for an unknown reply, 500 when the
+                ledger cannot be written.
         """
         request = parse_feedback(body)
         feedback = Feedback(
@@ -80,6 +84,12 @@ class FeedbackDesk:
                 "no finished reply has this response_id; send the 'id' of a chat completion of this server",
                 code="response_not_found",
                 param="response_id",
+            ) from error
+        except LedgerError as error:
+            self._metrics.ledger_failures.inc()
+            logger.exception("feedback could not be recorded")
+            raise ApiError(
+                500, "the feedback could not be recorded; send it again later", code="ledger_unavailable"
             ) from error
         if receipt.applied and not receipt.repeated:
             self._on_pending()

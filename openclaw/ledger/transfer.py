@@ -78,14 +78,17 @@ class TransferQueries(FeedbackQueries):
         return ChangedTurn(turn, tuple(self.feedback(turn.id)), row["ended_at"], row["changed_at"], row["number"])
 
     def take_in(self, changed: ChangedTurn) -> bool:
-        """Record what is new of a turn of another ledger; return whether anything was. A forgotten session stays so."""
+        """Record what is new of a turn of another ledger; return whether anything was.
+
+        A turn of a session that was forgotten here since is left out.
+        """
         turn = changed.turn
         with self.transaction() as connection:
             known = connection.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()
             if known is None:
                 reason = turn.reason if turn.state == "excluded" else None
-                new = replace(turn, state="waiting", reason=reason, next_state=None, next_state_at=None, signal=None)
-                if self.record_turn(new) is None:
+                fresh = replace(turn, state="waiting", reason=reason, next_state=None, next_state_at=None, signal=None)
+                if self.record_turn(fresh) is None:
                     return False
             state = connection.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()["state"]
             news = known is None

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from openclaw.feedback import Opinion, as_next_state, opinion
+from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.records import Feedback, Verdict
 from tests.unit.gateway.conftest import Stack
 
@@ -95,6 +96,22 @@ async def test_an_unknown_reply(stack: Stack, http: httpx.AsyncClient) -> None:
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "response_not_found"
     assert "chatcmpl-nothing" not in response.text
+
+
+async def test_feedback_that_cannot_be_recorded_is_an_error(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn_id = await reply(stack)
+
+    def full(*_: Any) -> None:
+        raise LedgerUnavailableError("the disk is full")
+
+    monkeypatch.setattr(stack.ledger, "record_feedback", full)
+    response = await http.post("/v1/feedback", json={"response_id": turn_id, "thumbs": "up"})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "ledger_unavailable")
+    assert stack.metric("openclaw_ledger_failures_total") == 1
+    monkeypatch.undo()
+    assert (await send(http, turn_id, thumbs="up"))["applied"]
 
 
 @pytest.mark.parametrize(

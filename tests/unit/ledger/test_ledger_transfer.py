@@ -87,6 +87,14 @@ def test_an_ended_session_ends_and_goes_on(source: Ledger, target: Ledger) -> No
     assert target.turn("turn-0").state == "pending"
 
 
+def test_what_was_forgotten_here_does_not_come_back(source: Ledger, target: Ledger) -> None:
+    source.record_turn(make_turn())
+    carry(source, target)
+    target.forget_session("session")
+    assert carry(source, target) == 0
+    assert target.counts()["turns"] == {}
+
+
 def test_pages_leave_nothing_out(source: Ledger) -> None:
     for number in range(7):
         source.record_turn(make_turn(f"turn-{number}", finished_at=101.0 + number // 3))
