@@ -50,8 +50,11 @@ class RefusedError(Exception):
 class Clients:
     """Talks from a thread of its own between ``start`` and ``stop``."""
 
-    def __init__(self, url: str, count: int, seed: int, words: Words | None = None) -> None:
-        """``count`` conversations at once with the gateway at ``url``."""
+    def __init__(
+        self, url: str, count: int, seed: int, words: Words | None = None, patience: float = REQUEST_SECONDS
+    ) -> None:
+        """``count`` conversations at once with the gateway at ``url``; a client gives up after ``patience`` seconds."""
+        self._patience = patience
         self._words = words or Words()
         self.journal = Journal()
         self._url = url
@@ -69,10 +72,10 @@ class Clients:
     def stop(self) -> None:
         """Finish the requests under way and begin no other."""
         self._stopping.set()
-        self._thread.join(REQUEST_SECONDS)
+        self._thread.join(self._patience)
 
     async def _run(self) -> None:
-        async with httpx.AsyncClient(base_url=self._url, timeout=REQUEST_SECONDS, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=self._url, timeout=self._patience, trust_env=False) as client:
             await asyncio.gather(*(self._talk(client, random.Random(self._rng.random())) for _ in range(self._count)))
 
     async def _talk(self, client: httpx.AsyncClient, rng: random.Random) -> None:

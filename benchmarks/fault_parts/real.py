@@ -29,7 +29,13 @@ ENDS_THE_RUN = ("trainer", "driver")
 KINDS = ("runtime", "judge", "policy", "policy in an update", *ENDS_THE_RUN)
 BATCH_SIZE = 8
 CLIENTS = 6
-SETTINGS = {"BATCH_SIZE": BATCH_SIZE, "NUM_ROLLOUT": 100_000, "SAVE_INTERVAL": 2, "OPENCLAW_ENGINE_WAIT_SECONDS": 240}
+ENGINE_WAIT_SECONDS = 240
+SETTINGS = {
+    "BATCH_SIZE": BATCH_SIZE,
+    "NUM_ROLLOUT": 100_000,
+    "SAVE_INTERVAL": 2,
+    "OPENCLAW_ENGINE_WAIT_SECONDS": ENGINE_WAIT_SECONDS,
+}
 
 
 class RealRun:
@@ -141,7 +147,7 @@ def run_real(folder: Path, kills: int, seed: int, say: Callable[[str], None] = s
     try:
         real.run.wait_ready()
         checker = Checker(real.checkpoints / "ledger.sqlite", real.checkpoint)
-        clients = Clients(real.url(), CLIENTS, seed, student_words())
+        clients = Clients(real.url(), CLIENTS, seed, student_words(), patience=2.0 * ENGINE_WAIT_SECONDS)
         clients.start()
         wait_until(lambda: len(real.run.steps()) >= 3, lambda: f"three steps:\n{real.run.text()[-3000:]}")
         order = list(KINDS) * kills
