@@ -27,8 +27,8 @@ _POLICY_TERMS = {
 _NEEDS = (
     ("kl_loss_coef", 0.0, "use_kl_loss"),
     ("use_unbiased_kl", False, "use_kl_loss"),
-    ("opd_kl_coef", 1.0, "use_opd"),
     # A custom loss may read these.
+    ("opd_kl_coef", 1.0, "use_opd"),
     ("opsm_delta", 1e-4, "use_opsm"),
     ("tis_clip", 2.0, "use_tis"),
     ("tis_clip_low", 0.0, "use_tis"),
@@ -71,7 +71,7 @@ def _check_loss(args: Namespace) -> list[str]:
 
 def _check_terms(args: Namespace) -> list[str]:
     problems = []
-    for name, off, needed in _NEEDS[:3] if args.loss_type == "custom_loss" else _NEEDS:
+    for name, off, needed in _NEEDS[:2] if args.loss_type == "custom_loss" else _NEEDS:
         there = getattr(args, needed) or (needed == "use_tis" and args.get_mismatch_metrics)
         if getattr(args, name) != off and not there:
             problems.append(f"{_flag(name)} has no effect without {_flag(needed)}")

@@ -70,7 +70,9 @@ _GROUPS: dict[str, str] = {
 REFUSED: dict[str, str] = {
     **{flag: reason for reason, names in _GROUPS.items() for flag in names.split()},
     "partial-rollout": "is not implemented yet; aborted samples are generated again",
-    "distill-topk": "is not implemented yet; use --use-opd (token-level distillation)",
+    "distill-topk": "is not implemented yet: nothing here asks the teacher for its top K. Use --use-opd (token-level), or samples "
+    "with teacher_topk_log_probs and --custom-loss-function-path "
+    "slime.algorithms.losses.topk_distillation.topk_distillation_loss",
     "use-distributed-post": "is not needed; remove it",
     "multimodal-keys": "is not implemented yet: text only",
     "rm-type": "is not implemented yet; use --custom-rm-path",

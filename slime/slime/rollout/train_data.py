@@ -33,6 +33,7 @@ _SPARSE_KEYS = {
     "teacher_log_probs": "teacher_log_probs",
     "teacher_topk_log_probs": "teacher_topk_log_probs",
     "teacher_topk_indices": "teacher_topk_indices",
+    "rollout_topk_log_probs": "rollout_topk_log_probs",
     "metadata": "train_metadata",
 }
 _UNSUPPORTED = ("multimodal_train_inputs", "rollout_routed_experts")
@@ -79,8 +80,9 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
         values = [getattr(sample, attribute, None) for sample in samples]
         if any(value is not None for value in values):
             data[key] = [value if isinstance(value, dict) else plain_list(value) for value in values]
-    for key in ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices"):
-        _check_lengths(samples, key, data.get(key))
+    for key in ("rollout_log_probs", *_SPARSE_KEYS):
+        if key != "metadata":
+            _check_lengths(samples, key, data.get(key))
     if any("round_number" in sample.metadata for sample in samples):
         data["round_number"] = [sample.metadata.get("round_number") for sample in samples]
     return data

@@ -165,6 +165,7 @@ class Sample:
     teacher_log_probs: Any = None
     teacher_topk_log_probs: Any = None
     teacher_topk_indices: Any = None
+    rollout_topk_log_probs: Any = None
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
 
@@ -258,6 +259,7 @@ class Sample:
             "teacher_log_probs",
             "teacher_topk_log_probs",
             "teacher_topk_indices",
+            "rollout_topk_log_probs",
         ):
             values = getattr(self, name)
             if values is not None and len(values) != self.response_length:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Per-sample lists of one number per response token (None where a sample has none).
-_FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs")
+# Per-sample lists of one number per response token, or K of them (None where a sample has none).
+_FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "rollout_topk_log_probs")
 _STREAMS = (*_FLOAT_STREAMS, "teacher_topk_indices", "loss_masks")
 # Per-sample values of other kinds that advantages, losses and plugins read.
 _AS_THEY_ARE = (

@@ -1,0 +1,243 @@
+"""Time and memory of every loss per token, beside plain torch on whole logits, forward and backward.
+
+`python -m benchmarks.losses [--quick] --json FILE [--device cuda]`. A case starts from final hidden states and an LM head and
+ends with their gradients; `top-K` cases start from logits, as a custom loss does. Ours is what the trainer runs: chunked
+log probabilities and the built-in loss. Plain is the same formula on `log_softmax` of all logits; for top-K it is one
+log-probability call per k, as plugins do it. Both give the same loss (checked). Memory is the peak above the inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.machine import describe_machine
+from slime.algorithms.losses import LOSSES
+from slime.algorithms.losses.reduce import make_reducer
+from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl, support_log_probs
+from slime.arguments.parser import build_parser
+from slime.backends.fsdp_utils.logprobs import chunked_log_probs
+from slime.utils.ppo_utils import compute_log_probs
+
+Case = Callable[[], Tensor]
+
+POLICY_CASES: dict[str, dict[str, Any]] = {
+    "sft_loss": {"loss_type": "sft_loss"},
+    "policy_loss (PPO clip)": {},
+    "gspo": {"advantage_estimator": "gspo"},
+    "cispo": {"advantage_estimator": "cispo"},
+    "policy_loss, opsm, tis": {"use_opsm": True, "use_tis": True},
+    "policy_loss, kl, entropy": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k3", "entropy_coef": 0.01},
+}
+TEMPERATURE = 0.7
+
+
+class Inputs:
+    """Hidden states, an LM head, targets and the streams of a batch of equal samples, the same for every case."""
+
+    def __init__(self, rows: int, vocabulary: int, width: int, samples: int, top: int, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator).to(device)
+
+        self.hidden = normal(rows, width).requires_grad_()
+        self.weight = (normal(vocabulary, width) * 0.05).requires_grad_()
+        self.targets = torch.randint(0, vocabulary, (rows,), generator=generator).to(device)
+        lengths = [rows // samples] * (samples - 1) + [rows - rows // samples * (samples - 1)]
+        with torch.no_grad():
+            self.logits = (self.hidden @ self.weight.T / TEMPERATURE).clone()
+            old = compute_log_probs(self.logits, self.targets).squeeze(-1)
+            teacher = self.logits + 0.5 * normal(rows, vocabulary)
+            found = torch.log_softmax(teacher, -1).topk(top)
+        self.logits.requires_grad_()
+        self.top_log_probs, self.top_ids = found.values, found.indices
+        self.batch: dict[str, Any] = {
+            name: list((old + 0.1 * normal(rows)).split(lengths))
+            for name in ("log_probs", "rollout_log_probs", "ref_log_probs")
+        }
+        self.batch["advantages"] = list(normal(rows).split(lengths))
+        self.batch["loss_masks"] = [torch.ones(length, device=device) for length in lengths]
+        self.batch |= {"response_lengths": lengths, "total_lengths": lengths}
+
+
+def settings(changes: dict[str, Any]) -> Namespace:
+    """The trainer's arguments at their defaults, with ``changes``."""
+    defaults = vars(build_parser().parse_args([])) | {"eps_clip_high": 0.28}
+    return Namespace(**defaults | changes)
+
+
+def ours(inputs: Inputs, changes: dict[str, Any], chunk: int) -> Case:
+    """What the trainer runs for a built-in loss."""
+    args = settings(changes)
+    reduce = make_reducer(False, inputs.batch["response_lengths"], inputs.batch["loss_masks"])
+
+    def run() -> Tensor:
+        log_probs, entropy = chunked_log_probs(
+            inputs.hidden,
+            inputs.targets,
+            lambda rows: rows @ inputs.weight.T,
+            temperature=TEMPERATURE,
+            chunk=chunk,
+            entropy_grad=args.entropy_coef != 0,
+        )
+        return _reduced(args, inputs, log_probs, entropy, reduce)
+
+    return run
+
+
+def plain(inputs: Inputs, changes: dict[str, Any]) -> Case:
+    """The same loss on the log-softmax of all logits."""
+    args = settings(changes)
+    reduce = make_reducer(False, inputs.batch["response_lengths"], inputs.batch["loss_masks"])
+
+    def run() -> Tensor:
+        table = torch.log_softmax(inputs.hidden @ inputs.weight.T / TEMPERATURE, dim=-1)
+        entropy = -(table.exp() * table).sum(-1)
+        log_probs = table.gather(-1, inputs.targets[:, None])[:, 0]
+        return _reduced(args, inputs, log_probs, entropy if args.entropy_coef else entropy.detach(), reduce)
+
+    return run
+
+
+def _reduced(args: Namespace, inputs: Inputs, log_probs: Tensor, entropy: Tensor, reduce: Any) -> Tensor:
+    lengths = inputs.batch["response_lengths"]
+    split = (list(log_probs.split(lengths)), list(entropy.split(lengths)))
+    return LOSSES[args.loss_type](args, inputs.batch, *split, reduce)[0]
+
+
+def gathered(inputs: Inputs, divergence: Callable[[Tensor, Tensor], Tensor], chunk: int) -> Case:
+    """Top-K distillation as one gather."""
+    return lambda: divergence(support_log_probs(inputs.logits, inputs.top_ids, chunk), inputs.top_log_probs).sum()
+
+
+def per_k_loop(inputs: Inputs, divergence: Callable[[Tensor, Tensor], Tensor]) -> Case:
+    """Top-K distillation as one log-probability call per k, over the same logits."""
+
+    def run() -> Tensor:
+        columns = [compute_log_probs(inputs.logits, inputs.top_ids[:, k]) for k in range(inputs.top_ids.size(1))]
+        return divergence(torch.cat(columns, dim=-1), inputs.top_log_probs).sum()
+
+    return run
+
+
+def measure(case: Case, inputs: Inputs, repeats: int) -> dict[str, float]:
+    """Return seconds (the fastest run), the peak of extra memory in bytes, and the loss of a case, forward and backward."""
+    device = inputs.hidden.device
+    seconds, peaks, loss = [], [], 0.0
+    for number in range(repeats + 1):
+        for leaf in (inputs.hidden, inputs.weight, inputs.logits):
+            leaf.grad = None
+        gc.collect()
+        before = _reset_peak(device)
+        start = time.perf_counter()
+        value = case()
+        value.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elapsed = time.perf_counter() - start
+        peak = _peak(device) - before
+        loss = float(value.detach())
+        del value
+        if number:  # the first one warms up
+            seconds.append(elapsed)
+            peaks.append(peak)
+    return {"seconds": min(seconds), "peak_bytes": statistics.median(peaks), "loss": loss}
+
+
+def _reset_peak(device: torch.device) -> int:
+    """Start a new peak and return the bytes in use."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    ctypes.CDLL(None).malloc_trim(0)  # gives back what earlier runs freed, or this one would reuse it unseen
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def compare(name: str, inputs: Inputs, case: Case, reference: Case, repeats: int) -> dict[str, Any]:
+    """Measure a case and its reference; they must agree on the loss."""
+    rows = len(inputs.targets)
+    found, base = measure(case, inputs, repeats), measure(reference, inputs, repeats)
+    difference = abs(found["loss"] - base["loss"])
+    if difference > 1e-3 * max(1.0, abs(base["loss"])):
+        raise RuntimeError(f"{name}: our loss is {found['loss']}, the plain one {base['loss']}")
+    result = {"case": name, "loss_difference": difference}
+    for key, values in (("ours", found), ("plain", base)):
+        result[key] = {
+            "microseconds_per_token": round(values["seconds"] / rows * 1e6, 2),
+            "peak_bytes_per_token": round(values["peak_bytes"] / rows),
+        }
+    result["times_faster"] = round(base["seconds"] / found["seconds"], 2)
+    if found["peak_bytes"] > 0:
+        result["times_less_memory"] = round(base["peak_bytes"] / found["peak_bytes"], 2)
+    return result
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__)
+    parser.add_argument("--rows", type=int, default=512, help="response tokens (default: %(default)s)")
+    parser.add_argument("--vocabulary", type=int, default=32_768, help="vocabulary (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=64, help="hidden size (default: %(default)s)")
+    parser.add_argument("--chunk", type=int, default=64, help="rows per chunk of ours (default: %(default)s)")
+    parser.add_argument("--top", type=int, default=50, help="K of the top-K cases (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=2, help="measured runs per case (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument(
+        "--quick", action="store_true", help="64 rows, a vocabulary of 8192, one run: checks that it runs"
+    )
+    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    arguments = parser.parse_args()
+    rows, vocabulary, chunk, repeats = arguments.rows, arguments.vocabulary, arguments.chunk, arguments.repeats
+    if arguments.quick:
+        rows, vocabulary, chunk, repeats = 64, 8192, 16, 1
+    torch.set_num_threads(arguments.threads)
+    inputs = Inputs(rows, vocabulary, arguments.width, 8, arguments.top, torch.device(arguments.device))
+    top = f"top-{arguments.top}"
+    cases = {name: (ours(inputs, changes, chunk), plain(inputs, changes)) for name, changes in POLICY_CASES.items()}
+    for name, divergence in ((f"{top} reverse KL", reverse_kl), (f"{top} forward KL", forward_kl)):
+        cases[name] = (gathered(inputs, divergence, chunk), per_k_loop(inputs, divergence))
+    results = []
+    for name, (case, reference) in cases.items():
+        results.append(compare(name, inputs, case, reference, repeats))
+        print(json.dumps(results[-1]), flush=True)
+    shape = {
+        "rows": rows,
+        "vocabulary": vocabulary,
+        "width": arguments.width,
+        "chunk": chunk,
+        "threads": torch.get_num_threads(),
+    }
+    document = {"machine": describe_machine(), "device": arguments.device, "shape": shape, "cases": results}
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    sys.stdout.write(f"{arguments.json}\n")
+
+
+if __name__ == "__main__":
+    main()

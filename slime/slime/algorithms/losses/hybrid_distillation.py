@@ -1,0 +1,67 @@
+"""Hybrid: the reward's clipped surrogate, and the teacher's word on the K tokens the student itself finds most likely.
+
+On the student's own top-K set ``S`` at the sampled state: ``w_v = softmax_S(log pi_old(v))``, ``D_v = clip(log pi_T(v) -
+log pi_old(v), -1, 1)``, ``A_v = w_v D_v``; ``L_OPD = sum_v PPO_clip(log pi(v) - log pi_old(v), A_v)`` per token, and ``L =
+L_policy + opd_kl_coef * L_OPD`` (OpenClaw-RL, arXiv 2603.10165v2; K = 4, clip 0.2 / 0.28). Without the bound on ``D`` replies
+grow into the length limit. One gather over the logits, whatever K is.
+
+Use: ``--loss-type custom_loss --custom-loss-function-path slime.algorithms.losses.hybrid_distillation.hybrid_loss``. Samples
+have ``teacher_topk_indices`` (``S``), ``teacher_topk_log_probs`` (the teacher's) and ``rollout_topk_log_probs`` (the sampling
+policy's) ``[R, K]``. A sample without them has the policy loss only.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.algorithms.losses.policy_loss import policy_loss
+from slime.algorithms.losses.reduce import Reducer
+from slime.algorithms.losses.topk_distillation import student_and_teacher, support_log_probs
+from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
+from slime.utils.ppo_utils import compute_policy_loss
+
+# Bound of the teacher's advantage on one token of the support.
+LARGEST_DIFFERENCE = 1.0
+
+
+def support_surrogate(args: Namespace, new: Tensor, old: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Return losses ``[R]`` and the clipped share of the support ``[R]`` from log probabilities ``[R, K]``."""
+    weights = torch.softmax(old, dim=-1)
+    advantages = weights * (teacher - old).clamp(-LARGEST_DIFFERENCE, LARGEST_DIFFERENCE)
+    losses, clipped = compute_policy_loss(old - new, advantages, args.eps_clip, args.eps_clip_high)
+    return losses.sum(-1), clipped.mean(-1)
+
+
+def hybrid_loss(
+    args: Namespace, batch: dict[str, Any], logits: Tensor, sum_of_sample_mean: Reducer
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The reduced loss and its metrics, by the contract of custom losses."""
+    before = batch.get("rollout_topk_log_probs")
+    if before is None:
+        raise ValueError("the hybrid loss needs rollout_topk_log_probs on samples; none of the batch has them")
+    _, output = get_log_probs_and_entropy(
+        logits,
+        args=args,
+        unconcat_tokens=batch["unconcat_tokens"],
+        total_lengths=batch["total_lengths"],
+        response_lengths=batch["response_lengths"],
+        with_entropy=True,
+    )
+    loss, metrics = policy_loss(args, batch, output["log_probs"], output["entropy"], sum_of_sample_mean)
+    losses, clipped = [], []
+    for (chunk, teacher, ids), old in zip(student_and_teacher(args, batch, logits), before, strict=True):
+        if teacher is None or ids is None or old is None:
+            losses.append(chunk.sum(-1) * 0.0)
+            clipped.append(torch.zeros(len(chunk), device=chunk.device))
+            continue
+        found = support_surrogate(args, support_log_probs(chunk, ids, args.log_probs_chunk_size), old, teacher)
+        losses.append(found[0])
+        clipped.append(found[1])
+    distillation = sum_of_sample_mean(torch.cat(losses))
+    loss = loss + args.opd_kl_coef * distillation
+    metrics |= {"opd_loss": distillation.detach(), "opd_clipfrac": sum_of_sample_mean(torch.cat(clipped))}
+    return loss, metrics | {"loss": loss.detach()}
