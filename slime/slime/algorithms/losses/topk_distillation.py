@@ -29,17 +29,29 @@ SMALLEST_TAIL = 1e-6
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
+class _SupportLogProbs(torch.autograd.Function):
+    """``log softmax(logits)`` at ``ids``. Its backward pass makes one tensor of the size of the logits: their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, chunk: int) -> Tensor:
+        normaliser = torch.cat([torch.logsumexp(rows.float(), dim=-1, keepdim=True) for rows in logits.split(chunk)])
+        ctx.save_for_backward(logits, ids, normaliser)
+        return logits.gather(-1, ids).float() - normaliser
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        logits, ids, normaliser = ctx.saved_tensors
+        [gradient] = gradients
+        result = (logits - normaliser).exp_().mul_(-gradient.sum(-1, keepdim=True)).scatter_add_(-1, ids, gradient)
+        return result.to(logits.dtype), None, None
+
+
 def support_log_probs(logits: Tensor, ids: Tensor, chunk: int = -1) -> Tensor:
     """Return log probabilities ``[R, K]`` float32 of the tokens ``ids`` ``[R, K]`` under ``logits`` ``[R, V]``.
 
-    ``chunk`` rows at a time bound the memory beside the logits and their gradient; not positive: all at once.
+    ``chunk`` rows at a time bound the memory of the forward pass; not positive: all at once.
     """
-    size = chunk if chunk > 0 else max(1, len(ids))
-    parts = [
-        rows.gather(-1, tokens).float() - torch.logsumexp(rows.float(), dim=-1, keepdim=True)
-        for rows, tokens in zip(logits.split(size), ids.split(size), strict=True)
-    ]
-    return torch.cat(parts)
+    return _SupportLogProbs.apply(logits, ids, chunk if chunk > 0 else max(1, len(ids)))
 
 
 def with_tail(log_probs: Tensor) -> Tensor:
