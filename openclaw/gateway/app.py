@@ -28,13 +28,12 @@ from openclaw.gateway.access_log import key_name, note_reply
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService, Reply
 from openclaw.gateway.errors import ApiError, from_ledger
-from openclaw.gateway.feedback import FeedbackRequest
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.reload import Reloader
-from openclaw.gateway.schema import ChatRequest, parse_request
+from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import (
     CLIENT_GONE,
     COMMENT,
@@ -109,9 +108,8 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
     app.add_exception_handler(LedgerError, _ledger_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
-    schema = {"requestBody": {"content": {"application/json": {"schema": ChatRequest.model_json_schema()}}}}
 
-    @app.post(CHAT_PATH, openapi_extra=schema)
+    @app.post(CHAT_PATH)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, streamed or whole."""
         metrics = service.metrics
@@ -149,11 +147,7 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
         erased = await service.sessions.erase()
         return _json({"id": session_id, "object": "session", "deleted": True, **asdict(gone), "erased": erased})
 
-    feedback_schema = {
-        "requestBody": {"content": {"application/json": {"schema": FeedbackRequest.model_json_schema()}}}
-    }
-
-    @app.post("/v1/feedback", openapi_extra=feedback_schema)
+    @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
         """Take what a person says about a reply."""
         body = await _read_body(request, config.max_body_bytes)
