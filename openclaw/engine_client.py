@@ -157,7 +157,8 @@ class EngineClient:
     ) -> AsyncGenerator[TokenChunk, None]:
         """Ask once for what is still missing of the reply; raise EngineBrokeOffError to be asked again."""
         base = len(progress.ids)
-        name = rid if progress.attempts == 0 else f"{rid}-{progress.attempts}"
+        # SGLang aborts every request whose name begins like this one: a late abort of one attempt must not end the next.
+        name = rid if progress.attempts == 0 else f"retry-{progress.attempts}-{rid}"
         payload = {
             "rid": name,
             "input_ids": [*input_ids, *progress.ids],

@@ -73,7 +73,7 @@ async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
             current: dict[str, list[int]] = {}
 
             def script(prompt: list[int]) -> Sequence[int]:
-                completion, _, attempt = engine.requests[-1]["rid"].removeprefix("chatcmpl-").partition("-")
+                attempt, _, completion = engine.requests[-1]["rid"].rpartition("chatcmpl-")
                 if not attempt:
                     current[completion] = replies.pop(0)
                 reply = current[completion]

@@ -59,7 +59,8 @@ async def test_an_engine_that_is_away_holds_the_request() -> None:
         names = [request["rid"] for request in engine.requests]
     assert joined(chunks)[0] == REPLY
     assert retries == ["away", "away"]
-    assert len(set(names)) == 3
+    # An engine aborts by the beginning of a name, so none may begin like another.
+    assert not any(one.startswith(other) for one in names for other in names if one is not other)
 
 
 async def test_a_reply_that_broke_off_goes_on_from_its_tokens() -> None:
