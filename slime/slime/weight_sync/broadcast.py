@@ -30,6 +30,8 @@ from slime.weight_sync.group import HostedGroup
 logger = logging.getLogger(__name__)
 
 CLEANUP_SECONDS = 30.0
+JOIN_SECONDS = 5.0
+"""How long the other engines have to reach the store of a group whose joining has failed; they serve meanwhile."""
 GROUP_NUMBERS = itertools.count()
 
 
@@ -73,8 +75,13 @@ class BroadcastWeightSync:
         )
         own = [(self._address, self._group.port, offset, world_size, name, backend) for offset in offsets]
         try:
-            self._calls = EngineCalls.each(engines, "init_weights_update_group", own)
-            self._calls.values()
+            joining = self._calls = EngineCalls.each(engines, "init_weights_update_group", own)
+            try:
+                joining.values()
+            except Exception:
+                # An engine that has yet to find the store would look for it until its own time-out; one that has is let go with it.
+                joining.unanswered(JOIN_SECONDS)
+                raise
             self._members = self._group.joined()
         except Exception:
             self._give_up()
