@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
     def go_home(self, home: list[Connection]) -> None:
         """Join the idle connections as soon as the answer is complete; one that matters to nobody or takes long ends."""
         self._stop_watch()
-        if self.complete:
+        if self.complete and not self._paused:
             self.idle_since = time.monotonic()
             home.append(self)
         elif self.finished and self._failure is None:

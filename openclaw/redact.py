@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -154,6 +155,7 @@ class Redactor:
             self._finders.append(PersonalFinder())
         self._on_found = on_found
         self._seen: OrderedDict[bytes, Any] = OrderedDict()
+        self._lock = threading.Lock()
 
     def turn(self, turn: Turn) -> Turn:
         """Return the turn as it may be stored: itself, or without ids and excluded."""
@@ -182,7 +184,8 @@ class Redactor:
 
     def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages, or tools, redacted."""
-        return [self._message(message) for message in messages]
+        with self._lock:
+            return [self._message(message) for message in messages]
 
     def text(self, text: str) -> str:
         """Return a text redacted."""

@@ -8,7 +8,6 @@ the handler finds it in the ASGI scope.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -19,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw.gateway.chat import Reply
+from openclaw.sessions.identity import logged_name
 
 logger = logging.getLogger("openclaw.access")
 
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 SCOPE_NAME = "openclaw.request"
 QUIET_ROUTES = ("/healthz", "/metrics")
-SESSION_DIGITS = 12
 
 
 @dataclass
@@ -72,7 +71,7 @@ class RequestRecord:
             f"seconds={time.monotonic() - self.started:.3f}",
         ]
         if self.reply is not None:
-            session = session_digest(self.reply.context.session_id)
+            session = logged_name(self.reply.context.session_id)
             turn = self.reply.capture.prompt.id
             words.append(f"prompt_tokens={prompt} generated_tokens={generated} session={session} turn={turn}")
         return " ".join(words)
@@ -82,11 +81,6 @@ class RequestRecord:
         assert self.reply is not None
         replies = [capture.builder.message() for capture in self.reply.captures]
         return json.dumps({"messages": self.reply.capture.prompt.messages, "replies": replies})
-
-
-def session_digest(session_id: str) -> str:
-    """Return what stands for a session id in the log: the start of its SHA-256."""
-    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]
 
 
 def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:

@@ -197,7 +197,13 @@ async def _chat(service: ChatService, request: Request) -> Response:
         if await done_within(request, starting, service.config.keepalive_seconds):
             starting.result()
         return _stream(service, request, starting)
-    reply = await answer_or_gone(request, starting)
+    try:
+        reply = await answer_or_gone(request, starting)
+    except BaseException:
+        # The client may leave in the very moment in which the reply begins.
+        if starting.done() and not starting.cancelled() and starting.exception() is None:
+            starting.result().give_up()
+        raise
     note_reply(request.scope, reply)
     headers = _reply_headers(reply)
     try:

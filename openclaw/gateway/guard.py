@@ -18,7 +18,7 @@ from openclaw.gateway.limits import BusyError, RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 
 OPEN_PATHS = frozenset({"/healthz"})
-LIMITED_METHODS = frozenset({"POST"})
+LIMITED_METHODS = frozenset({"POST", "DELETE"})
 """Looking at models and metrics is not counted against a key's limits."""
 
 

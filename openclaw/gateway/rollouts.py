@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.ledger.transfer import ChangedTurn
 
-MOST_TURNS = 200
+MOST_TURNS = 20
 
 
 class RolloutStore(Protocol):

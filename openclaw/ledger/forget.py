@@ -12,6 +12,7 @@ session are out of its reach.
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,6 +24,7 @@ from openclaw.ledger.exceptions import LedgerUnavailableError, UnknownRecordErro
 DIGEST_BYTES = 16
 ERASE_SECONDS = 2.0
 """How long `ForgetQueries.erase` waits for other connections."""
+ERASE_PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,20 @@ def session_digest(session_id: str) -> bytes:
 class ForgetQueries(Database):
     """Deletes sessions."""
 
-    def forget_session(self, session_id: str) -> Forgotten:
+    def forget_session(self, session_id: str, *, under_way: bool = False) -> Forgotten:
         """Delete all rows of a session; call `erase` afterwards to remove the bytes.
+
+        Args:
+            session_id: the session.
+            under_way: its first reply is being generated, so that there may be nothing yet but what must not come.
 
         Raises:
             UnknownRecordError: when the ledger does not hold it.
         """
         turns_of = "(SELECT id FROM turns WHERE session_id = ?)"
         with self.transaction() as connection:
-            if connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone() is None:
+            known = connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone()
+            if known is None and not under_way:
                 raise UnknownRecordError(f"{self.path} holds no session {session_id!r}")
             trained = connection.execute(
                 f"SELECT COUNT(*) FROM samples WHERE state IN ('leased', 'trained') AND turn_id IN {turns_of}",
@@ -80,9 +87,13 @@ class ForgetQueries(Database):
         Raises:
             LedgerUnavailableError: when another process reads the file for so long that the log cannot be emptied.
         """
-        # A connection of its own, so that the turns of a running gateway do not wait for the readers.
-        with self._named_errors(), closing(sqlite3.connect(self.path, timeout=ERASE_SECONDS)) as connection:
-            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        # SQLite's own waiting for readers would keep every writer out meanwhile.
+        deadline = time.monotonic() + ERASE_SECONDS
+        with self._named_errors(), closing(sqlite3.connect(self.path, timeout=0.0)) as connection:
+            while busy := connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(ERASE_PAUSE_SECONDS)
         if busy:
             raise LedgerUnavailableError(
                 f"ledger {self.path}: the rows are deleted, but {self.path}-wal still holds them because another process "

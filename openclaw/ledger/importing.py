@@ -84,7 +84,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Any]]:
         return
     except ValueError:
         pass
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 yield f"{path} line {number}", json.loads(line)

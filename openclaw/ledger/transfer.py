@@ -7,11 +7,13 @@ log-probabilities arrive as they were recorded. Verdicts, samples and steps stay
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from openclaw.feedback import as_next_state
 from openclaw.ledger.codec import decode_turn
+from openclaw.ledger.database import BUSY_TIMEOUT_SECONDS
 from openclaw.ledger.feedback import FeedbackQueries
 from openclaw.ledger.records import Feedback, Turn, VersionSpan
 
@@ -65,12 +67,15 @@ class TransferQueries(FeedbackQueries):
 
     def changed_turns(self, since: float, after: int, limit: int) -> list[ChangedTurn]:
         """Return up to ``limit`` turns that changed at ``since`` with a number above ``after``, or later; oldest first."""
-        found = self.rows(
-            f"SELECT turns.number, sessions.ended_at, {_CHANGED} AS changed_at FROM turns"
-            " JOIN sessions ON sessions.id = turns.session_id"
-            f" WHERE {_CHANGED} > ? OR ({_CHANGED} = ? AND turns.number > ?) ORDER BY changed_at, turns.number LIMIT ?",
-            (since, since, after, limit),
-        )
+        # A connection of its own: the query reads the whole table, and turns are not to wait for that.
+        with self._named_errors(), closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_SECONDS)) as reader:
+            reader.row_factory = sqlite3.Row
+            found = reader.execute(
+                f"SELECT turns.number, sessions.ended_at, {_CHANGED} AS changed_at FROM turns"
+                " JOIN sessions ON sessions.id = turns.session_id"
+                f" WHERE {_CHANGED} > ? OR ({_CHANGED} = ? AND turns.number > ?) ORDER BY changed_at, turns.number LIMIT ?",
+                (since, since, after, limit),
+            ).fetchall()
         return [self._changed(row) for row in found]
 
     def _changed(self, row: sqlite3.Row) -> ChangedTurn:

@@ -25,7 +25,7 @@ from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
-from openclaw.sessions.identity import Origin, is_retry, stated_identity
+from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity
 from openclaw.sessions.nodes import node_of_record, node_of_turn
 from openclaw.sessions.relation import Due, Relation, RelationKind, relate, unrecognised
 from openclaw.sessions.store import TurnStore
@@ -188,7 +188,9 @@ class Sessions:
         Raises:
             UnknownRecordError: when there is none.
         """
-        gone = await self._call(self._store.forget_session, session_id)
+        session = self._table.get(session_id)
+        under_way = session is not None and session.in_flight > 0
+        gone = await self._call(partial(self._store.forget_session, session_id, under_way=under_way))
         session = self._table.get(session_id)
         if session is not None:
             self._table.clear(session)
@@ -209,12 +211,15 @@ class Sessions:
     async def erase(self) -> bool:
         """Remove the bytes of forgotten sessions from disk, if there are any; return whether none is left."""
         if self._unerased:
+            self._unerased = False
             try:
                 await asyncio.to_thread(self._store.erase)
-            except LedgerUnavailableError as error:
+            except BaseException as error:
+                self._unerased = True
+                if not isinstance(error, LedgerUnavailableError):
+                    raise
                 logger.warning("%s", error)
                 return False
-            self._unerased = False
         return True
 
     def abandon(self, context: TurnContext) -> None:
@@ -249,7 +254,7 @@ class Sessions:
                 await self._end(name, "ended_idle")
                 ended += 1
             except Exception as error:
-                logger.exception("session %s could not be ended", name)
+                logger.exception("session %s could not be ended", logged_name(name))
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -371,8 +376,13 @@ class Sessions:
                 raise
         if relation.rewritten and given is not None:
             self._on_event("rewritten")
-        for node in relation.regenerated:
-            await self._call(self._store.mark_regenerated, node.turn_id)
+        for number, node in enumerate(relation.regenerated):
+            try:
+                await self._call(self._store.mark_regenerated, node.turn_id)
+            except Exception:
+                for left in relation.regenerated[number:]:
+                    left.regenerated = False
+                raise
         if self._regenerated == "negative":
             for node in relation.rejected:
                 await self._reject(node.turn_id, session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from openclaw.classify import runtime_session
 from openclaw.ledger.records import Message
 
 MAX_SESSION_ID = 256
+SESSION_DIGITS = 12
 AFFINITY_SUFFIX = re.compile(r":\d+$")
 RETRY_COUNT = "x-stainless-retry-count"
 Origin = Literal["header", "body", "affinity", "runtime", "fingerprint"]
@@ -45,3 +47,8 @@ def is_retry(headers: Mapping[str, str]) -> bool:
     """Return whether the client's library says that it sends this request again, as the OpenAI libraries do."""
     count = headers.get(RETRY_COUNT, "")
     return count.isdigit() and int(count) > 0
+
+
+def logged_name(session_id: str) -> str:
+    """Return what stands for a session id in logs: the start of its SHA-256."""
+    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]

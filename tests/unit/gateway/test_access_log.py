@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw.gateway.access_log import session_digest
+from openclaw.sessions.identity import logged_name
 from tests.unit.gateway.conftest import Stack, Starter
 
 KEY, SAID, ANSWERED, SESSION = "s3cret-key", "marmalade", "porcupine", "session-of-jane"
@@ -43,7 +43,7 @@ async def test_one_line_says_who_and_what_it_cost(
     (line,) = [line for line in own_lines(caplog) if line.startswith("request=")]
     assert line.startswith("request=trace-7 key=environment POST /v1/chat/completions status=200 seconds=")
     assert f"prompt_tokens={len(turn.prompt_ids)} generated_tokens={len(turn.response_ids)}" in line
-    assert line.endswith(f"session={session_digest(SESSION)} turn={turn.id}")
+    assert line.endswith(f"session={logged_name(SESSION)} turn={turn.id}")
 
 
 @pytest.mark.parametrize("sent", ["", "with space", "x" * 200, "a\u00e9".encode("latin-1").decode("latin-1"), 'a"b'])

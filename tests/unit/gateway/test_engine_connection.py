@@ -63,7 +63,8 @@ async def ask(connections: Connections) -> bytes:
     return body
 
 
-async def test_a_connection_whose_answer_was_read_is_used_again() -> None:
+async def test_a_connection_whose_answer_was_read_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "IDLE_SECONDS", 60.0)
     server = RawServer(HEAD, b"3\r\none\r\n", b"3\r\ntwo\r\n" + END)
     async with server.serve() as connections:
         assert [await ask(connections), await ask(connections)] == [b"onetwo"] * 2
@@ -79,7 +80,8 @@ async def test_an_answer_that_is_left_closes_the_connection() -> None:
             await server.closed.wait()
 
 
-async def test_a_finished_answer_is_used_again_once_its_end_came() -> None:
+async def test_a_finished_answer_is_used_again_once_its_end_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "IDLE_SECONDS", 60.0)
     server = RawServer(HEAD + b"3\r\none\r\n", END)
     async with server.serve() as connections:
         server.release.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -136,10 +137,24 @@ def test_a_reader_delays_the_erasing_and_is_named(
         ledger.forget_session(f"session-{MARKER}")
         with pytest.raises(LedgerUnavailableError, match="because another process reads"):
             ledger.erase()
-        ledger.record_turn(make_turn("other", session_id="other"))
+        monkeypatch.setattr(forget, "ERASE_SECONDS", 30.0)
+        with ThreadPoolExecutor(1) as thread:
+            erasing = thread.submit(ledger.erase)
+            ledger.record_turn(make_turn("other", session_id="other"))
+            assert not erasing.done(), "a turn waited for the erasing, which waits for the reader"
+            reader.execute("ROLLBACK")
+            erasing.result()
+        reader.execute("BEGIN")
         reader.execute("ROLLBACK")
     ledger.erase()
     assert files_with_marker(tmp_path) == []
+
+
+def test_a_session_under_its_first_reply_is_not_stored(ledger: Ledger) -> None:
+    with pytest.raises(UnknownRecordError):
+        ledger.forget_session("new")
+    assert ledger.forget_session("new", under_way=True).turns == 0
+    assert ledger.record_turn(make_turn("late", session_id="new")) is None
 
 
 def test_command_forgets(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

