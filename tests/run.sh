@@ -27,12 +27,19 @@ lint() {
     git ls-files -z -- '*.sh' .ci/run | xargs -0 shellcheck -x
 }
 
+# A file's tests stay in one process; two processes keep two cores busy.
+fast() {
+    python -m pytest tests/unit tests/contract --numprocesses 2 --dist loadfile "$@"
+}
+
 case "${1:-}" in
     --lint) lint ;;
-    --fast) shift; exec python -m pytest tests/unit tests/contract "$@" ;;
+    --fast) shift; fast "$@" ;;
     *)
         if [ "$#" -eq 0 ]; then lint; fi
         scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
-        exec python -m pytest tests "$@"
+        if [ "$#" -gt 0 ]; then exec python -m pytest tests "$@"; fi
+        fast
+        exec python -m pytest tests/integration tests/gpu
         ;;
 esac
