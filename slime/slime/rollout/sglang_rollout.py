@@ -18,12 +18,22 @@ from typing import Any
 
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-from slime.rollout.eval_datasets import load_eval_samples
+from slime.rollout.evaluation import eval_rollout, eval_rollout_single_dataset
+from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.utils.async_utils import run
 from slime.utils.http_utils import get, post
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
+
+__all__ = [
+    "GenerateState",
+    "eval_rollout",
+    "eval_rollout_single_dataset",
+    "generate",
+    "generate_and_rm",
+    "generate_rollout",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -132,29 +142,12 @@ async def generate_and_rm(
         if any(member.status == Sample.Status.ABORTED for member in result):
             return result
         unscored = [member for member in result if member.reward is None]
-        for member, reward in zip(unscored, await score_batch(args, unscored), strict=True):
+        for member, reward in zip(unscored, await batched_async_rm(args, unscored), strict=True):
             member.reward = reward
         return result
     if result.status != Sample.Status.ABORTED and result.reward is None:
-        result.reward = await score(args, result)
+        result.reward = await async_rm(args, result)
     return result
-
-
-async def score(args: Namespace, sample: Sample) -> Any:
-    """The reward of one sample from its own or the run's reward function."""
-    return await _reward_function(args, sample.custom_rm_path)(args, sample)
-
-
-async def score_batch(args: Namespace, samples: list[Sample]) -> list[Any]:
-    """The rewards of several samples with one call, also when there are none."""
-    return await _reward_function(args, None)(args, samples)
-
-
-def _reward_function(args: Namespace, own_path: str | None) -> Callable[..., Any]:
-    path = own_path or args.custom_rm_path
-    if not path:
-        raise ConfigurationError("nothing scores the samples; use --custom-rm-path module.function")
-    return load_function(path)
 
 
 async def generate_and_rm_group(
@@ -168,7 +161,7 @@ async def generate_and_rm_group(
         *(generate_and_rm(args, one, dict(sampling_params), evaluation) for one in group)
     )
     if args.group_rm and not state.aborted:
-        for member, reward in zip(answered, await score_batch(args, answered), strict=True):
+        for member, reward in zip(answered, await batched_async_rm(args, answered), strict=True):
             member.reward = reward
     return answered
 
@@ -227,29 +220,6 @@ async def generate_rollout_async(
 def _first_index(group: Group) -> int:
     first = group[0][0] if isinstance(group[0], list) else group[0]
     return first.index or 0
-
-
-async def eval_rollout(args: Namespace, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Group]]:
-    """Answer and score every evaluation set; empty without one."""
-    data = {}
-    for dataset in args.eval_datasets or []:
-        data.update(await eval_rollout_single_dataset(args, rollout_id, dataset))
-    return RolloutFnEvalOutput(data=data), []
-
-
-async def eval_rollout_single_dataset(args: Namespace, rollout_id: int, cfg: Any) -> dict[str, dict[str, Any]]:
-    """Answer and score one evaluation set: ``{name: {"rewards", "truncated", "samples"}}``."""
-    state = GenerateState(args)
-    state.aborted = False
-    samples, sampling_params = load_eval_samples(args, cfg, state.sampling_params)
-    answered = await asyncio.gather(
-        *(generate_and_rm(args, sample, dict(sampling_params), evaluation=True) for sample in samples)
-    )
-    flat = [one for answer in answered for one in (answer if isinstance(answer, list) else [answer])]
-    key = args.eval_reward_key or args.reward_key
-    rewards = [one.reward[key] if isinstance(one.reward, dict) else one.reward for one in flat]
-    truncated = [one.status == Sample.Status.TRUNCATED for one in flat]
-    return {cfg["name"]: {"rewards": rewards, "truncated": truncated, "samples": flat}}
 
 
 def generate_rollout(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime.exceptions import ConfigurationError
-from slime.rollout import sglang_rollout
+from slime.rollout import rm_hub, sglang_rollout
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
@@ -67,7 +67,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     engine = Engine()
     monkeypatch.setattr(sglang_rollout, "post", engine.post)
     plugins = {"reward": reward, "fan_out": fan_out, "keep_even": keep_even}
-    monkeypatch.setattr(sglang_rollout, "load_function", plugins.__getitem__)
+    for module in (sglang_rollout, rm_hub):
+        monkeypatch.setattr(module, "load_function", plugins.__getitem__)
     SingletonMeta.clear(GenerateState)
     yield engine
     SingletonMeta.clear(GenerateState)
