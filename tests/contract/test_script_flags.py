@@ -11,7 +11,6 @@ import pytest
 from slime.arguments import build_parser, parse_args
 from tests.helpers.checkpoints import config_only
 
-MODELS = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
 ROLLOUT = """--num-rollout 100000000 --rollout-batch-size 16 --n-samples-per-prompt 1 --num-steps-per-rollout 1
     --rollout-max-response-len 8192 --rollout-max-context-len 32768 --rollout-temperature 0.6 --reward-key score
     --disable-rollout-global-dataset"""
@@ -84,15 +83,6 @@ def test_megatron_flags_say_what_to_use(tmp_path: Path, capsys: pytest.CaptureFi
         assert f"{flag} " in text
     assert "use --gradient-checkpointing" in text
     assert "use --fsdp-cpu-offload" in text
-
-
-@pytest.mark.parametrize("size", MODELS)
-def test_model_files_describe_qwen3(size: str, repository: Path) -> None:
-    args, unknown = build_parser().parse_known_args(model_args(repository, size))
-    assert not unknown
-    assert args.num_layers
-    assert args.qk_layernorm
-    assert args.untie_embeddings_and_output_weights == (size in ("8B", "14B", "32B"))
 
 
 def test_every_argument_that_is_read_is_declared(repository: Path) -> None:

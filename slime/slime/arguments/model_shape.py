@@ -1,7 +1,8 @@
 """Model shape as the files in ``slime/scripts/models`` give it.
 
 The trainer builds the model from the checkpoint's config; these flags say what the user believes it is, and
-`check_model_shape` finds where that is wrong.
+`check_model_shape` finds where that is wrong. `check_trainable` refuses by name the kinds of model that a back end cannot
+train, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -30,14 +31,49 @@ MODEL_SHAPE = Group(
         Option("--qk-layernorm", "norm on query and key heads (Qwen3)", bool),
         Option("--vocab-size", "size of the embedding", int),
         Option("--untie-embeddings-and-output-weights", "LM head of its own", bool),
+        Option("--rotary-percent", "share of the head dimension that is rotated", float),
+        Option("--attention-output-gate", "gate on the attention's output (Qwen3.5)", bool),
+        Option("--num-experts", "experts per layer", int),
+        Option("--moe-ffn-hidden-size", "inner width of one expert", int),
+        Option("--moe-router-topk", "experts per token", int),
     ),
 )
 
 
+def text_config(config: dict) -> dict:
+    """Return what ``config.json`` says of the language model; tying is often said outside of it only."""
+    inner = config.get("text_config")
+    return {"tie_word_embeddings": config.get("tie_word_embeddings", False), **inner} if inner else config
+
+
+def _experts(config: dict) -> int | None:
+    """Experts per layer, under the name of the published files or the one that transformers writes."""
+    return config.get("num_experts") or config.get("num_local_experts")
+
+
+def check_trainable(args: Namespace, config: dict) -> list[str]:
+    """Return a line per reason why ``args.train_backend`` cannot train the model of ``config.json``."""
+    text, kind = text_config(config), config.get("model_type", "")
+    name = f"{args.hf_checkpoint} ({kind})"
+    problems = []
+    if "vision_config" in config and not kind.startswith("qwen3_5"):
+        problems.append(f"{name} is a vision-language model, which no back end here trains; use a text model")
+    if _experts(text) and args.train_backend == "fsdp":
+        problems.append(f"{name} is a mixture of experts, which --train-backend fsdp does not train; use a dense model")
+    linear = "linear_attention" in (text.get("layer_types") or []) or kind.startswith("qwen3_5")
+    if linear and args.pack_sequences and args.train_backend == "fsdp":
+        problems.append(
+            f"{name} has linear attention, whose state would run from one packed sample into the next: "
+            "add --no-pack-sequences"
+        )
+    return problems
+
+
 def check_model_shape(args: Namespace, config: dict) -> list[str]:
     """Return a line per flag that contradicts ``config.json``; a key that the config lacks is not checked."""
-    config = config.get("text_config", config)
+    config = text_config(config)
     heads = config.get("num_attention_heads")
+    rotary = config.get("rope_parameters") or {}
     numbers = {
         "num_layers": config.get("num_hidden_layers"),
         "hidden_size": config.get("hidden_size"),
@@ -45,9 +81,13 @@ def check_model_shape(args: Namespace, config: dict) -> list[str]:
         "num_attention_heads": heads,
         "num_query_groups": config.get("num_key_value_heads", heads),
         "kv_channels": config.get("head_dim"),
-        "rotary_base": config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta"),
+        "rotary_base": config.get("rope_theta") or rotary.get("rope_theta"),
+        "rotary_percent": config.get("partial_rotary_factor") or rotary.get("partial_rotary_factor"),
         "norm_epsilon": config.get("rms_norm_eps"),
         "vocab_size": config.get("vocab_size"),
+        "num_experts": _experts(config),
+        "moe_ffn_hidden_size": config.get("moe_intermediate_size"),
+        "moe_router_topk": config.get("num_experts_per_tok"),
     }
     where = f"{args.hf_checkpoint}, whose config says"
     problems = [
@@ -73,6 +113,7 @@ def _check_switches(args: Namespace, config: dict) -> list[str]:
         "group_query_attention": (None if groups is None else groups != heads, f"{groups} of {heads} heads hold keys"),
         "use_rotary_position_embeddings": (True, "positions are rotary"),
         "qk_layernorm": (kind.startswith("qwen3") if kind else None, f"model_type is {kind}"),
+        "attention_output_gate": (kind.startswith("qwen3_5") if kind else None, f"model_type is {kind}"),
         "add_qkv_bias": (kind.startswith("qwen2") if kind else None, f"model_type is {kind}"),
     }
     if args.disable_bias_linear and config.get("mlp_bias"):

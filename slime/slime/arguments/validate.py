@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from slime.arguments.check_algorithm import check_algorithm
-from slime.arguments.model_shape import check_model_shape
+from slime.arguments.model_shape import check_model_shape, check_trainable
 
 LATEST = "latest_checkpointed_iteration.txt"
 
@@ -42,7 +42,8 @@ def validate(args: Namespace) -> list[str]:
         *_check_features(args),
     ]
     if args.hf_checkpoint and Path(args.hf_checkpoint, "config.json").is_file():
-        problems += check_model_shape(args, json.loads(Path(args.hf_checkpoint, "config.json").read_text()))
+        config = json.loads(Path(args.hf_checkpoint, "config.json").read_text())
+        problems += [*check_trainable(args, config), *check_model_shape(args, config)]
     return problems
 
 

@@ -1,0 +1,19 @@
+# Shape of the language model in Qwen3-VL-2B, as text_config of its config.json has it.
+# shellcheck shell=bash disable=SC2034
+MODEL_ARGS=(
+  --swiglu
+  --num-layers 28
+  --hidden-size 2048
+  --ffn-hidden-size 6144
+  --num-attention-heads 16
+  --group-query-attention
+  --num-query-groups 8
+  --kv-channels 128
+  --use-rotary-position-embeddings
+  --rotary-base "${MODEL_ARGS_ROTARY_BASE:-5000000}"
+  --disable-bias-linear
+  --normalization RMSNorm
+  --norm-epsilon 1e-6
+  --qk-layernorm
+  --vocab-size 151936
+)

@@ -1,0 +1,20 @@
+# Shape of the language model in Qwen3-VL-32B, as text_config of its config.json has it.
+# shellcheck shell=bash disable=SC2034
+MODEL_ARGS=(
+  --swiglu
+  --num-layers 64
+  --hidden-size 5120
+  --ffn-hidden-size 25600
+  --num-attention-heads 64
+  --group-query-attention
+  --num-query-groups 8
+  --kv-channels 128
+  --use-rotary-position-embeddings
+  --rotary-base "${MODEL_ARGS_ROTARY_BASE:-5000000}"
+  --disable-bias-linear
+  --normalization RMSNorm
+  --norm-epsilon 1e-6
+  --qk-layernorm
+  --vocab-size 151936
+  --untie-embeddings-and-output-weights
+)
