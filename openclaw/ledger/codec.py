@@ -10,10 +10,10 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
-from openclaw.ledger.records import Turn, Verdict, VersionSpan
+from openclaw.ledger.records import Feedback, Turn, Verdict, VersionSpan
 from slime.utils.types import Sample
 
 _SAMPLE_ARRAYS = ("tokens", "rollout_log_probs", "teacher_log_probs")
@@ -101,6 +101,12 @@ def decode_turn(row: sqlite3.Row) -> Turn:
         signal=row["signal"],
         conversation=row["conversation"],
     )
+
+
+def decode_feedback(row: sqlite3.Row) -> Feedback:
+    """Return the feedback of a row of ``feedback``."""
+    values = {field.name: row[field.name] for field in fields(Feedback)}
+    return Feedback(**{**values, "applied": bool(row["applied"])})
 
 
 def decode_verdict(row: sqlite3.Row) -> Verdict:

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from openclaw.feedback import as_next_state
-from openclaw.ledger.codec import decode_turn
+from openclaw.ledger.codec import decode_feedback, decode_turn
 from openclaw.ledger.database import BUSY_TIMEOUT_SECONDS
 from openclaw.ledger.feedback import FeedbackQueries
 from openclaw.ledger.records import Feedback, Turn, VersionSpan
+from openclaw.ledger.turns import FEEDBACK_OF_TURN
 
 _CHANGED = (
     "MAX(turns.finished_at, COALESCE(turns.next_state_at, 0), COALESCE(sessions.ended_at, 0),"
@@ -62,25 +63,30 @@ class ChangedTurn:
         return ChangedTurn(Turn(**turn), feedback, values["session_ended_at"], values["changed_at"], values["number"])
 
 
+def _changed(reader: sqlite3.Connection, row: sqlite3.Row) -> ChangedTurn:
+    turn = reader.execute("SELECT * FROM turns WHERE number = ?", (row["number"],)).fetchone()
+    feedback = reader.execute(FEEDBACK_OF_TURN, (row["id"],)).fetchall()
+    given = tuple(decode_feedback(item) for item in feedback)
+    return ChangedTurn(decode_turn(turn), given, row["ended_at"], row["changed_at"], row["number"])
+
+
 class TransferQueries(FeedbackQueries):
     """What the rollouts route and a collector ask of the ledger."""
 
     def changed_turns(self, since: float, after: int, limit: int) -> list[ChangedTurn]:
         """Return up to ``limit`` turns that changed at ``since`` with a number above ``after``, or later; oldest first."""
-        # A connection of its own: the query reads the whole table, and turns are not to wait for that.
+        # A connection of its own: the query reads the whole table, and turns are not to wait for that. One transaction:
+        # a session that is forgotten meanwhile is handed out as it was, whole.
         with self._named_errors(), closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_SECONDS)) as reader:
             reader.row_factory = sqlite3.Row
+            reader.execute("BEGIN")
             found = reader.execute(
-                f"SELECT turns.number, sessions.ended_at, {_CHANGED} AS changed_at FROM turns"
+                f"SELECT turns.number, turns.id, sessions.ended_at, {_CHANGED} AS changed_at FROM turns"
                 " JOIN sessions ON sessions.id = turns.session_id"
                 f" WHERE {_CHANGED} > ? OR ({_CHANGED} = ? AND turns.number > ?) ORDER BY changed_at, turns.number LIMIT ?",
                 (since, since, after, limit),
             ).fetchall()
-        return [self._changed(row) for row in found]
-
-    def _changed(self, row: sqlite3.Row) -> ChangedTurn:
-        turn = decode_turn(self.rows("SELECT * FROM turns WHERE number = ?", (row["number"],))[0])
-        return ChangedTurn(turn, tuple(self.feedback(turn.id)), row["ended_at"], row["changed_at"], row["number"])
+            return [_changed(reader, row) for row in found]
 
     def take_in(self, changed: ChangedTurn) -> bool:
         """Record what is new of a turn of another ledger; return whether anything was.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from openclaw.ledger.codec import decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
+from openclaw.ledger.codec import decode_feedback, decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
 from openclaw.ledger.forget import session_digest
@@ -19,6 +19,7 @@ from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, 
 from slime.utils.types import Sample
 
 NO_NEXT_STATE = "no_next_state"
+FEEDBACK_OF_TURN = "SELECT * FROM feedback WHERE turn_id = ? ORDER BY id"
 
 
 class TurnQueries(Database):
@@ -86,9 +87,7 @@ class TurnQueries(Database):
 
     def feedback(self, turn_id: str) -> list[Feedback]:
         """Return all feedback to a turn, oldest first."""
-        names = [field.name for field in fields(Feedback)]
-        found = self.rows(f"SELECT {', '.join(names)} FROM feedback WHERE turn_id = ? ORDER BY id", (turn_id,))
-        return [Feedback(**{**dict(row), "applied": bool(row["applied"])}) for row in found]
+        return [decode_feedback(row) for row in self.rows(FEEDBACK_OF_TURN, (turn_id,))]
 
     def end_session(self, session_id: str, at: float) -> None:
         """End a session: its waiting turns are kept without training, and revived when it resumes."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +96,29 @@ def test_what_was_forgotten_here_does_not_come_back(source: Ledger, target: Ledg
     target.forget_session("session")
     assert carry(source, target) == 0
     assert target.counts()["turns"] == {}
+
+
+def test_a_session_that_is_forgotten_while_it_is_read_is_handed_out_whole(
+    source: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.record_turn(make_turn("gone", session_id="gone"))
+    said = Feedback(turn_id="gone", created_at=103.0, thumbs="up")
+    source.record_feedback(said, as_next_state(said))
+    source.record_turn(make_turn("kept", session_id="kept"))
+
+    class Interrupted(sqlite3.Connection):
+        """The session is forgotten by another connection once the list of turns was read."""
+
+        def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+            if "WHERE number" in sql and source.counts()["turns"] != {"waiting": 1}:
+                source.forget_session("gone")
+            return super().execute(sql, parameters)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Interrupted))
+    found = {changed.turn.id: changed for changed in source.changed_turns(0.0, 0, 1000)}
+    assert set(found) == {"gone", "kept"}
+    assert [item.thumbs for item in found["gone"].feedback] == ["up"]
+    assert [changed.turn.id for changed in source.changed_turns(0.0, 0, 1000)] == ["kept"]
 
 
 def test_pages_leave_nothing_out(source: Ledger) -> None:
