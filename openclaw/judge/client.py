@@ -23,6 +23,8 @@ from openclaw.ledger.records import JudgeKind, Message, Vote
 from openclaw.text import clip_middle, next_state_role, next_state_text, response_text
 
 MAX_JUDGED_CHARACTERS = 30_000
+PROBE: dict[str, Any] = {"input_ids": [0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
+PROBE_TIMEOUT_SECONDS = 5.0
 T = TypeVar("T")
 
 
@@ -94,6 +96,17 @@ class EngineHttp:
                     self.counters["retries"] += 1
                     await asyncio.sleep(self._backoff * 2**attempt)
             return await self._post(payload)
+
+    async def answers(self) -> bool:
+        """Return whether the engine gives one token within `PROBE_TIMEOUT_SECONDS`; waits for no free slot."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                await self._post(PROBE)
+        except (EngineUnavailableError, TimeoutError):
+            return False
+        except EngineRefusedError:
+            pass  # an answer too
+        return True
 
     async def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
         self.counters["requests"] += 1

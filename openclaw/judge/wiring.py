@@ -15,6 +15,7 @@ from openclaw.config import RuntimeConfig
 from openclaw.hygiene import Limits
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.metrics import JudgeMetrics
+from openclaw.judge.outage import watch_outages
 from openclaw.judge.teacher import Render, TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.ledger.store import Ledger
@@ -35,9 +36,12 @@ class JudgeLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Judge until ``stop`` is set, then close the connections."""
+        worker = self.worker
+        watch = asyncio.create_task(watch_outages(self.engines, worker.missed_engine, worker.retry_postponed))
         try:
-            await self.worker.run(stop)
+            await worker.run(stop)
         finally:
+            watch.cancel()
             for engine in self.engines:
                 await engine.close()
 

@@ -2,7 +2,7 @@
 
 Guarantees: the ledger is the only queue, so a restart continues where the last process stopped. A failure of the
 machinery (engine gone, time-out, a bug here) is never a score: the turn stays pending, is tried again after a growing
-pause, and the failure is counted. What a person states outranks the judge (`openclaw.feedback`). At most ``concurrency`` turns are under way. A finished session that cannot be
+pause or when the engine is back (`openclaw.judge.outage`), and the failure is counted. What a person states outranks the judge (`openclaw.feedback`). At most ``concurrency`` turns are under way. A finished session that cannot be
 closed holds up no other. The worker owns no state but the set of turns that it is judging and the sessions to retry.
 """
 
@@ -92,6 +92,8 @@ class JudgeWorker:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unclosed: dict[str, tuple[int, float]] = {}
         self._wake = asyncio.Event()
+        self.missed_engine = asyncio.Event()
+        """Set when a turn was postponed because an engine was away or silent."""
 
     def notify(self) -> None:
         """Say that a turn became pending or a session ended; call it from the worker's event loop."""
@@ -186,6 +188,17 @@ class JudgeWorker:
         except Exception:
             self._metrics.failures.labels(kind="postpone").inc()
             logger.exception("turn %s could not be postponed; it is pending and tried again at once", item.turn.id)
+        if kind in ("unavailable", "timeout"):
+            self.missed_engine.set()
+
+    async def retry_postponed(self) -> None:
+        """Try the postponed turns now: an engine that was away is back."""
+        try:
+            await asyncio.to_thread(self._ledger.retry_pending)
+        except LedgerUnavailableError as error:
+            self._metrics.failures.labels(kind="ledger").inc()
+            logger.error("postponed turns wait out their pause: %s", error)
+        self.notify()
 
     async def _decide(self, turn: Turn, feedback: Sequence[Feedback]) -> tuple[Verdict, SampleDecision]:
         """Return verdict and samples of a turn; one that cannot be trained is not shown to a judge.

@@ -140,6 +140,13 @@ class TurnQueries(Database):
             if changed == 0:
                 raise UnknownRecordError(f"no pending turn {turn_id!r} in {self.path}")
 
+    def retry_pending(self) -> None:
+        """Make every postponed turn due now; its count of attempts stays."""
+        with self.transaction() as connection:
+            connection.execute(
+                "UPDATE turns SET not_before = 0 WHERE state = 'pending' AND not_before > ?", (self.clock(),)
+            )
+
     def record_judged(
         self,
         turn_id: str,

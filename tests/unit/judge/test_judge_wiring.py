@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from prometheus_client import CollectorRegistry
 
 from openclaw.config import RuntimeConfig
 from openclaw.exceptions import ConfigError
+from openclaw.judge import wiring
+from openclaw.judge.outage import watch_outages
 from openclaw.judge.wiring import build_judge_loop
 from openclaw.ledger.store import Ledger
 from tests.helpers.ledger_records import USER_NEXT, make_turn
+from tests.helpers.waiting import eventually
 
 HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
 
@@ -54,6 +58,33 @@ def url() -> Iterator[str]:
     thread.join()
 
 
+class AwayEngine:
+    """An engine whose port answers nobody until `come_back`."""
+
+    def __init__(self) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), EngineHandler, bind_and_activate=False)
+        self._server.server_bind()
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def come_back(self) -> None:
+        self._server.server_activate()
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.ident is not None:
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def away() -> Iterator[AwayEngine]:
+    engine = AwayEngine()
+    yield engine
+    engine.stop()
+
+
 @pytest.fixture
 def config(url: str, tiny_random_model: Path) -> RuntimeConfig:
     return RuntimeConfig(
@@ -86,6 +117,27 @@ async def test_configured_loop_judges_and_closes_its_connections(config: Runtime
     [judged] = ledger.judged_turns("session")
     assert judged.verdict.teacher_versions == ("3",)
     assert all(engine._client.is_closed for engine in loop.engines)
+
+
+async def test_a_judge_that_comes_back_is_noticed_long_before_the_pause_is_over(
+    config: RuntimeConfig, away: AwayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "watch_outages", partial(watch_outages, probe_seconds=0.05))
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    loop = build_judge_loop(replace(config, judge_url=away.url), ledger, lambda *_: [1, 2, 3], CollectorRegistry())
+    loop.worker._settings = replace(loop.worker._settings, first_pause=3600.0, longest_pause=3600.0)
+    loop.engines[0]._retries = 0
+    turns = [make_turn(f"turn-{number}", session_id=f"s{number}") for number in range(3)]
+    for turn in turns:
+        ledger.record_turn(turn)
+        ledger.record_next_state(turn.id, USER_NEXT, 102.0)
+    stop = asyncio.Event()
+    task = asyncio.create_task(loop.run(stop))
+    await eventually(lambda: len(ledger.pending_turns(10)), 0)
+    away.come_back()
+    await eventually(ledger.ready_count, len(turns))
+    stop.set()
+    await asyncio.wait_for(task, 10.0)
 
 
 @pytest.mark.parametrize("missing", ["policy_url", "judge_url", "judge_tokenizer", "method"])
