@@ -48,10 +48,17 @@ def build_service(
     config.require("policy_url")
     metrics = GatewayMetrics(registry)
     form = reply_format(config, getattr(tokenizer, "chat_template", None) or "")
+    own_renderer = renderer or Renderer(tokenizer)
+
+    def on_session_event(name: str) -> None:
+        metrics.session_events.labels(event=name).inc()
+        if name == "forgotten":
+            own_renderer.forget()
+
     tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
     return ChatService(
         config,
-        renderer=renderer or Renderer(tokenizer),
+        renderer=own_renderer,
         vocabulary=Vocabulary(tokenizer, MARKERS | set(tags)),
         reply_format=form,
         engine=EngineClient(
@@ -65,7 +72,7 @@ def build_service(
             max_sessions=config.max_sessions,
             clock=clock,
             regenerated=config.regenerated,
-            on_event=lambda name: metrics.session_events.labels(event=name).inc(),
+            on_event=on_session_event,
             on_pending=on_pending,
         ),
         rollouts=RolloutDesk(ledger, enabled=config.serve_rollouts),

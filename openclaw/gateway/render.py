@@ -67,6 +67,11 @@ class Renderer:
             except (TemplateError, TypeError, KeyError) as error:
                 raise RenderError(f"the chat template refuses the messages: {error}") from error
 
+    def forget(self) -> None:
+        """Drop the texts of past prompts that are kept in memory."""
+        with self._lock:
+            self._segments.forget()
+
     async def prepare(
         self,
         messages: Sequence[Message],

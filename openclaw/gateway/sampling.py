@@ -13,6 +13,7 @@ from typing import Any
 
 from openclaw.config import RuntimeConfig
 from openclaw.engine_client import GRAMMAR_PARAMETER
+from openclaw.gateway.errors import unsupported
 from openclaw.gateway.schema import ChatRequest
 
 EVALUATION = "evaluation"
@@ -56,9 +57,14 @@ def plan_sampling(request: ChatRequest, config: RuntimeConfig, room: int, gramma
         config: with the defaults of what the request leaves open.
         room: tokens that the context leaves for the reply.
         grammar: the structural tag that the reply has to follow, or None.
+
+    Raises:
+        ApiError: 400 for a ``seed`` where there is something to draw: the engine draws without one.
     """
     temperature = config.temperature if request.temperature is None else request.temperature
     top_p = config.top_p if request.top_p is None else request.top_p
+    if request.seed is not None and temperature != 0 and request.top_k != 1:
+        raise unsupported("seed", "replies are drawn without one; send 'temperature': 0 with it, or leave it out")
     asked = {name: getattr(request, name) for name in NEUTRAL} | {"top_p": top_p}
     unusual = {name: value for name, value in asked.items() if value not in (None, NEUTRAL[name])}
     parameters: dict[str, Any] = {

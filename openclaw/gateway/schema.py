@@ -24,13 +24,12 @@ IGNORED = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
-        "seed",
         "service_tier",
         "store",
         "user",
     }
 )
-"""Harmless: labels, hints on caching and speed, and ``seed``, which OpenAI calls best effort: sampling is not seeded."""
+"""Harmless: labels, and hints on caching and speed."""
 
 ADVICE = {
     "functions": "use 'tools'",
@@ -157,6 +156,7 @@ class ChatRequest(_Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: str | list[str] | None = None
+    seed: int | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)

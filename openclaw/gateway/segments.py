@@ -47,6 +47,11 @@ class SegmentEncoder:
                 ids.extend(self._part(part))
         return ids
 
+    def forget(self) -> None:
+        """Drop every text that is kept; the next prompts are tokenised anew."""
+        self._cache.clear()
+        self._cached_tokens = 0
+
     def _part(self, text: str) -> array[int]:
         found = self._cache.get(text)
         if found is not None:

@@ -52,6 +52,17 @@ async def test_forgotten_session_is_gone_from_memory_and_disk(stack: Stack) -> N
     ]
 
 
+async def test_forgotten_words_leave_the_prompt_cache(stack: Stack) -> None:
+    cache = stack.service._renderer._segments._cache
+    stack.say("one", "two")
+    await ask(stack, [{"role": "user", "content": MARKER}])
+    assert any(MARKER in text for text in cache)
+    await delete(stack, "me")
+    assert not cache
+    await ask(stack, USER, "other")
+    assert [turn.session_id for turn in stack.turns()] == ["other"]
+
+
 async def test_reply_under_way_is_served_and_not_recorded(stack: Stack) -> None:
     stack.say("one", "two")
     await ask(stack, USER)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.helpers.mock_engine import logprob_of
@@ -152,6 +153,21 @@ async def test_history_with_calls_reasoning_and_parts_is_rendered(stack: Stack) 
     assert stack.turns()[0].messages == history
 
 
+@pytest.mark.parametrize("change", [{"temperature": 0.0}, {"extra_body": {"top_k": 1}}])
+async def test_a_seed_is_taken_where_nothing_is_drawn(stack: Stack, change: dict[str, Any]) -> None:
+    stack.say("a")
+    reply = await stack.client.chat.completions.create(model="any", messages=USER, seed=3, **change)
+    assert reply.choices[0].message.content == "a"
+
+
+async def test_a_seed_that_would_have_no_effect_is_refused_by_name(stack: Stack) -> None:
+    for stream in (True, False):
+        with pytest.raises(openai.BadRequestError, match="'temperature': 0") as caught:
+            await stack.client.chat.completions.create(model="any", messages=USER, seed=3, stream=stream)
+        assert (caught.value.param, caught.value.code) == ("seed", "unsupported_parameter")
+    assert stack.engine.requests == []
+
+
 async def test_sampling_parameters_reach_the_engine_and_the_turn(stack: Stack) -> None:
     stack.say("a", "b")
     create = stack.client.chat.completions.create
@@ -163,7 +179,6 @@ async def test_sampling_parameters_reach_the_engine_and_the_turn(stack: Stack) -
         top_p=1,
         logit_bias={},
         max_completion_tokens=7,
-        seed=3,
         user="u",
         store=False,
         metadata={"a": "b"},
