@@ -19,6 +19,7 @@ import ray
 
 from slime.backends.sglang_utils.server_args import Role
 from slime.exceptions import PluginError
+from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
@@ -27,6 +28,8 @@ from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
+
+__all__ = ["RolloutBatch", "RolloutManager", "compute_rollout_step", "create_rollout_manager"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +42,6 @@ class RolloutBatch(TypedDict):
 
     shards: list[Any]
     metrics: dict[str, Any]
-
-
-def compute_rollout_step(args: Namespace, rollout_id: int) -> int:
-    """Position on the step axis of trackers: the rollout, or the optimizer steps taken before it."""
-    if not getattr(args, "wandb_always_use_train_step", False):
-        return rollout_id
-    return rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
 
 
 class RolloutManager:

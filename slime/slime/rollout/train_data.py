@@ -36,7 +36,7 @@ _SPARSE_KEYS = {
     "rollout_topk_log_probs": "rollout_topk_log_probs",
     "metadata": "train_metadata",
 }
-_UNSUPPORTED = ("multimodal_train_inputs", "rollout_routed_experts")
+_UNSUPPORTED = ("multimodal_train_inputs", "rollout_routed_experts", "rollout_top_p_token_ids")
 
 TrainData = dict[str, Any]
 

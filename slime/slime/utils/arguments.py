@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from slime.arguments import parse_args
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+
+from slime import arguments
 
 __all__ = ["parse_args"]
+
+
+def parse_args(add_custom_arguments: Callable[[ArgumentParser], ArgumentParser | None] | None = None) -> Namespace:
+    """Parse ``sys.argv`` with the flags that ``add_custom_arguments`` declares; see `slime.arguments.parse_args`."""
+    return arguments.parse_args(add_custom_arguments=add_custom_arguments)

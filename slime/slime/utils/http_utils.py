@@ -118,3 +118,21 @@ def get_host_info() -> tuple[str, str]:
 def _wrap_ipv6(address: str) -> str:
     """Return an address ready for a URL: IPv6 in brackets."""
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
+
+
+def run_router(args: Any) -> None:
+    """Serve ``sglang_router`` in this process until it is ended; ``args`` are its ``RouterArgs``."""
+    from sglang_router.launch_router import launch_router  # pyright: ignore[reportMissingImports]
+
+    launch_router(args)
+
+
+def terminate_process(process: Any, timeout: float = 10.0) -> None:
+    """End a ``multiprocessing.Process``: SIGTERM, and SIGKILL after ``timeout`` seconds; nothing when it is gone."""
+    if not process.is_alive():
+        return
+    process.terminate()
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()

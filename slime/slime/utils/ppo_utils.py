@@ -11,22 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.utils.vocab_parallel import entropy_of_rows, is_split, log_probs_of_ids
+
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 
 
-def log_probs_and_entropy(logits: Tensor, tokens: Tensor, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+def log_probs_and_entropy(
+    logits: Tensor, tokens: Tensor, with_entropy: bool = False, group: Any = None
+) -> tuple[Tensor, Tensor | None]:
     """Log probability of each token, and the entropy of each row.
 
     ``log p(t) = z_t - logsumexp(z)`` and ``H = - sum_v p(v) log p(v)``.
 
     Args:
-        logits: ``[R, V]``, the whole vocabulary, already divided by the temperature.
+        logits: ``[R, V]``, already divided by the temperature; a rank's columns ``[R, V/n]`` with a ``group`` of n ranks.
         tokens: ``[R]`` int64.
         with_entropy: also return the entropy ``[R]``; None otherwise.
+        group: the tensor-parallel group that the vocabulary is split over; all its ranks must call together.
 
     Returns:
         ``[R]`` float32 log probabilities and the entropy.
     """
+    if is_split(group):
+        log_probs = log_probs_of_ids(logits, tokens.unsqueeze(-1), group).squeeze(-1)
+        return log_probs, entropy_of_rows(logits, group) if with_entropy else None
     logits = logits.float()
     normaliser = torch.logsumexp(logits, dim=-1)
     log_probs = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - normaliser
@@ -39,15 +47,9 @@ def log_probs_and_entropy(logits: Tensor, tokens: Tensor, with_entropy: bool = F
 def compute_log_probs(logits: Tensor, tokens: Tensor, process_group: Any = None) -> Tensor:
     """Return ``[R, 1]`` log probabilities of ``tokens`` ``[R]`` under ``logits`` ``[R, V]``; the logits stay as they are.
 
-    ``process_group`` is the tensor-parallel group of a vocabulary split over ranks; only a group of one rank (or None) is
-    possible with whole-vocabulary logits.
+    ``process_group`` is the tensor-parallel group; with n ranks the logits are this rank's columns ``[R, V/n]``.
     """
-    if process_group is not None and process_group.size() > 1:
-        raise ValueError(
-            f"compute_log_probs got a tensor-parallel group of {process_group.size()} ranks, "
-            "but the logits hold the whole vocabulary: pass None"
-        )
-    return log_probs_and_entropy(logits, tokens)[0].unsqueeze(-1)
+    return log_probs_and_entropy(logits, tokens, group=process_group)[0].unsqueeze(-1)
 
 
 def compute_policy_loss(

@@ -9,6 +9,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_PATCH_SIZE = 14
+
 
 def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
     """Return the Hugging Face tokenizer of a checkpoint."""
@@ -34,3 +36,21 @@ def encode_image_for_rollout_engine(image: Any) -> str:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def process_vision_info(messages: list[dict[str, Any]], processor: Any) -> dict[str, Any]:
+    """Return the media of a conversation, ready for ``processor``: ``{"images": [...] or None, "videos": [...] or None}``.
+
+    Images are sized to multiples of the processor's patch.
+
+    Raises:
+        ImportError: without the package qwen-vl-utils, saying how to get it.
+    """
+    try:
+        import qwen_vl_utils  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ImportError("images and videos in prompts need a package: pip install qwen-vl-utils") from error
+
+    patch = getattr(getattr(processor, "image_processor", None), "patch_size", DEFAULT_PATCH_SIZE)
+    images, videos = qwen_vl_utils.process_vision_info(messages, image_patch_size=patch)
+    return {"images": images, "videos": videos}

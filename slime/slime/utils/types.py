@@ -145,6 +145,7 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     multimodal_inputs: dict | None = None
     multimodal_train_inputs: dict | None = None
+    multimodal_train_input_id: str | None = None
     response: str = ""
     response_length: int = 0
     label: str | None = None
@@ -153,12 +154,15 @@ class Sample:
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
     rollout_routed_experts: Any = None
+    rollout_top_p_token_ids: Any = None
+    rollout_top_p_token_offsets: Any = None
     remove_sample: bool = False
     status: SampleStatus = SampleStatus.PENDING
     metadata: dict = field(default_factory=dict)
     generate_function_path: str | None = None
     custom_rm_path: str | None = None
     train_metadata: dict | None = None
+    apply_chat_template_kwargs: dict | None = None
     non_generation_time: float = 0.0
     rollout_id: int | None = None
     session_id: str | None = None
@@ -199,10 +203,18 @@ class Sample:
         return sample
 
     def get_reward_value(self, args: Any) -> float:
-        """Return the reward, or its entry ``args.reward_key`` when the reward is a dict."""
-        if isinstance(self.reward, dict):
-            return self.reward[args.reward_key]
-        return self.reward
+        """Return the reward, or its entry ``args.reward_key`` when the reward is a dict.
+
+        Raises:
+            SampleError: when the reward is a dict and its entry to train on is not known.
+        """
+        if not isinstance(self.reward, dict):
+            return self.reward
+        key = getattr(args, "reward_key", None)
+        if key not in self.reward:
+            known = ", ".join(map(str, self.reward))
+            raise SampleError(f"the reward is a dict with {known}; name the entry to train on with --reward-key")
+        return self.reward[key]
 
     @property
     def effective_response_length(self) -> int:
@@ -215,6 +227,7 @@ class Sample:
         log_probs: Sequence[float] | None = None,
         loss_mask: Sequence[int] | None = None,
         text: str = "",
+        metadata: dict | None = None,
     ) -> None:
         """Append tokens with their logprobs and mask, keeping all per-token lists aligned.
 
@@ -224,6 +237,7 @@ class Sample:
                 zero mask, where no loss reads them).
             loss_mask: [N] 1 where the policy is trained; default 1 with ``log_probs``, else 0.
             text: what the tokens say.
+            metadata: entries to set in ``self.metadata``.
 
         Raises:
             SampleError: when the lengths differ, or tokens without logprobs are to be trained on.
@@ -243,6 +257,7 @@ class Sample:
         self.tokens = [*self.tokens, *token_ids]
         self.response_length = before + count
         self.response += text
+        self.metadata.update(metadata or {})
         self.validate()
 
     def validate(self) -> None:

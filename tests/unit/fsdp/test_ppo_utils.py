@@ -60,12 +60,3 @@ def test_log_probs_leave_the_logits_alone_and_match_float64() -> None:
     assert entropy is not None
     torch.testing.assert_close(entropy.double(), -(table.exp() * table).sum(-1), atol=1e-5, rtol=0)
     assert torch.equal(compute_log_probs(logits, tokens, None), log_probs.unsqueeze(-1))
-
-
-def test_a_split_vocabulary_is_refused() -> None:
-    class Group:
-        def size(self) -> int:
-            return 2
-
-    with pytest.raises(ValueError, match="whole vocabulary"):
-        compute_log_probs(torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64), Group())

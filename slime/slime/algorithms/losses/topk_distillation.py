@@ -22,6 +22,7 @@ from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer
 from slime.backends.megatron_utils.loss import get_responses
+from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
 
 # Smallest probability of the tail: float32 sums of a support that holds nearly everything may pass 1.
 SMALLEST_TAIL = 1e-6
@@ -29,29 +30,12 @@ SMALLEST_TAIL = 1e-6
 Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
-class _SupportLogProbs(torch.autograd.Function):
-    """``log softmax(logits)`` at ``ids``. Its backward pass makes one tensor of the size of the logits: their gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, ids: Tensor, chunk: int) -> Tensor:
-        normaliser = torch.cat([torch.logsumexp(rows.float(), dim=-1, keepdim=True) for rows in logits.split(chunk)])
-        ctx.save_for_backward(logits, ids, normaliser)
-        return logits.gather(-1, ids).float() - normaliser
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        logits, ids, normaliser = ctx.saved_tensors
-        [gradient] = gradients
-        result = (logits - normaliser).exp_().mul_(-gradient.sum(-1, keepdim=True)).scatter_add_(-1, ids, gradient)
-        return result.to(logits.dtype), None, None
-
-
 def support_log_probs(logits: Tensor, ids: Tensor, chunk: int = -1) -> Tensor:
     """Return log probabilities ``[R, K]`` float32 of the tokens ``ids`` ``[R, K]`` under ``logits`` ``[R, V]``.
 
     ``chunk`` rows at a time bound the memory of the forward pass; not positive: all at once.
     """
-    return _SupportLogProbs.apply(logits, ids, chunk if chunk > 0 else max(1, len(ids)))
+    return log_probs_of_ids(logits, ids, tensor_parallel_group(), chunk)
 
 
 def with_tail(log_probs: Tensor) -> Tensor:

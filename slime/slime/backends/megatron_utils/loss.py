@@ -1,7 +1,9 @@
-"""Response logits, log probabilities and entropies of a packed micro-batch, for custom losses.
+"""Response logits, log probabilities, entropies and values of a packed micro-batch, for custom losses.
 
-``logits`` is ``[1, T, V]``: the samples one after the other, the whole vocabulary. Nothing writes to the logits. The
-keyword ``max_seq_lens`` of older callers is accepted and has no meaning for packed logits.
+``logits`` is ``[1, T, V]``: the samples one after the other. Under Megatron's tensor parallelism it is this rank's
+``[1, T, V/n]``, and all ranks of the group call together; the results are those of the whole vocabulary. Guarantees: nothing
+writes to the logits; log probabilities are float32 from the logits on, also when the logits are bfloat16, which is how the
+old ones are computed. The keyword ``max_seq_lens`` of older callers is accepted and has no meaning for packed logits.
 """
 
 from __future__ import annotations
@@ -14,6 +16,19 @@ import torch
 from torch import Tensor
 
 from slime.utils.ppo_utils import log_probs_and_entropy
+from slime.utils.vocab_parallel import tensor_parallel_group
+
+
+def _response_rows(
+    logits: Tensor, unconcat_tokens: Sequence[Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield per sample the rows that predict its response, as they are, and the response's ids."""
+    if logits.dim() != 3 or logits.size(0) != 1 or logits.size(1) < sum(total_lengths):
+        raise ValueError(f"logits are {tuple(logits.shape)}; samples of {sum(total_lengths)} tokens need [1, T, V]")
+    end = 0
+    for tokens, total, response in zip(unconcat_tokens, total_lengths, response_lengths, strict=True):
+        end += total
+        yield logits[0, end - response - 1 : end - 1], tokens[total - response :]
 
 
 def get_responses(
@@ -25,14 +40,12 @@ def get_responses(
     response_lengths: Sequence[int],
     max_seq_lens: Any = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield per sample the logits ``[R, V]`` that predict its response, divided by the temperature, and the ids ``[R]``."""
-    if logits.dim() != 3 or logits.size(0) != 1 or logits.size(1) < sum(total_lengths):
-        raise ValueError(f"logits are {tuple(logits.shape)}; samples of {sum(total_lengths)} tokens need [1, T, V]")
-    end = 0
-    for tokens, total, response in zip(unconcat_tokens, total_lengths, response_lengths, strict=True):
-        end += total
-        chunk = logits[0, end - response - 1 : end - 1]
-        yield chunk / args.rollout_temperature, tokens[total - response :]
+    """Yield per sample the logits ``[R, V/n]`` that predict its response, divided by the temperature, and the ids ``[R]``.
+
+    The logits keep their dtype.
+    """
+    for rows, ids in _response_rows(logits, unconcat_tokens, total_lengths, response_lengths):
+        yield rows / args.rollout_temperature, ids
 
 
 def get_log_probs_and_entropy(
@@ -46,19 +59,17 @@ def get_log_probs_and_entropy(
     non_loss_data: bool = True,
     max_seq_lens: Any = None,
 ) -> tuple[Tensor, dict[str, list[Tensor]]]:
-    """Return ``(empty tensor, {"log_probs": [R_i]..., "entropy": [R_i]... if asked})``."""
+    """Return ``(empty tensor, {"log_probs": [R_i]..., "entropy": [R_i]... if asked})``, float32.
+
+    ``non_loss_data`` is what Megatron's schedule passes to a function whose result is not a loss; it changes nothing.
+    """
     log_probs, entropies = [], []
-    rows = args.log_probs_chunk_size
-    for chunk, tokens in get_responses(
-        logits,
-        args=args,
-        unconcat_tokens=unconcat_tokens,
-        total_lengths=total_lengths,
-        response_lengths=response_lengths,
-    ):
+    group = tensor_parallel_group()
+    rows = getattr(args, "log_probs_chunk_size", -1)
+    for chunk, tokens in _response_rows(logits, unconcat_tokens, total_lengths, response_lengths):
         size = rows if rows > 0 else max(1, len(tokens))
         parts = [
-            log_probs_and_entropy(piece, ids, with_entropy)
+            log_probs_and_entropy(piece.float() / args.rollout_temperature, ids, with_entropy, group)
             for piece, ids in zip(chunk.split(size), tokens.split(size), strict=True)
         ]
         log_probs.append(torch.cat([part[0] for part in parts]))
@@ -67,3 +78,27 @@ def get_log_probs_and_entropy(
     if with_entropy:
         result["entropy"] = [entropy for entropy in entropies if entropy is not None]
     return torch.empty(0, device=logits.device), result
+
+
+def get_values(
+    logits: Tensor,
+    *,
+    args: Namespace,
+    unconcat_tokens: Sequence[Tensor],
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    with_entropy: bool = False,
+    non_loss_data: bool = True,
+    max_seq_lens: Any = None,
+) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    """Return ``(empty tensor, {"values": [R_i]...})`` float32 from a critic's output ``[1, T, 1]``, not divided by anything.
+
+    Raises:
+        ValueError: when the output has more than one value per token, or an entropy of values is asked for.
+    """
+    if logits.size(-1) != 1:
+        raise ValueError(f"a critic has one value per token, [1, T, 1]; this output is {tuple(logits.shape)}")
+    if with_entropy:
+        raise ValueError("values have no entropy: call get_values without with_entropy")
+    rows = _response_rows(logits, unconcat_tokens, total_lengths, response_lengths)
+    return torch.empty(0, device=logits.device), {"values": [chunk.squeeze(-1).float() for chunk, _ in rows]}

@@ -1,0 +1,64 @@
+"""What a rank with a slice of the vocabulary does in the tests; at module level, so that new processes can import it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from slime.algorithms.losses.reduce import make_reducer
+from slime.algorithms.losses.topk_distillation import topk_distillation_loss
+from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses
+from slime.utils.ppo_utils import compute_log_probs
+from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case
+
+
+def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
+    """Compare log probabilities, entropies, top-K distillation and their gradients with the whole vocabulary in float64."""
+    from megatron.core import parallel_state
+
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=timedelta(minutes=2)
+    )
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=world_size)
+    group = parallel_state.get_tensor_model_parallel_group()
+    case = vocabulary_case()
+    width = VOCABULARY // world_size
+    columns = slice(rank * width, (rank + 1) * width)
+    args = Namespace(rollout_temperature=0.7, log_probs_chunk_size=3)
+    layout = {name: case[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
+
+    whole = case["logits"].clone().requires_grad_()
+    log_probs, entropy = reference_log_probs(whole, layout, args.rollout_temperature)
+    sum((lp * w).sum() + (h * w).sum() for lp, h, w in zip(log_probs, entropy, case["weights"], strict=True)).backward()
+
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        local = case["logits"][..., columns].to(dtype).requires_grad_()
+        before = local.detach().clone()
+        _, found = get_log_probs_and_entropy(local, args=args, with_entropy=True, max_seq_lens=None, **layout)
+        pairs = zip(found["log_probs"], found["entropy"], case["weights"], strict=True)
+        sum((lp * w).sum() + (h * w).sum() for lp, h, w in pairs).backward()
+        assert torch.equal(local.detach(), before)
+        for mine, right in zip([*found["log_probs"], *found["entropy"]], [*log_probs, *entropy], strict=True):
+            assert mine.dtype == torch.float32
+            torch.testing.assert_close(mine.double(), right.detach(), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(local.grad.double(), whole.grad[..., columns], atol=tolerance, rtol=tolerance)
+
+    local = case["logits"][..., columns].float()
+    for (rows, ids), right in zip(get_responses(local, args=args, **layout), log_probs, strict=True):
+        assert rows.shape == (len(ids), width)
+        kept = rows.clone()
+        torch.testing.assert_close(
+            compute_log_probs(rows, ids, group).double(), right.detach().unsqueeze(-1), atol=1e-5, rtol=1e-5
+        )
+        assert torch.equal(rows, kept)
+
+    whole.grad = None
+    reference_topk_kl(whole, case, args.rollout_temperature).backward()
+    local = case["logits"][..., columns].float().requires_grad_()
+    reduce = make_reducer(False, case["response_lengths"], case["loss_masks"])
+    loss, _ = topk_distillation_loss(args, case, local, reduce)
+    loss.backward()
+    torch.testing.assert_close(local.grad.double(), whole.grad[..., columns], atol=1e-5, rtol=1e-5)
