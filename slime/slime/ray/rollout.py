@@ -23,6 +23,7 @@ from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
+from slime.rollout.custom_conversion import convert_with
 from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.http_utils import init_http_client
@@ -151,7 +152,7 @@ class RolloutManager:
     def _shards(self, samples: list[Sample]) -> list[Any]:
         custom_convert = getattr(self.args, "custom_convert_samples_to_train_data_path", None)
         if custom_convert:
-            train_data = load_function(custom_convert)(self.args, samples)
+            train_data = convert_with(load_function(custom_convert), self.args, samples)
         else:
             train_data = convert(self.args, samples)
         return [ray.put(shard) for shard in split_by_dp(train_data, self._dp_size, self.args)]

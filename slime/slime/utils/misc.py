@@ -66,6 +66,17 @@ def _load_from_file(path: str, default_name: str | None) -> Any:
     return getattr(module, attribute)
 
 
+class Box:
+    """Holds one value, so that Ray passes it on as it is instead of resolving or copying it.
+
+    Attributes:
+        inner: the value.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
 class SingletonMeta(type):
     """Metaclass whose classes have one instance per process; the first call's arguments win."""
 

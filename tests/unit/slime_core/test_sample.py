@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,3 +85,49 @@ def test_media_types() -> None:
     assert image is not None
     assert image.placeholder == "<image>"
     assert MultimodalTypes.get("smell") is None
+
+
+def test_a_reward_dict_asks_for_its_key() -> None:
+    with pytest.raises(SampleError, match="score, acc; name the entry to train on with --reward-key"):
+        Sample(reward={"score": -1, "acc": 0}).get_reward_value(Namespace(reward_key=None))
+    assert Sample(reward=None).get_reward_value(Namespace()) is None
+
+
+def test_every_field_of_the_contract_has_its_default() -> None:
+    empty = {"tokens": [], "weight_versions": [], "metadata": {}, "prompt": "", "response": "", "response_length": 0}
+    none = ["group_index", "index", "multimodal_inputs", "multimodal_train_inputs", "label", "reward", "loss_mask", "rollout_log_probs", "rollout_routed_experts", "generate_function_path", "train_metadata", "rollout_id", "multimodal_train_input_id", "apply_chat_template_kwargs", "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "teacher_log_probs", "custom_rm_path", "session_id"]
+    expected = empty | dict.fromkeys(none) | {"remove_sample": False, "non_generation_time": 0.0}
+    expected["status"] = Sample.Status.PENDING
+    values = vars(Sample())
+    assert {name: values[name] for name in expected} == expected
+    assert Sample().tokens is not Sample().tokens
+    assert [status.value for status in Sample.Status] == ["pending", "completed", "truncated", "aborted", "failed"]
+
+
+def test_tensors_and_traces_that_plugins_attach_survive() -> None:
+    sample = Sample(tokens=[1, 2, 3], response_length=2)
+    sample.teacher_log_probs = torch.tensor([-0.5, -1.0])
+    sample.teacher_topk_indices = torch.zeros(2, 3, dtype=torch.int64)
+    sample.trace = {"spans": []}  # type: ignore[attr-defined]
+    sample.payload_text, sample.payload_has_system = "{}", True  # type: ignore[attr-defined]
+    sample.validate()
+    back = Sample.from_dict(sample.to_dict())
+    assert back.teacher_log_probs is sample.teacher_log_probs
+    assert "teacher_topk_indices" in vars(back)
+    assert (back.trace, back.payload_text, back.payload_has_system) == ({"spans": []}, "{}", True)  # type: ignore[attr-defined]
+
+
+def test_appending_sets_metadata() -> None:
+    sample = Sample(tokens=[1], metadata={"a": 1})
+    sample.append_response_tokens([2], [-0.1], metadata={"turn": 0})
+    assert sample.metadata == {"a": 1, "turn": 0}
+
+
+def test_speculative_counters_only_where_the_engine_speculates() -> None:
+    meta = {"spec_accept_token_num": 2, "spec_draft_token_num": 4, "spec_verify_ct": 2, "completion_tokens": 6}
+    sample = Sample()
+    sample.update_from_meta_info(Namespace(sglang_speculative_algorithm=None), meta)
+    assert sample.spec_info == Sample.SpecInfo()
+    sample.update_from_meta_info(Namespace(sglang_speculative_algorithm="EAGLE"), meta)
+    assert sample.spec_info == Sample.SpecInfo.from_dict(sample.spec_info.to_dict())
+    assert (sample.spec_info.spec_accept_rate, sample.spec_info.spec_accept_length) == (0.5, 3.0)
