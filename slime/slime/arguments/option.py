@@ -27,6 +27,7 @@ class Option:
         dest: attribute of the parsed arguments; default: the flag with underscores.
         off: attribute that the flag switches off (``--disable-x``); it is True without the flag.
         aliases: other spellings.
+        repeat: may be given several times; the value is the list of all, in order.
     """
 
     flag: str
@@ -38,6 +39,7 @@ class Option:
     dest: str | None = None
     off: str | None = None
     aliases: tuple[str, ...] = ()
+    repeat: bool = False
 
     @property
     def attribute(self) -> str:
@@ -55,6 +57,8 @@ class Option:
         if self.type is bool and self.default is True:
             action = argparse.BooleanOptionalAction
             group.add_argument(*names, dest=self.attribute, action=action, default=True, help=self.help)
+        elif self.repeat:
+            group.add_argument(*names, dest=self.attribute, action="append", type=self.type, default=None, help=text)
         elif self.type is bool:
             group.add_argument(*names, dest=self.attribute, action="store_true", default=False, help=self.help)
         else:

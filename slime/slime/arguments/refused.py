@@ -41,12 +41,12 @@ _GROUPS: dict[str, str] = {
         use-pytorch-profiler profile-step-start profile-step-end profile-target""",
     _CI: """ci-test ci-disable-kl-checker ci-metric-checker-key ci-metric-checker-threshold ci-save-grad-norm
         ci-load-grad-norm ci-train-rollout-logprob-abs-diff-threshold check-weight-update-equal""",
-    _LATER: """mask-offpolicy-in-partial-rollout use-routing-replay use-rollout-routing-replay
+    _LATER: """use-routing-replay use-rollout-routing-replay
         rollout-data-postprocess-path only-train-params-name-list
         freeze-params-name-list keep-old-actor reset-optimizer-states ref-update-interval ref-ckpt-step use-rollout-entropy
         log-multi-turn log-passrate log-reward-category log-correct-samples model-name http-proxy rollout-data-transport
-        load-forge-rollout-data save-debug-train-data load-debug-rollout-data-subsample rollout-sample-hook-path
-        rollout-all-samples-process-path train-env-vars lora-modules-to-save deterministic-mode eval-max-context-len
+        load-forge-rollout-data save-debug-train-data load-debug-rollout-data-subsample
+        train-env-vars lora-modules-to-save deterministic-mode eval-max-context-len
         eval-max-prompt-len eval-min-new-tokens eval-tool-key loss-mask-type balance-by-flops config""",
     "is not there yet: this folder's environment comes later; remove it": """gui-max-steps gui-sleep-after-execution
         gui-max-image-history-length gui-max-reward-image-history-length gui-wait-after-reset gui-eval-max-steps
@@ -69,7 +69,6 @@ _GROUPS: dict[str, str] = {
 
 REFUSED: dict[str, str] = {
     **{flag: reason for reason, names in _GROUPS.items() for flag in names.split()},
-    "partial-rollout": "is not implemented yet; aborted samples are generated again",
     "distill-topk": "is not implemented yet: nothing here asks the teacher for its top K. Use --use-opd (token-level), or samples "
     "with teacher_topk_log_probs and --custom-loss-function-path "
     "slime.algorithms.losses.topk_distillation.topk_distillation_loss",

@@ -196,6 +196,8 @@ def _check_batches(args: Namespace) -> list[str]:
         problems.append("--use-dynamic-batch-size needs --max-tokens-per-gpu N")
     if args.over_sampling_batch_size < args.rollout_batch_size:
         problems.append("--over-sampling-batch-size is smaller than --rollout-batch-size")
+    if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:
+        problems.append("--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
     if args.update_weights_interval != 1:
         problems.append("--update-weights-interval: weights go to the engines after every step; remove it")
     if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:

@@ -1,7 +1,7 @@
 """Where a rollout function gets its prompts, and where unfinished groups go back to.
 
 Guarantees: `RolloutDataSource` hands out prompts in an order that depends only on seed and position, and `save`/`load` restore
-the position exactly; with a buffer, groups given back are handed out first and are part of the saved state.
+the position exactly; with a buffer, groups given back are handed out first and are part of the saved state, fanned-out ones too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import copy
 import json
 import random
 import re
+import threading
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,10 @@ def rows_to_samples(args: Namespace, rows: list[dict[str, Any]], input_key: str,
                 **args.apply_chat_template_kwargs,
             )
         label = row[label_key] if label_key else None
-        samples.append(Sample(prompt=prompt, label=label, metadata=dict(row.get(args.metadata_key) or {})))
+        metadata = dict(row.get(args.metadata_key) or {})
+        if row.get(args.tool_key):
+            metadata.setdefault("tools", row[args.tool_key])
+        samples.append(Sample(prompt=prompt, label=label, metadata=metadata))
     return samples
 
 
@@ -215,30 +220,48 @@ class RolloutDataSource(DataSource):
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
-    """`RolloutDataSource` that hands out groups given back first."""
+    """`RolloutDataSource` that hands out groups given back first; several threads may use it.
+
+    ``outstanding`` may be set to a function that returns the groups which were handed out and are not part of a rollout yet: they
+    are saved with the buffer, so that a run that goes on after a checkpoint misses none.
+    """
 
     def __init__(self, args: Namespace) -> None:
         super().__init__(args)
-        self.buffer: list[list[Sample]] = []
+        self.buffer: list[list[Any]] = []
+        self.outstanding: Callable[[], list[list[Any]]] | None = None
         self._filter = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
+        self._lock = threading.RLock()
 
-    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Return groups of the buffer, then fresh ones."""
-        groups = self._filter(self.args, None, self.buffer, num_samples) if self.buffer else []
-        return [*groups, *super().get_samples(num_samples - len(groups))]
+        with self._lock:
+            groups = self._filter(self.args, None, self.buffer, num_samples) if self.buffer else []
+            return [*groups, *super().get_samples(num_samples - len(groups))]
 
-    def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Put groups into the buffer; their size is theirs."""
-        self.buffer.extend(group for group in samples if group)
+    def add_samples(self, samples: list[list[Any]]) -> None:
+        """Put groups into the buffer; their size and nesting is theirs."""
+        with self._lock:
+            self.buffer.extend(group for group in samples if group)
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "buffer": [[sample.to_dict() for sample in group] for group in self.buffer]}
+        with self._lock:
+            groups = [*self.buffer, *(self.outstanding() if self.outstanding else [])]
+            return {**super()._state(), "buffer": [_to_plain(group) for group in groups]}
 
     def _restore(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        groups = state.pop("buffer", [])
-        self.buffer = [[Sample.from_dict(data) for data in group] for group in groups]
-        super()._restore(state)
+        with self._lock:
+            self.buffer = [_from_plain(group) for group in state.pop("buffer", [])]
+            super()._restore(state)
+
+
+def _to_plain(item: Any) -> Any:
+    return [_to_plain(member) for member in item] if isinstance(item, list) else item.to_dict()
+
+
+def _from_plain(item: Any) -> Any:
+    return [_from_plain(member) for member in item] if isinstance(item, list) else Sample.from_dict(item)
 
 
 def pop_first(

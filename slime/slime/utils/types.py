@@ -133,6 +133,7 @@ class Sample:
 
     ``tokens`` holds prompt and response ids; the last ``response_length`` of them are the response (tool results inside it
     have mask 0). Per-token lists (``loss_mask``, ``rollout_log_probs``, ``teacher_log_probs``) have length ``response_length``.
+    ``weight_spans`` says which weights sampled which tokens: ``[version, start, end]``, half open, within the response.
     """
 
     Status = SampleStatus
@@ -152,6 +153,7 @@ class Sample:
     reward: Any = None
     loss_mask: list[int] | None = None
     weight_versions: list[str] = field(default_factory=list)
+    weight_spans: list[list[Any]] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
     rollout_routed_experts: Any = None
     rollout_top_p_token_ids: Any = None
@@ -285,11 +287,13 @@ class Sample:
                 raise SampleError(f"{name} has a value that is not finite")
 
     def update_from_meta_info(self, args: Any, meta_info: dict) -> None:
-        """Take over counters, weight version and status from an engine answer's ``meta_info``."""
+        """Take over counters, weight versions (of each span, if the weights changed meanwhile) and status from ``meta_info``."""
         if getattr(args, "sglang_speculative_algorithm", None):
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
-        if "weight_version" in meta_info:
+        if meta_info.get("weight_versions"):
+            self.weight_versions += [str(span["version"]) for span in meta_info["weight_versions"]]
+        elif "weight_version" in meta_info:
             self.weight_versions.append(str(meta_info["weight_version"]))
         kinds = {"length": SampleStatus.TRUNCATED, "abort": SampleStatus.ABORTED, "stop": SampleStatus.COMPLETED}
         finish = (meta_info.get("finish_reason") or {}).get("type")

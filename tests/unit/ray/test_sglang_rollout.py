@@ -1,184 +1,176 @@
-"""The default rollout function over a stand-in for the engine's HTTP interface."""
+"""The default rollout function over a stand-in for the engines' HTTP interface."""
 
 from __future__ import annotations
 
-import asyncio
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slime.exceptions import ConfigurationError
-from slime.rollout import rm_hub, sglang_rollout
+from slime.exceptions import ConfigurationError, EngineError, PluginError
+from slime.rollout import sglang_rollout
+from slime.rollout.metrics import flatten
 from slime.rollout.sglang_rollout import GenerateState
-from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
+from tests.helpers.mock_engine import logprob_of
+from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 
-
-class Engine:
-    """Answers ``/generate`` with the ids 1, 2, 3 after ``delay`` turns of the loop, unless aborted."""
-
-    def __init__(self) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self.aborted = asyncio.Event()
-        self.hold_after: int | None = None
-
-    async def post(self, url: str, payload: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if url.endswith("/abort_request"):
-            self.aborted.set()
-            return {}
-        self.requests.append(payload)
-        held = self.hold_after is not None and len(self.requests) > self.hold_after
-        if held:
-            await self.aborted.wait()
-        await asyncio.sleep(0)
-        ids = [1] if held else [1, 2, 3][: payload["sampling_params"]["max_new_tokens"]]
-        return {
-            "text": "x" * len(ids),
-            "meta_info": {
-                "output_token_logprobs": [[-0.25, token, None] for token in ids],
-                "finish_reason": {"type": "abort" if held else "stop"},
-                "weight_version": "4",
-            },
-        }
-
-
-async def reward(args: Namespace, sample: Any, **kwargs: Any) -> Any:
-    if isinstance(sample, list):
-        return [1.5 for _ in sample]
-    return 0.5
-
-
-async def fan_out(args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> list[Sample]:
-    assert evaluation is False
-    scored = Sample(index=sample.index, tokens=[1, 2], response_length=1, reward=7.0, status=Sample.Status.COMPLETED)
-    unscored = Sample(index=sample.index, tokens=[1, 2], response_length=1, status=Sample.Status.COMPLETED)
-    return [scored, unscored]
-
-
-def keep_even(args: Namespace, group: list[Sample], **kwargs: Any) -> bool:
-    return group[0].index % 2 == 0
+PLUGINS = "tests.helpers.rollout_plugins"
+LOGPROBS = [logprob_of(position, token) for position, token in enumerate([1, 2, 3])]
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    engine = Engine()
-    monkeypatch.setattr(sglang_rollout, "post", engine.post)
-    plugins = {"reward": reward, "fan_out": fan_out, "keep_even": keep_even}
-    for module in (sglang_rollout, rm_hub):
-        monkeypatch.setattr(module, "load_function", plugins.__getitem__)
-    SingletonMeta.clear(GenerateState)
-    yield engine
-    SingletonMeta.clear(GenerateState)
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutEngine]:
+    with rollout_engine(monkeypatch) as engine:
+        yield engine
 
 
 @pytest.fixture
 def args(tiny_random_model: Path) -> Namespace:
-    return Namespace(
-        hf_checkpoint=str(tiny_random_model),
-        rollout_num_gpus=1,
-        rollout_num_gpus_per_engine=1,
-        sglang_server_concurrency=8,
-        sglang_router_ip="127.0.0.1",
-        sglang_router_port=1,
-        router="auto",
-        rollout_temperature=0.6,
-        rollout_top_p=1.0,
-        rollout_top_k=-1,
-        rollout_max_response_len=16,
-        rollout_stop=None,
-        rollout_stop_token_ids=None,
-        rollout_skip_special_tokens=False,
-        custom_generate_function_path=None,
-        custom_rm_path="reward",
-        group_rm=False,
-        dynamic_sampling_filter_path=None,
-        rollout_sample_filter_path=None,
-        rollout_batch_size=2,
-        over_sampling_batch_size=None,
-        rollout_global_dataset=True,
-    )
+    return rollout_args(tiny_random_model)
 
 
-def prompt(index: int = 0, **changes: Any) -> Sample:
-    return Sample(index=index, prompt="def f(x):", **changes)
+def prompt(index: int = 0, **changes: object) -> Sample:
+    return Sample(index=index, group_index=index, prompt="def f(x):", **changes)  # type: ignore[arg-type]
 
 
 class Prompts:
-    """A data source's ``get_samples`` that counts."""
+    """A data source's ``get_samples`` that counts, and gives no more than ``limit`` groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 1000) -> None:
         self.given = 0
+        self.limit = limit
 
     def __call__(self, count: int) -> list[list[Sample]]:
+        count = min(count, self.limit - self.given)
         groups = [[prompt(self.given + number)] for number in range(count)]
         self.given += count
         return groups
 
 
-async def test_a_sample_has_the_engines_ids_and_logprobs(engine: Engine, args: Namespace) -> None:
+async def test_a_sample_has_the_engines_ids_and_logprobs(engine: RolloutEngine, args: Namespace) -> None:
     state = GenerateState(args)
     result = await sglang_rollout.generate_and_rm(args, prompt(), dict(state.sampling_params))
     assert isinstance(result, Sample)
     assert engine.requests[0]["input_ids"] == state.tokenizer.encode("def f(x):", add_special_tokens=False)
     assert result.tokens[-3:] == [1, 2, 3]
-    assert result.rollout_log_probs == [-0.25] * 3
+    assert result.rollout_log_probs == LOGPROBS
     assert (result.status, result.reward, result.weight_versions) == (Sample.Status.COMPLETED, 0.5, ["4"])
+    assert result.weight_spans == [["4", 0, 3]]
 
 
-async def test_an_aborted_sample_goes_on_where_it_stopped(engine: Engine, args: Namespace) -> None:
-    sample = prompt(tokens=[5, 6, 9], response_length=1, rollout_log_probs=[-1.0], status=Sample.Status.ABORTED)
-    result = await sglang_rollout.generate(args, sample, {"max_new_tokens": 3})
-    assert engine.requests[0]["input_ids"] == [5, 6, 9]
-    assert engine.requests[0]["sampling_params"]["max_new_tokens"] == 2
-    assert (result.tokens, result.response_length) == ([5, 6, 9, 1, 2], 3)
-    assert result.rollout_log_probs == [-1.0, -0.25, -0.25]
-
-
-async def test_a_finished_sample_is_returned_untouched(engine: Engine, args: Namespace) -> None:
+async def test_a_finished_sample_is_returned_untouched(engine: RolloutEngine, args: Namespace) -> None:
     done = prompt(tokens=[1, 2], response_length=1, reward=3.0, status=Sample.Status.COMPLETED)
     assert await sglang_rollout.generate_and_rm(args, done, {}) is done
+    assert await sglang_rollout.generate_and_rm(args, [done, done], {}) == [done, done]
     assert not engine.requests
+    done.reward = None
+    with pytest.raises(ValueError, match="without a reward"):
+        await sglang_rollout.generate_and_rm(args, done, {})
 
 
-async def test_of_a_list_only_what_has_no_reward_is_scored(engine: Engine, args: Namespace) -> None:
-    args.custom_generate_function_path = "fan_out"
+async def test_a_request_that_an_engine_broke_off_goes_on(engine: RolloutEngine, args: Namespace) -> None:
+    engine.cut = [1]
+    sample = prompt(tokens=[7, 8])
+    engine.prompt_tokens = 2
+    result = await sglang_rollout.generate(args, sample, {"max_new_tokens": 5})
+    assert [payload["input_ids"] for payload in engine.requests] == [[7, 8], [7, 8, 1]]
+    assert (result.tokens, result.rollout_log_probs) == ([7, 8, 1, 2, 3], LOGPROBS)
+    engine.cut = [0] * 20
+    with pytest.raises(EngineError, match="10 times in a row"):
+        await sglang_rollout.generate(args, prompt(tokens=[7, 8]), {"max_new_tokens": 5})
+
+
+async def test_of_a_list_only_what_has_no_reward_is_scored(engine: RolloutEngine, args: Namespace) -> None:
+    args.custom_generate_function_path = f"{PLUGINS}.fan_out"
     result = await sglang_rollout.generate_and_rm(args, prompt(), {})
     assert isinstance(result, list)
     assert [member.reward for member in result] == [7.0, 1.5]
 
 
-async def test_a_group_reward_sees_the_group(engine: Engine, args: Namespace) -> None:
+async def test_a_group_reward_sees_the_group(engine: RolloutEngine, args: Namespace) -> None:
     args.group_rm = True
     group = await sglang_rollout.generate_and_rm_group(args, [prompt(0), prompt(1)], {"max_new_tokens": 2})
     assert [member.reward for member in group] == [1.5, 1.5]
 
 
-async def test_nothing_to_score_with_names_the_flag(engine: Engine, args: Namespace) -> None:
+async def test_nothing_to_score_with_names_the_flag(engine: RolloutEngine, args: Namespace) -> None:
     args.custom_rm_path = None
     with pytest.raises(ConfigurationError, match="--custom-rm-path"):
         await sglang_rollout.generate_and_rm(args, prompt(), {"max_new_tokens": 2})
 
 
-async def test_a_rollout_is_exactly_the_groups_asked_for(engine: Engine, args: Namespace) -> None:
-    args.dynamic_sampling_filter_path = "keep_even"
+async def test_hooks_see_each_answer_before_it_is_scored(engine: RolloutEngine, args: Namespace) -> None:
+    args.rollout_sample_hook_path = [f"{PLUGINS}.double", f"{PLUGINS}.replace"]
+    output, _ = await sglang_rollout.generate_rollout_async(args, 3, Prompts())
+    for sample in flatten(output.samples):
+        assert sample.metadata == {"hooks": ["double", "replace"], "rollout_id": 3}
+        assert sample.reward == 0.5
+    args.rollout_sample_hook_path = [f"{PLUGINS}.hook_of_another_form"]
+    with pytest.raises(PluginError, match="hook_of_another_form returned int"):
+        await sglang_rollout.generate_and_rm(args, prompt(), {"max_new_tokens": 2})
+
+
+async def test_a_rollout_is_exactly_the_groups_asked_for(engine: RolloutEngine, args: Namespace) -> None:
+    args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_even"
     prompts = Prompts()
     output, aborted = await sglang_rollout.generate_rollout_async(args, 0, prompts)
     assert [group[0].index for group in output.samples] == [0, 2]
     assert output.metrics is not None
-    assert output.metrics["rollout/dynamic_filter/drop_filter"] == prompts.given - 2 - len(aborted)
-    assert output.metrics["rollout/aborted_groups"] == len(aborted)
+    assert (
+        output.metrics["rollout/dynamic_filter/drop_filter"]
+        == prompts.given - 2 - output.metrics["rollout/aborted_groups"]
+    )
+    assert aborted == []
 
 
-async def test_the_surplus_is_aborted_and_counted(engine: Engine, args: Namespace) -> None:
+async def test_spare_groups_fill_up_before_more_prompts_are_asked_for(engine: RolloutEngine, args: Namespace) -> None:
+    args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_first_spare_odd"
+    args.over_sampling_batch_size = 4
+    prompts = Prompts()
+    output, _ = await sglang_rollout.generate_rollout_async(args, 0, prompts)
+    assert [group[0].index for group in output.samples] == [0, 1]
+    assert prompts.given == 4
+    assert output.metrics == {
+        "rollout/dynamic_filter/drop_even": 1,
+        "rollout/dynamic_filter/drop_odd": 1,
+        "rollout/aborted_groups": 0,
+    }
+
+
+async def test_a_data_source_without_prompts_is_an_error(engine: RolloutEngine, args: Namespace) -> None:
+    args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_even"
+    with pytest.raises(ValueError, match="no more prompts; it gave 1 of the 2 groups"):
+        await sglang_rollout.generate_rollout_async(args, 0, Prompts(limit=2))
+
+
+async def test_a_failing_reward_function_ends_the_rollout(engine: RolloutEngine, args: Namespace) -> None:
+    args.custom_rm_path = f"{PLUGINS}.failing_reward"
+    with pytest.raises(RuntimeError, match="the grader is away"):
+        await sglang_rollout.generate_rollout_async(args, 0, Prompts())
+    assert engine.running == 0
+
+
+async def test_the_filters_of_a_finished_rollout(engine: RolloutEngine, args: Namespace) -> None:
+    args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_even"
+    args.rollout_sample_filter_path = f"{PLUGINS}.remove_last"
+    args.rollout_all_samples_process_path = f"{PLUGINS}.note_all"
+    args.over_sampling_batch_size = 3
+    output, _ = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
+    samples = flatten(output.samples)
+    assert [sample.remove_sample for sample in samples] == [False, True]
+    assert samples[0].metadata["all_groups"] == [0, 1, 2]
+
+
+async def test_the_surplus_is_aborted_until_the_engine_is_idle(engine: RolloutEngine, args: Namespace) -> None:
     args.over_sampling_batch_size = 5
-    engine.hold_after = 2
+    engine.holds = lambda number: number >= 2
     output, aborted = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
     assert len(output.samples) == 2
-    assert engine.aborted.is_set()
-    assert [group[0].status for group in aborted] == [Sample.Status.ABORTED] * 3
+    assert output.metrics == {"rollout/aborted_groups": 3}
+    assert aborted == []
+    assert (engine.running, engine.aborts) == (0, 1)
     assert not GenerateState(args).pendings
 
 

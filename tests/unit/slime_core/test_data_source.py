@@ -10,6 +10,7 @@ import pytest
 
 from slime.exceptions import CheckpointError, ConfigurationError
 from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, read_rows
+from slime.utils.types import Sample
 
 
 @pytest.fixture
@@ -140,3 +141,23 @@ def test_a_checkpoint_holds_the_position_of_its_rollout_though_the_next_is_under
     resumed = RolloutDataSourceWithBuffer(args)
     resumed.load(0)
     assert prompts(resumed.get_samples(1)) == ["question 2"]
+
+
+def test_fanned_out_groups_and_those_under_way_are_part_of_a_checkpoint(args: Namespace) -> None:
+    source = RolloutDataSourceWithBuffer(args)
+    step = Sample(index=7, tokens=[1, 2], response_length=1, reward=1.0, status=Sample.Status.COMPLETED)
+    source.add_samples([[[step, step], Sample(index=8)], []])
+    source.outstanding = lambda: [[Sample(index=9, prompt="under way")]]
+    source.save(0)
+    resumed = RolloutDataSourceWithBuffer(args)
+    resumed.load(0)
+    (steps, other), (late,) = resumed.get_samples(2)
+    assert steps == [step, step]
+    assert (other.index, late.prompt) == (8, "under way")
+    assert prompts(resumed.get_samples(1)) == ["question 0"]
+
+
+def test_tools_of_a_row_stay_with_its_prompt(args: Namespace) -> None:
+    args.prompt_data = str(Path(args.prompt_data).with_name("tools.jsonl"))
+    Path(args.prompt_data).write_text(json.dumps({"q": "x", "a": "1", "tools": [{"name": "f"}]}))
+    assert RolloutDataSource(args).get_samples(1)[0][0].metadata == {"tools": [{"name": "f"}]}

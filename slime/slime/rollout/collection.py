@@ -1,0 +1,91 @@
+"""What finished groups go through, in the default rollout and in the asynchronous one.
+
+Guarantees: every finished group is kept, spare or dropped with a counted reason; the groups of a rollout are in the order of
+their prompts; a group that goes back to the data source either goes on exactly where it stopped or starts anew.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from slime.rollout.base_types import RolloutFnTrainOutput
+from slime.rollout.filter_hub.base_types import call_dynamic_filter
+from slime.rollout.metrics import flatten
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+Group = list[Any]
+
+
+class Collection:
+    """The finished groups of one rollout, sorted by the dynamic sampling filter."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        path = args.dynamic_sampling_filter_path
+        self._filter = load_function(path) if path else None
+        self.kept: list[Group] = []
+        self.spare: list[tuple[Group, str]] = []
+        self._finished: list[Group] = []
+        self._dropped: Counter[str] = Counter()
+
+    def add(self, group: Group) -> bool:
+        """Take a finished group; False when it is not trained on, at least for now."""
+        verdict = call_dynamic_filter(self._filter, self._args, group)
+        self._finished.append(group)
+        reason = verdict.reason or "filter"
+        if verdict.keep:
+            self.kept.append(group)
+        elif verdict.keep_when_insufficient:
+            self.spare.append((group, reason))
+        else:
+            self._dropped[reason] += 1
+        return verdict.keep
+
+    def fill_up(self, wanted: int) -> int:
+        """Keep spare groups, oldest first, until ``wanted`` are kept; return how many that took."""
+        count = max(0, wanted - len(self.kept))
+        taken, self.spare = self.spare[:count], self.spare[count:]
+        self.kept += [group for group, _ in taken]
+        return len(taken)
+
+    def output(self, get_samples: Any) -> RolloutFnTrainOutput:
+        """Run the filters of a finished rollout and return it; ``get_samples`` is handed to the second of them."""
+        args = self._args
+        self.kept.sort(key=first_index)
+        if args.rollout_sample_filter_path:
+            load_function(args.rollout_sample_filter_path)(args, self.kept)
+        if args.rollout_all_samples_process_path:
+            groups = sorted(self._finished, key=first_index)
+            load_function(args.rollout_all_samples_process_path)(args, groups, get_samples)
+        dropped = self._dropped + Counter(reason for _, reason in self.spare)
+        metrics = {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in dropped.items()}
+        return RolloutFnTrainOutput(samples=self.kept, metrics=dict(metrics))
+
+
+def first_index(group: Group) -> int:
+    """Number of a group's first sample."""
+    first = group[0][0] if isinstance(group[0], list) else group[0]
+    return first.index or 0
+
+
+def to_go_on(group: Group, prompt: Group, rollout_id: int) -> Group:
+    """What goes back to the data source of a group that was aborted: with what it has, or as the ``prompt`` it was.
+
+    A list that a plugin made of one sample cannot go on in the middle: unless all of it is finished, the group starts anew.
+    Samples with tokens note the rollout they were started in, ``metadata["start_rollout_id"]``.
+    """
+    if any(isinstance(one, list) for one in group) and not is_whole(group):
+        return prompt
+    for sample in flatten(group):
+        if sample.response_length:
+            sample.metadata.setdefault("start_rollout_id", rollout_id)
+    return group
+
+
+def is_whole(group: Sequence[Any]) -> bool:
+    """Whether no sample of a group still waits for its response or its reward after an abort."""
+    return all(sample.status != Sample.Status.ABORTED or sample.reward is not None for sample in flatten(group))

@@ -1,0 +1,92 @@
+"""The policy engines as a rollout function sees them: one address, a key that keeps a conversation on one engine, an abort.
+
+Guarantee: when `abort_until_idle` returns, no engine runs or holds a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from slime.exceptions import HttpStatusError
+from slime.utils.http_utils import get, post
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+ROUTING_HEADER = "X-SMG-Routing-Key"
+ABORT_INTERVAL_SECONDS = 0.5
+_WORD_SECONDS = 10.0
+_TRIES = 3
+
+
+def router_url(args: Namespace) -> str:
+    """Base address of the policy engines."""
+    return f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+
+
+def routing_headers(sample: Sample) -> dict[str, str] | None:
+    """Headers that send all requests of a session, or without one of a group, to the engine that has its prefix cached."""
+    if sample.session_id is not None:
+        return {ROUTING_HEADER: str(sample.session_id)}
+    if sample.group_index is not None:
+        return {ROUTING_HEADER: f"group-{sample.group_index}"}
+    return None
+
+
+async def worker_urls(args: Namespace) -> list[str]:
+    """Addresses of the engines: a router knows them; what does not know the question is the one engine."""
+    try:
+        workers = await get(f"{router_url(args)}/workers")
+    except HttpStatusError as error:
+        if error.status == 404:
+            return [router_url(args)]
+        raise
+    return [worker["url"] for worker in workers["workers"]]
+
+
+async def abort_until_idle(args: Namespace, finished: Callable[[], bool]) -> None:
+    """Abort every request on every engine, again and again, until ``finished`` holds and all engines are idle.
+
+    Once is not enough: a request that is on its way to an engine is not aborted by what overtakes it.
+    """
+    urls = await worker_urls(args)
+    next_word = time.monotonic() + _WORD_SECONDS
+    while True:
+        await asyncio.gather(*(_abort(url) for url in urls))
+        deadline = time.monotonic() + ABORT_INTERVAL_SECONDS
+        while True:
+            await asyncio.sleep(0)
+            if finished() and all(await asyncio.gather(*(_is_idle(url) for url in urls))):
+                return
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(ABORT_INTERVAL_SECONDS / 50)
+        if time.monotonic() >= next_word:
+            next_word += _WORD_SECONDS
+            logger.warning("still aborting requests on %s", ", ".join(urls))
+
+
+async def _abort(url: str) -> None:
+    try:
+        await post(f"{url}/abort_request", {"abort_all": True}, max_retries=_TRIES)
+    except httpx.TransportError as error:
+        logger.warning("%s did not take the abort (%s): it runs nothing while it is away", url, error)
+
+
+async def _is_idle(url: str) -> bool:
+    try:
+        answer: dict[str, Any] = await get(f"{url}/v1/loads?include=core", max_retries=_TRIES)
+    except httpx.TransportError:
+        return True
+    except HttpStatusError as error:
+        if error.status == 404:  # an engine without this route; its requests of this process are finished
+            return True
+        raise
+    return all(not load["num_running_reqs"] and not load["num_waiting_reqs"] for load in answer["loads"])

@@ -1,0 +1,1 @@
+"""Filters that come with the core, and what a filter returns."""

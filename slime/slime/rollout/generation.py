@@ -1,0 +1,215 @@
+"""One sample from prompt to reward: the state of the process, and the calls that plugins build on.
+
+Guarantees: a sample's tokens, logprobs and weight versions are what the engines returned, also when it was aborted and goes on
+later; text is tokenised once at most (the prompt). `GenerateState` is the state of the process, made from the first
+``args`` it sees; plugins use its tokenizer. `slime.rollout.sglang_rollout` offers these names to plugins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import inspect
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from slime.exceptions import ConfigurationError, EngineError
+from slime.rollout.engine_pool import router_url, routing_headers
+from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.sample_hooks import apply_sample_hooks
+from slime.utils.http_utils import post
+from slime.utils.misc import SingletonMeta, load_function
+from slime.utils.processing_utils import load_processor, load_tokenizer
+from slime.utils.types import Sample
+
+Group = list[Any]
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+# An engine that breaks off a request that nobody aborted is asked to go on this often without a new token.
+FRUITLESS_ATTEMPTS = 10
+
+
+class GenerateState(metaclass=SingletonMeta):
+    """Tokenizer, request limit and pending groups of this process; the first ``args`` wins."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.args = args
+        self.tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
+        self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True)
+        engines = max(1, (args.rollout_num_gpus or 1) // args.rollout_num_gpus_per_engine)
+        self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * engines)
+        self.sampling_params: dict[str, Any] = {
+            "temperature": args.rollout_temperature,
+            "top_p": args.rollout_top_p,
+            "top_k": args.rollout_top_k,
+            "max_new_tokens": args.rollout_max_response_len,
+            "stop": args.rollout_stop,
+            "stop_token_ids": args.rollout_stop_token_ids,
+            "skip_special_tokens": args.rollout_skip_special_tokens,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        }
+        self.dp_counts = [0]
+        self.dp_rank = 0
+        self.rollout_id: int | None = None
+        self.reset()
+
+    @contextlib.contextmanager
+    def dp_rank_context(self) -> Iterator[int]:
+        """The engine replica a request should go to; the router balances, so there is one."""
+        self.dp_counts[0] += 1
+        try:
+            yield 0
+        finally:
+            self.dp_counts[0] -= 1
+
+    def reset(self) -> None:
+        """Forget the groups of the last rollout."""
+        self.remaining_batch_size = 0
+        self.pendings: set[asyncio.Task[Group]] = set()
+        self.prompts: dict[asyncio.Task[Group], Group] = {}
+        self.aborted = False
+
+    def submit_generate_tasks(self, groups: list[Group]) -> None:
+        """Start generating groups; ``prompts`` keeps each as it was, ``pendings`` the tasks."""
+        for group in groups:
+            before = copy.deepcopy(group)
+            coroutine = generate_and_rm_group(self.args, group, dict(self.sampling_params), evaluation=False)
+            task = asyncio.create_task(coroutine)
+            self.pendings.add(task)
+            self.prompts[task] = before
+        self.remaining_batch_size += len(groups)
+
+
+async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Answer one prompt in one turn; a sample that was aborted goes on where it stopped.
+
+    With ``--mask-offpolicy-in-partial-rollout`` only the tokens of the newest weights carry loss.
+
+    Raises:
+        ConfigurationError: when the prompt is not text.
+        EngineError: when the engine keeps breaking off a request that was not aborted.
+    """
+    state = GenerateState(args)
+    if not sample.tokens:
+        if not isinstance(sample.prompt, str):
+            raise ConfigurationError("the prompt is a list of messages; use --apply-chat-template to render it")
+        sample.tokens = state.tokenizer.encode(sample.prompt, add_special_tokens=False)
+    fruitless = 0
+    while True:
+        before = sample.response_length
+        budget = sampling_params["max_new_tokens"] - before
+        if budget <= 0:
+            sample.status = Sample.Status.TRUNCATED
+            return sample
+        payload = {
+            "input_ids": list(sample.tokens),
+            "sampling_params": {**sampling_params, "max_new_tokens": budget},
+            "return_logprob": True,
+        }
+        answer = await post(f"{router_url(args)}/generate", payload, headers=routing_headers(sample))
+        take_answer(args, sample, answer)
+        if sample.status != Sample.Status.ABORTED or state.aborted:
+            return sample
+        fruitless = 0 if sample.response_length > before else fruitless + 1
+        if fruitless == FRUITLESS_ATTEMPTS:
+            reason = answer["meta_info"]["finish_reason"]
+            raise EngineError(f"the engine broke off sample {sample.index} {fruitless} times in a row: {reason}")
+
+
+def take_answer(args: Namespace, sample: Sample, answer: dict[str, Any]) -> None:
+    """Append what an engine's ``/generate`` answered to ``sample``: tokens, logprobs, text, weight versions, status."""
+    meta = answer["meta_info"]
+    entries = meta.get("output_token_logprobs") or []
+    start = sample.response_length
+    sample.append_response_tokens(
+        [entry[1] for entry in entries], [float(entry[0]) for entry in entries], text=answer["text"]
+    )
+    sample.update_from_meta_info(args, meta)
+    add_weight_spans(sample, start, meta)
+    if getattr(args, "mask_offpolicy_in_partial_rollout", False):
+        mask_older_weights(sample)
+
+
+def add_weight_spans(sample: Sample, start: int, meta: dict[str, Any]) -> None:
+    """Note which weights sampled the response tokens from ``start`` on, from the engine's spans or its one version."""
+    count = sample.response_length - start
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
+    for span in spans:
+        if span["version"] is None or span["start"] == span["end"]:
+            continue
+        last = sample.weight_spans[-1] if sample.weight_spans else None
+        version, first, end = str(span["version"]), start + span["start"], start + span["end"]
+        if last and last[0] == version and last[2] == first:
+            last[2] = end
+        else:
+            sample.weight_spans.append([version, first, end])
+
+
+def mask_older_weights(sample: Sample) -> None:
+    """Zero the loss mask of response tokens that other weights than the newest of the sample's sampled."""
+    if not sample.weight_spans or sample.loss_mask is None:
+        return
+    newest = sample.weight_spans[-1][0]
+    for version, start, end in sample.weight_spans:
+        if version != newest:
+            sample.loss_mask[start:end] = [0] * (end - start)
+
+
+def is_finished(sample: Sample) -> bool:
+    """Whether a sample that comes back from a buffer has its whole response."""
+    return sample.status in FINISHED and sample.response_length > 0
+
+
+async def generate_and_rm(
+    args: Namespace, sample: Sample | list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample | list[Sample]:
+    """Answer and score one sample; see the contract of the generate function for what plugins may return.
+
+    What is finished already (a sample, or the list that a plugin made of one) is returned untouched.
+    """
+    if isinstance(sample, list) or is_finished(sample):
+        for member in sample if isinstance(sample, list) else [sample]:
+            if member.reward is None and not args.group_rm:
+                raise ValueError(f"sample {member.index} came back finished without a reward")
+        return sample
+    state = GenerateState(args)
+    async with state.semaphore:
+        if state.aborted:
+            sample.status = Sample.Status.ABORTED
+            return sample
+        path = sample.generate_function_path or args.custom_generate_function_path
+        function = load_function(path) if path else generate
+        extra = {"evaluation": evaluation} if "evaluation" in inspect.signature(function).parameters else {}
+        with state.dp_rank_context():
+            result = await function(args, sample, sampling_params, **extra)
+    result = await apply_sample_hooks(args, result, rollout_id=state.rollout_id, evaluation=evaluation)
+    if args.group_rm:
+        return result
+    if isinstance(result, list):
+        if any(member.status == Sample.Status.ABORTED for member in result):
+            return result
+        unscored = [member for member in result if member.reward is None]
+        for member, reward in zip(unscored, await batched_async_rm(args, unscored), strict=True):
+            member.reward = reward
+        return result
+    if result.status != Sample.Status.ABORTED and result.reward is None:
+        result.reward = await async_rm(args, result)
+    return result
+
+
+async def generate_and_rm_group(
+    args: Namespace, group: Group, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Group:
+    """Answer and score the samples of one prompt together."""
+    state = GenerateState(args)
+    if state.aborted:
+        return group
+    answered: list[Any] = await asyncio.gather(
+        *(generate_and_rm(args, one, dict(sampling_params), evaluation) for one in group)
+    )
+    if args.group_rm and not state.aborted:
+        for member, reward in zip(answered, await batched_async_rm(args, answered), strict=True):
+            member.reward = reward
+    return answered

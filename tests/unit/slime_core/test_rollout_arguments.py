@@ -1,0 +1,35 @@
+"""Arguments of the rollout side: what goes together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.arguments import parse_args
+from tests.helpers.checkpoints import config_only
+
+BASE = "--rollout-batch-size 4 --num-rollout 1"
+
+
+def parse(tmp_path: Path, words: str):
+    return parse_args([*BASE.split(), "--hf-checkpoint", str(config_only(tmp_path / "model")), *words.split()])
+
+
+def test_hooks_add_up(tmp_path: Path) -> None:
+    args = parse(tmp_path, "--rollout-sample-hook-path a.b --rollout-sample-hook-path c.d --partial-rollout")
+    assert args.rollout_sample_hook_path == ["a.b", "c.d"]
+    assert args.partial_rollout
+    assert parse(tmp_path, "").rollout_sample_hook_path is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [("--mask-offpolicy-in-partial-rollout", "no effect without --partial-rollout")],
+)
+def test_what_has_no_effect_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, says: str
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(tmp_path, words)
+    assert says in capsys.readouterr().err
