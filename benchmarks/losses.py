@@ -31,7 +31,7 @@ from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl, support_log_probs
 from slime.arguments.parser import build_parser
-from slime.backends.fsdp_utils.logprobs import chunked_log_probs
+from slime.backends.trainer.logprobs import chunked_log_probs
 from slime.utils.ppo_utils import compute_log_probs
 
 Case = Callable[[], Tensor]

@@ -83,8 +83,8 @@ def test_exports_load_in_other_programs(tmp_path: Path, tiny_random_model: Path)
         folder = Path(actor.save(4))
         shard = trainer.shards(args, trainer.train_data(count=1), 1)[0]
         ids = torch.tensor([shard["tokens"][0]])
-        from slime.backends.fsdp_utils.rollout_data import RolloutShard
         from slime.backends.fsdp_utils.train_step import log_prob_pass
+        from slime.backends.trainer.rollout_data import RolloutShard
 
         ours = log_prob_pass(args, actor.policy, RolloutShard(shard), actor.device)[0]
     finally:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from slime.backends.fsdp_utils.model import PolicyModel
+    from torch import Tensor
 
 
 class WeightSync(Protocol):
@@ -15,6 +16,9 @@ class WeightSync(Protocol):
         """Reach ``engines`` (actor handles) from now on; again after one was started again."""
         ...
 
-    def push(self, policy: PolicyModel, version: str) -> None:
-        """Make the weights of ``policy`` live on all engines as ``version``; returns when they are."""
+    def push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        """Make ``weights`` live on all engines as ``version``; returns when they are.
+
+        Names are Hugging Face's and all tensors have one dtype. Every rank runs the iterator to its end; rank 0's values count.
+        """
         ...

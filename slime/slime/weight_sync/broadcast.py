@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from slime.backends.fsdp_utils.model import DTYPES, PolicyModel
-from slime.backends.fsdp_utils.weights import full_weights
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.group import HostedGroup
@@ -43,7 +42,6 @@ class BroadcastWeightSync:
         self._args = args
         self._device = device
         self._address = address
-        self._dtype = DTYPES[args.train_dtype]
         self._buffer = BucketBuffer(args.update_weight_buffer_size, device)
         self._engines: list[Any] = []
         self._starts: list[int] = []
@@ -87,9 +85,9 @@ class BroadcastWeightSync:
             self._give_up()
             raise
 
-    def push(self, policy: PolicyModel, version: str) -> None:
+    def push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         """Send all weights and make them ``version``; collective over the trainer ranks."""
-        buckets = self._buffer.fill(full_weights(policy, dtype=self._dtype, device=self._device))
+        buckets = self._buffer.fill(weights)
         if dist.get_rank() != 0 or not self._engines:
             collections.deque(buckets, maxlen=0)
             return

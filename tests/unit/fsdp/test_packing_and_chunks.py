@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.backends.fsdp_utils.logprobs import chunk_rows, chunked_log_probs
 from slime.backends.fsdp_utils.packed_attention import NAME, resolve
-from slime.backends.fsdp_utils.packing import build
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses
+from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
+from slime.backends.trainer.packing import build
 from slime.utils.ppo_utils import log_probs_and_entropy
 from tests.helpers.trainer import trainer_args
 

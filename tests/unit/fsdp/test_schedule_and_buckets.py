@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.backends.fsdp_utils.actor import mean_of_steps
-from slime.backends.fsdp_utils.optimizer import Schedule
+from slime.backends.trainer.schedule import Schedule
 from slime.weight_sync.buckets import BucketBuffer
 from tests.helpers.trainer import trainer_args
 

@@ -23,8 +23,8 @@ from slime.algorithms.losses.topk_distillation import (
     topk_distillation_loss,
     with_tail,
 )
-from slime.backends.fsdp_utils.rollout_data import RolloutShard
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
+from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample
 from tests.helpers.trainer import trainer_args

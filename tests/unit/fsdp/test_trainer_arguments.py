@@ -9,7 +9,7 @@ import slime
 from slime.arguments import build_parser
 from tests.helpers.trainer import trainer_args
 
-SOURCES = ("backends/fsdp_utils", "backends/megatron_utils", "algorithms", "weight_sync")
+SOURCES = ("backends/trainer", "backends/fsdp_utils", "backends/megatron_utils", "algorithms", "weight_sync")
 
 
 def test_arguments_read_by_the_trainer_exist() -> None:

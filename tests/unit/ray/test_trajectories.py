@@ -11,7 +11,7 @@ import torch
 
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.reduce import make_reducer, rebuild_reducer
-from slime.backends.fsdp_utils.rollout_data import RolloutShard
+from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.rewards import constant_groups, post_process_rewards
 from slime.rollout.train_data import convert, samples_of_steps, split_by_dp
 from slime.rollout.trajectories import mask_sums, rollout_ids

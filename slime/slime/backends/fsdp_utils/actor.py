@@ -26,12 +26,16 @@ import torch.distributed as dist
 
 from slime.algorithms.advantages import compute_advantages
 from slime.backends.fsdp_utils import checkpoint
-from slime.backends.fsdp_utils.export import export_adapter, export_hf
+from slime.backends.fsdp_utils.export import export_adapter
 from slime.backends.fsdp_utils.lora import adapters_off
-from slime.backends.fsdp_utils.model import DTYPES, PolicyModel, build_policy
-from slime.backends.fsdp_utils.optimizer import Schedule, build_optimizer
-from slime.backends.fsdp_utils.rollout_data import RolloutShard
+from slime.backends.fsdp_utils.model import PolicyModel, build_policy
+from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import Metrics, log_prob_pass, optimizer_step
+from slime.backends.fsdp_utils.weights import full_weights
+from slime.backends.trainer.dtypes import DTYPES
+from slime.backends.trainer.hf_folder import export_hf
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
 from slime.weight_sync.broadcast import BroadcastWeightSync
 
@@ -202,7 +206,7 @@ class FSDPTrainActor:
         assert self._sync is not None
         version = self._next_version()
         with self._timed("update_weights"):
-            self._sync.push(self.policy, str(version))
+            self._sync.push(self._weights(), str(version))
         self.weight_version, self._changed_since_push = version, False
         logger.info("weights %d are live, %.3f s", version, self._seconds["update_weights"])
         return str(version)
@@ -230,8 +234,10 @@ class FSDPTrainActor:
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""
-        dtype = DTYPES[self.args.train_dtype]
-        export_hf(self.args, self.policy, Path(path), dtype=dtype, device=self.device)
+        export_hf(self._weights(), Path(self.args.hf_checkpoint), Path(path), dtype=DTYPES[self.args.train_dtype])
+
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return full_weights(self.policy, dtype=DTYPES[self.args.train_dtype], device=self.device)
 
     def _meta(self, rollout_id: int) -> dict[str, Any]:
         return {

@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from slime.backends.fsdp_utils import lora, packed_attention
-from slime.backends.fsdp_utils.logprobs import chunk_rows, chunked_log_probs
-from slime.backends.fsdp_utils.packing import MicroBatch
+from slime.backends.trainer.dtypes import DTYPES
+from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
+from slime.backends.trainer.packing import MicroBatch
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Configuration fields that change logits after the LM head; models that use them need code here first.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 

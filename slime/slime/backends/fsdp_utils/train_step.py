@@ -17,9 +17,10 @@ from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.fsdp_utils.optimizer import Schedule, apply_gradients
-from slime.backends.fsdp_utils.packing import MicroBatch, build
-from slime.backends.fsdp_utils.rollout_data import RolloutShard
+from slime.backends.fsdp_utils.optimizer import apply_gradients
+from slime.backends.trainer.packing import MicroBatch, build
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.schedule import Schedule
 from slime.utils.misc import load_function
 
 Metrics = dict[str, float]

@@ -1,0 +1,1 @@
+"""What every training back end shares: its data, its schedule, and the folders it writes."""

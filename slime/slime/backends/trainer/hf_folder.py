@@ -1,0 +1,72 @@
+"""Writing a Hugging Face checkpoint folder from a stream of tensors.
+
+Guarantees: the folder appears whole, by rename, or not at all. Rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slime.backends.trainer.checkpoint_folder import fresh_folder, replace_folder
+
+_SHARD_BYTES = 4 * 2**30
+_COPIED = (".json", ".txt", ".jinja", ".model", ".py")
+
+
+def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *, dtype: torch.dtype) -> None:
+    """Write the checkpoint folder ``path`` of ``weights`` (names and tensors of Hugging Face's model, of ``dtype``).
+
+    Configuration and tokenizer files are those of the folder ``source``. Collective where ``weights`` are gathered.
+    """
+    writes = not dist.is_initialized() or dist.get_rank() == 0
+    temporary = fresh_folder(path) if writes else path
+    shards: list[dict[str, Tensor]] = [{}]
+    index, size, total = {}, 0, 0
+    for name, tensor in weights:
+        if not writes:
+            continue
+        if size and size + tensor.nbytes > _SHARD_BYTES:
+            save_file(shards[-1], temporary / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
+            shards[-1] = {}
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor.cpu().contiguous()
+        index[name] = len(shards)
+        size += tensor.nbytes
+        total += tensor.nbytes
+    if not writes:
+        return
+    save_file(shards[-1], temporary / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
+    _name_shards(temporary, index, len(shards), total)
+    _copy_side_files(source, temporary, dtype)
+    replace_folder(temporary, path)
+
+
+def _name_shards(folder: Path, index: dict[str, int], count: int, total: int) -> None:
+    if count == 1:
+        os.replace(folder / "part-1.safetensors", folder / "model.safetensors")
+        return
+    names = {part: f"model-{part:05d}-of-{count:05d}.safetensors" for part in range(1, count + 1)}
+    for part, name in names.items():
+        os.replace(folder / f"part-{part}.safetensors", folder / name)
+    content = {"metadata": {"total_size": total}, "weight_map": {key: names[part] for key, part in index.items()}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2))
+
+
+def _copy_side_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    for file in source.iterdir():
+        if file.suffix in _COPIED and not file.name.endswith(".index.json"):
+            shutil.copy2(file, folder / file.name)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
