@@ -1,6 +1,4 @@
 #!/usr/bin/env bash
 # The whole loop on a CPU with a tiny model: talk, judge, train, measure. --help lists the options.
-set -euo pipefail
-# shellcheck source=SCRIPTDIR/../scripts/launch.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
 demo --method opd "$@"

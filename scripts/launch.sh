@@ -1,23 +1,32 @@
 # shellcheck shell=bash
-# Sourced by every launch script. `launch` becomes the launcher: variables, flags and --dry-run are explained by
-# `bash openclaw-combine/run_qwen3_4b_openclaw_combine.sh --dry-run` and `python -m openclaw.launch --help`.
+# Sourced by every launch script; --help of any of them lists the options, --dry-run shows the plan with every variable and flag.
+set -euo pipefail
 
 openclaw_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# A script, or your copy of one, may set these arrays before it calls `launch`: flags of slime/train_async.py to add.
+# They win over what the variables set; flags after the script's name win over them.
+openclaw_arrays=(CKPT_ARGS ROLLOUT_ARGS OPTIMIZER_ARGS PERF_ARGS SGLANG_ARGS PRM_ARGS CUSTOM_ARGS WANDB_ARGS)
 
-# Arguments: the launcher's own options and flags of slime/train_async.py; of two equal flags the later one wins.
+# Becomes the launcher. Arguments: its own options and flags of slime/train_async.py; of two equal flags the later one wins.
 launch() {
-    local python="$openclaw_root/.venv/bin/python" name
-    local -a lora=()
+    local python="$openclaw_root/.venv/bin/python" name array
+    local -a added=()
     name="$(basename "$0" .sh)"
     if [ ! -x "$python" ]; then
         case " $* " in
-            *" --dry-run "*) python=python3 ;;
+            *" --dry-run "* | *" --help "* | *" -h "*) python=python3 ;;
             *) echo "launch: no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2; exit 2 ;;
         esac
     fi
-    read -ra lora <<<"${LORA_ARGS:-}"
+    read -ra added <<<"${LORA_ARGS:-}"
+    for array in "${openclaw_arrays[@]}"; do
+        if [[ "$(declare -p "$array" 2>/dev/null)" == "declare -a"* ]]; then
+            array+='[@]'
+            added+=("${!array}")
+        fi
+    done
     PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
-        exec "$python" -m openclaw.launch --name "$name" "${lora[@]}" "$@"
+        exec "$python" -m openclaw.launch --name "$name" "${added[@]}" "$@"
 }
 
 # Sets up the CPU environment if it is missing and becomes the demo of one method.

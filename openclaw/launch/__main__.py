@@ -9,12 +9,14 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import METHODS
 from openclaw.launch.plan import Plan, make_plan
-from openclaw.launch.profiles import PROFILES
+from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import describe
 from slime.arguments.validate import visible_gpus
 
@@ -40,12 +42,14 @@ def check_machine(plan: Plan) -> None:
         )
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(
         prog="python -m openclaw.launch",
         description="Start a run from its method, model and profile. Flags that are not listed here go to the trainer "
         "(see python slime/train_async.py --help); the last one wins.",
+        epilog="Variables, flags and profiles: instructions/configuration.md. Scripts and the machines they need: the "
+        "README.md of each method folder.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -53,15 +57,17 @@ def main() -> None:
         required=True,
         help=f"{', '.join(sorted(METHODS))}, or the path of a method folder whose script names its plugins",
     )
-    parser.add_argument(
-        "--profile", choices=sorted(PROFILES), default="gpu8", help="kind of machine (default: %(default)s)"
-    )
+    parser.add_argument("--profile", choices=sorted(PROFILES), help=f"kind of machine (default: {DEFAULT_PROFILE})")
+    parser.add_argument("--lora", action="store_true", help=f"train LoRA adapters (default profile: {LORA_PROFILE})")
     parser.add_argument("--model", help="shape in slime/scripts/models, checked against the checkpoint")
     parser.add_argument("--name", help="folder under runs/ (default: profile and method)")
     parser.add_argument("--dry-run", action="store_true", help="print and validate the plan, start nothing")
-    options, extra = parser.parse_known_args()
+    options, extra = parser.parse_known_args(argv)
+    profile = PROFILES[options.profile or (LORA_PROFILE if options.lora else DEFAULT_PROFILE)]
+    if options.lora:
+        profile = replace(profile, variables={**profile.variables, "USE_LORA": True})
     try:
-        plan = make_plan(PROFILES[options.profile], options.method, options.model, extra, os.environ, options.name)
+        plan = make_plan(profile, options.method, options.model, extra, os.environ, options.name)
     except ConfigError as error:
         fail(str(error))
     missing = [problem for problem in plan.problems if MISSING_PATH in problem]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openclaw.config import VARIABLES, RuntimeConfig, Value
@@ -90,6 +90,11 @@ def model_flags(model: str | None) -> tuple[str, ...]:
     return tuple(output.split("\0")[:-1])
 
 
+def model_folder(model: str) -> str:
+    """Return where the checkpoint of a shape is looked for unless ``HF_CKPT`` says: ``models/Qwen3-4B`` for ``qwen3-4B``."""
+    return "models/" + model.replace("qwen", "Qwen").replace("-vl-", "-VL-")
+
+
 def with_variables(problem: str) -> str:
     """Return a problem about flags with the variables that set them."""
     names = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
@@ -103,7 +108,7 @@ def _paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
     values = {field: entry.value for field, entry in variables.items()}
     for field in PATH_FIELDS:
         if values[field]:
-            base = REPOSITORY if variables[field].source in ("default", "profile") else Path.cwd()
+            base = REPOSITORY if variables[field].source in ("default", "profile", "model") else Path.cwd()
             values[field] = str((base / Path(str(values[field])).expanduser()).resolve())
     return values
 
@@ -241,6 +246,8 @@ def make_plan(
     check_replaced(environment)
     lines = find_method(method, REPOSITORY)
     variables = resolve(environment, {**profile.variables, **profile.methods.get(method, {})})
+    if model and variables["hf_ckpt"].source == "default":
+        variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=model_folder(model), source="model")
     if method == "combine" or environment.get("PRM_M") or "PRM_M" in profile.runtime:
         votes: dict[str, str] = {}
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from openclaw.config import Value
 
@@ -31,6 +31,29 @@ class Profile:
 
 # A reply waits for feedback as long as its reader does; after many updates the clipped ratio leaves little of it to learn.
 GPU8 = Profile("gpu8", "cuda", variables={"MAX_WEIGHT_STALENESS": 32})
+
+GPU8_FP8 = replace(
+    GPU8,
+    name="gpu8_fp8",
+    # Weights stay bfloat16: an engine that quantised them at its start cannot load the trainer's.
+    flags=("--sglang-kv-cache-dtype", "fp8_e4m3"),
+)
+
+GPU4_LORA = replace(
+    GPU8,
+    name="gpu4_lora",
+    variables={
+        **GPU8.variables,
+        "NUM_GPUS": 4,
+        "ACTOR_GPUS": "2",
+        "ROLLOUT_GPUS": "1",
+        "PRM_GPUS": "1",
+        "TP": 1,
+        "PRM_TP": 1,
+        "USE_LORA": True,
+        "MAX_TOKENS_PER_GPU": 8192,
+    },
+)
 
 # Learning rates and KL weights were measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
 TINY_CPU = Profile(
@@ -66,4 +89,5 @@ TINY_CPU = Profile(
     flags=("--serve-when-done",),
 )
 
-PROFILES: dict[str, Profile] = {profile.name: profile for profile in (GPU8, TINY_CPU)}
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (GPU8, GPU8_FP8, GPU4_LORA, TINY_CPU)}
+DEFAULT_PROFILE, LORA_PROFILE = GPU8.name, GPU4_LORA.name

@@ -31,7 +31,7 @@ def source_text(name: str, source: str) -> str:
     """Say where a value came from; ``source`` is the name under which it was set, or a word."""
     if source == name:
         return "env"
-    return source if source in ("default", "profile", "method") else f"env ({source})"
+    return source if source in ("default", "profile", "method", "model") else f"env ({source})"
 
 
 def variable_lines(plan: Plan) -> Iterator[str]:

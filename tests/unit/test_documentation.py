@@ -55,13 +55,16 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
 
 
 def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
+    scripts = [repository / "scripts" / "launch.sh", *(repository / "slime" / "scripts" / "models").glob("*.sh")]
+    shell = "".join(path.read_text() for path in scripts)
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES) for name in variable.names}
     others = {
         "PYTHONPATH",
         "WANDB_API_KEY",
         "WANDB_KEY",
-        "MODEL_ARGS",
-        "CUSTOM_ARGS",
+        "METHOD",
+        "MODEL",
+        *re.findall(r"[A-Z]+_ARGS\w*", shell),
         "LEDGER",
         "FILE",
         "ID",

@@ -60,6 +60,8 @@ def check_trainable(args: Namespace, config: dict) -> list[str]:
         problems.append(f"{name} is a vision-language model, which no back end here trains; use a text model")
     if _experts(text) and args.train_backend == "fsdp":
         problems.append(f"{name} is a mixture of experts, which --train-backend fsdp does not train; use a dense model")
+    if config.get("quantization_config"):
+        problems.append(f"{name} is quantised, which no back end here trains; use the bfloat16 checkpoint")
     linear = "linear_attention" in (text.get("layer_types") or []) or kind.startswith("qwen3_5")
     if linear and args.pack_sequences and args.train_backend == "fsdp":
         problems.append(

@@ -232,6 +232,11 @@ def _check_features(args: Namespace) -> list[str]:
         problems.append("--train-backend megatron is not there yet; use --train-backend fsdp")
     if args.colocate:
         problems.append("--colocate is not implemented yet; give trainer and engines GPUs of their own")
+    if args.sglang_quantization and not (args.debug_rollout_only or args.debug_train_only):
+        problems.append(
+            f"--sglang-quantization {args.sglang_quantization}: an engine that quantised its weights at its start cannot load "
+            "the trainer's; use --sglang-kv-cache-dtype fp8_e4m3, or a judge in FP8 (--prm-model-path)"
+        )
     if args.eval_config:
         problems.append("--eval-config is not implemented yet; use --eval-prompt-data NAME PATH")
     if args.optimizer != "adam":

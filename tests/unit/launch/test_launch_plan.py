@@ -35,9 +35,8 @@ def plan(method: str = "combine", *extra: str, model: Path | None = None, **envi
     return make_plan(GPU8, method, None, extra, given | environment)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("folder", [".", "slime", "own"])
-def test_gpu_scripts_dry_run_from_three_folders(method: str, folder: str, repository: Path) -> None:
+@pytest.mark.parametrize(("method", "folder"), zip(METHODS, [".", "slime", "own"], strict=True))
+def test_gpu_scripts_dry_run(method: str, folder: str, repository: Path) -> None:
     cwd = repository / (f"openclaw-{method}" if folder == "own" else folder)
     script = os.path.relpath(gpu_script(repository, method), cwd)
     result = run_script(script, "--dry-run", cwd=cwd)
