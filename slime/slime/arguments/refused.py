@@ -47,7 +47,7 @@ _GROUPS: dict[str, str] = {
         log-multi-turn log-passrate log-reward-category log-correct-samples model-name http-proxy rollout-data-transport
         load-forge-rollout-data save-debug-train-data load-debug-rollout-data-subsample
         train-env-vars lora-modules-to-save deterministic-mode eval-max-context-len
-        eval-max-prompt-len eval-min-new-tokens eval-tool-key loss-mask-type balance-by-flops config""",
+        eval-max-prompt-len eval-min-new-tokens eval-tool-key balance-by-flops config""",
     "is not there yet: this folder's environment comes later; remove it": """gui-max-steps gui-sleep-after-execution
         gui-max-image-history-length gui-max-reward-image-history-length gui-wait-after-reset gui-eval-max-steps
         gui-eval-sleep-after-execution gui-eval-wait-after-reset""",

@@ -65,6 +65,13 @@ DATA = Group(
         Option("--label-key", "label column"),
         Option("--metadata-key", "metadata column", str, "metadata"),
         Option("--tool-key", "tools column", str, "tools"),
+        Option(
+            "--loss-mask-type",
+            "chat template of supervised fine-tuning",
+            str,
+            "qwen",
+            ("qwen", "qwen3", "distill_qwen", "qwen3_5"),
+        ),
         Option("--apply-chat-template", "render prompts with the chat template when loading", bool),
         Option("--apply-chat-template-kwargs", "JSON object for the template", json_object, {}),
         Option("--rollout-shuffle", "shuffle prompts each epoch", bool),

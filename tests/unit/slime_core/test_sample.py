@@ -95,7 +95,27 @@ def test_a_reward_dict_asks_for_its_key() -> None:
 
 def test_every_field_of_the_contract_has_its_default() -> None:
     empty = {"tokens": [], "weight_versions": [], "metadata": {}, "prompt": "", "response": "", "response_length": 0}
-    none = ["group_index", "index", "multimodal_inputs", "multimodal_train_inputs", "label", "reward", "loss_mask", "rollout_log_probs", "rollout_routed_experts", "generate_function_path", "train_metadata", "rollout_id", "multimodal_train_input_id", "apply_chat_template_kwargs", "rollout_top_p_token_ids", "rollout_top_p_token_offsets", "teacher_log_probs", "custom_rm_path", "session_id"]
+    none = [
+        "group_index",
+        "index",
+        "multimodal_inputs",
+        "multimodal_train_inputs",
+        "label",
+        "reward",
+        "loss_mask",
+        "rollout_log_probs",
+        "rollout_routed_experts",
+        "generate_function_path",
+        "train_metadata",
+        "rollout_id",
+        "multimodal_train_input_id",
+        "apply_chat_template_kwargs",
+        "rollout_top_p_token_ids",
+        "rollout_top_p_token_offsets",
+        "teacher_log_probs",
+        "custom_rm_path",
+        "session_id",
+    ]
     expected = empty | dict.fromkeys(none) | {"remove_sample": False, "non_generation_time": 0.0}
     expected["status"] = Sample.Status.PENDING
     values = vars(Sample())

@@ -1,0 +1,74 @@
+"""Supervised fine-tuning as a rollout: conversations of the prompt data become samples; no engine is asked.
+
+Guarantee: every conversation of the batch becomes a sample with the ids of the chat template; use it with
+``--loss-type sft_loss`` and ``--debug-train-only``.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from typing import Any
+
+from slime.exceptions import ConfigurationError
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator
+from slime.utils.misc import SingletonMeta
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+
+class MaskState(metaclass=SingletonMeta):
+    """The mask generator of this process; the first ``args`` wins."""
+
+    def __init__(self, args: Namespace) -> None:
+        tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
+        self.generator = MultiTurnLossMaskGenerator(tokenizer, args.loss_mask_type)
+
+
+def generate_rollout(
+    args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False
+) -> list[list[Sample]]:
+    """Return ``rollout_batch_size`` groups of one sample each, with reward 0.
+
+    The prompt of a row (``--input-key``) is a list of messages; its tools are in the column ``--tool-key``. A conversation without a
+    message to train on is kept with an empty response, and said.
+
+    Raises:
+        ConfigurationError: when groups have several samples, a prompt is no list of messages, or it is asked to evaluate.
+    """
+    if evaluation:
+        raise ConfigurationError("supervised fine-tuning has nothing to evaluate with; use --eval-function-path")
+    if not args.rollout_global_dataset:
+        raise ConfigurationError("supervised fine-tuning needs --prompt-data; drop --disable-rollout-global-dataset")
+    groups = data_source.get_samples(args.rollout_batch_size)
+    for group in groups:
+        if len(group) != 1:
+            raise ConfigurationError(
+                f"supervised fine-tuning takes a conversation once; replace --n-samples-per-prompt {len(group)} by 1"
+            )
+        fill(group[0], MaskState(args).generator)
+    untrained = sum(not group[0].response_length for group in groups)
+    if untrained:
+        logger.warning(
+            "rollout %d: %d of %d conversations have nothing to train on", rollout_id, untrained, len(groups)
+        )
+    return groups
+
+
+def fill(sample: Sample, generator: MultiTurnLossMaskGenerator) -> None:
+    """Give a sample whose prompt is a conversation its tokens, response, mask, reward and status."""
+    messages = sample.prompt
+    if not isinstance(messages, list) or not all(
+        isinstance(message, dict) and "role" in message for message in messages
+    ):
+        raise ConfigurationError(
+            f"sample {sample.index}: the prompt is not a list of messages; name their column with --input-key and drop "
+            "--apply-chat-template"
+        )
+    sample.tokens, mask = generator.get_loss_mask(messages, tools=sample.metadata.get("tools"))
+    (sample.response_length,) = generator.get_response_lengths([mask])
+    sample.loss_mask = mask[len(mask) - sample.response_length :]
+    sample.reward = 0.0
+    sample.status = Sample.Status.COMPLETED
