@@ -74,8 +74,6 @@ REFUSED: dict[str, str] = {
     "slime.algorithms.losses.topk_distillation.topk_distillation_loss",
     "use-distributed-post": "is not needed; remove it",
     "multimodal-keys": "is not implemented yet: text only",
-    "rm-type": "is not implemented yet; use --custom-rm-path",
-    "rm-url": "is not implemented yet; use --custom-rm-path",
     "prm-step-coef": "is not implemented yet; scale the reward in the reward function",
     "prm-sglang-url": "is not offered; use --prm-router-ip and --prm-router-port",
     "wandb-key": "would show a key to every user of the machine; set WANDB_API_KEY instead",

@@ -11,6 +11,8 @@ ROLLOUT = Group(
         Option("--eval-function-path", "evaluation function; default: the rollout function"),
         Option("--custom-generate-function-path", "generation of one sample"),
         Option("--custom-rm-path", "reward function"),
+        Option("--rm-type", "grader of the core in place of a reward function, see rewards_and_evaluation.md"),
+        Option("--rm-url", "address of the reward server for --rm-type remote_rm"),
         Option("--group-rm", "the reward function scores whole groups", bool),
         Option("--data-source-path", "data source class", str, "slime.rollout.data_source.RolloutDataSourceWithBuffer"),
         Option("--buffer-filter-path", "picks groups out of the data source's buffer"),

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from slime.arguments.check_algorithm import check_algorithm
+from slime.arguments.check_rewards import check_rewards
 from slime.arguments.model_shape import check_model_shape, check_trainable
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -38,6 +39,7 @@ def validate(args: Namespace) -> list[str]:
         *_check_roles(args),
         *_check_batches(args),
         *check_algorithm(args),
+        *check_rewards(args),
         *_check_staleness(args),
         *_check_features(args),
     ]

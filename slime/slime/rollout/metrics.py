@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime.rollout.rewards import constant_groups
+from slime.rollout.rm_hub import grader_problems
 from slime.utils.types import Sample
 
 
@@ -28,6 +29,7 @@ def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) 
         "rollout/samples": len(samples),
         "perf/rollout_time": seconds,
     }
+    metrics |= {f"rollout/grader_{reason}": count for reason, count in grader_problems(samples).items()}
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
     if len(rewards) == len(samples):

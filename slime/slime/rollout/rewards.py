@@ -19,7 +19,7 @@ from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 GROUP_RELATIVE = ("grpo", "gspo", "cispo")
-_CONSTANT = 1e-12
+CONSTANT = 1e-12
 _EPSILON = 1e-6
 
 
@@ -57,7 +57,7 @@ def constant_groups(args: Namespace, samples: Sequence[Sample]) -> int:
     count = 0
     for members in _groups(args, samples).values():
         values = [_reward(args, samples[pieces[0]]) for pieces in members]
-        count += len(values) >= 2 and max(values) - min(values) <= _CONSTANT
+        count += len(values) >= 2 and max(values) - min(values) <= CONSTANT
     return count
 
 

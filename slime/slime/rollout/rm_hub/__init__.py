@@ -1,31 +1,101 @@
 """Rewards of samples: who scores a sample, and the graders that come with the core.
 
-Guarantee: a sample's own reward function goes before the run's; a sample that nothing can score is an error, not a zero.
+Guarantees: a sample's own reward function goes before the run's (``--custom-rm-path``), that before the grader named in
+``metadata["rm_type"]``, and that before ``--rm-type``. A sample that nothing can score is an error, not a zero. A reply
+without an answer, or one that could not be graded within its limits, gets the grader's lowest reward and says why in
+``metadata["grader_problem"]``, which is counted.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import logging
 from argparse import Namespace
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from slime.exceptions import ConfigurationError
+from slime.rollout.rm_hub.registry import find_grader
+from slime.rollout.rm_hub.workers import GraderTimeout
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+PROBLEM = "grader_problem"
+BY_TYPE = "slime.rollout.rm_hub.reward_by_type"
 
 
 async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
     """Return the reward of one sample, a number or a dict of them."""
-    return await _custom_function(args, sample.custom_rm_path)(args, sample, **kwargs)
+    path = sample.custom_rm_path or args.custom_rm_path
+    if path:
+        return await load_function(path)(args, sample, **kwargs)
+    return await reward_by_type(args, sample)
 
 
 async def batched_async_rm(args: Namespace, samples: list[Sample], **kwargs: Any) -> list[Any]:
-    """Return the rewards of several samples; the reward function is called once, also when there are none."""
-    return await _custom_function(args, None)(args, samples, **kwargs)
+    """Return the rewards of several samples.
+
+    Each reward function is called once, with the list of its samples; that of the run also when the list is empty.
+    """
+    members: dict[str | None, list[int]] = {args.custom_rm_path: []} if args.custom_rm_path else {}
+    for position, sample in enumerate(samples):
+        members.setdefault(sample.custom_rm_path or args.custom_rm_path, []).append(position)
+    rewards: list[Any] = [None] * len(samples)
+    for path, positions in members.items():
+        mine = [samples[position] for position in positions]
+        function = load_function(path) if path else reward_by_type
+        scored = await function(args, mine, **(kwargs if path else {}))
+        if len(scored) != len(mine):
+            raise ConfigurationError(f"{path} returned {len(scored)} rewards for {len(mine)} samples")
+        for position, reward in zip(positions, scored, strict=True):
+            rewards[position] = reward
+    return rewards
 
 
-def _custom_function(args: Namespace, own_path: str | None) -> Callable[..., Any]:
-    path = own_path or args.custom_rm_path
-    if not path:
-        raise ConfigurationError("nothing scores the samples; use --custom-rm-path module.function")
-    return load_function(path)
+async def reward_by_type(args: Namespace, sample: Sample | list[Sample], **kwargs: Any) -> Any:
+    """Return the reward by the grader of ``metadata["rm_type"]`` or ``--rm-type``; a list of them for a list."""
+    if isinstance(sample, list):
+        return list(await asyncio.gather(*(reward_by_type(args, one) for one in sample)))
+    grader = find_grader(_grader_name(args, sample))
+    grader.check(sample)
+    answer = grader.extract(sample.response)
+    if answer is None:
+        sample.metadata[PROBLEM] = "no_answer"
+        return copy.copy(grader.wrong)
+    try:
+        return await grader.compare(args, sample, answer)
+    except GraderTimeout as error:
+        logger.warning("sample %s: %s; it counts as wrong", sample.index, error)
+        sample.metadata[PROBLEM] = "timeout"
+        return copy.copy(grader.wrong)
+
+
+def _grader_name(args: Namespace, sample: Sample) -> str:
+    name = sample.metadata.get("rm_type") or args.rm_type
+    if not name:
+        raise ConfigurationError(
+            f"nothing scores sample {sample.index}; use --rm-type NAME or --custom-rm-path module.function"
+        )
+    return str(name)
+
+
+def check_samples(args: Namespace, samples: Iterable[Sample]) -> None:
+    """Check that a grader can score each sample that no function of its own scores.
+
+    Raises:
+        ConfigurationError: when there is no such grader.
+        SampleError: when a sample lacks what its grader needs.
+    """
+    for sample in samples:
+        path = sample.custom_rm_path or args.custom_rm_path
+        if path == BY_TYPE or (not path and (sample.metadata.get("rm_type") or args.rm_type)):
+            find_grader(_grader_name(args, sample)).check(sample)
+
+
+def grader_problems(samples: Iterable[Sample]) -> dict[str, int]:
+    """Count the samples that got the lowest reward without a grade, by reason."""
+    return dict(Counter(sample.metadata[PROBLEM] for sample in samples if PROBLEM in sample.metadata))

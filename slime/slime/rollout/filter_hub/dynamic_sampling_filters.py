@@ -1,0 +1,21 @@
+"""``--dynamic-sampling-filter-path`` of the core: groups that teach nothing are replaced by others."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+from slime.rollout.metrics import flatten
+from slime.rollout.rewards import CONSTANT
+
+
+def check_reward_nonzero_std(args: Namespace, group: list[Any], **kwargs: Any) -> DynamicFilterOutput:
+    """Drop a group of two or more whose rewards are all equal, as in DAPO (arXiv:2503.14476, dynamic sampling).
+
+    A group of one is kept: there is nothing to compare it with. So is one with a sample that has no reward.
+    """
+    rewards = [sample.get_reward_value(args) for sample in flatten(group) if sample.reward is not None]
+    if len(rewards) < 2 or max(rewards) - min(rewards) > CONSTANT:
+        return DynamicFilterOutput(keep=True)
+    return DynamicFilterOutput(keep=False, reason=f"zero_std_{round(rewards[0], 1)}")

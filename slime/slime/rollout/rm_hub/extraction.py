@@ -1,0 +1,57 @@
+"""Where the answer stands in a reply.
+
+Guarantee: pure, and linear in the length of the reply whatever it holds.
+"""
+
+from __future__ import annotations
+
+import re
+
+THINKING_ENDS = ("</think>", "###Response")
+_BRACES = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
+_ANSWER = re.compile(r"answer\s*:", re.IGNORECASE)
+
+
+def whole(reply: str) -> str:
+    """Return the reply itself."""
+    return reply
+
+
+def last_boxed(reply: str) -> str | None:
+    """Return what the last closed ``\\boxed{...}`` (or ``\\fbox{...}``) holds, None without one."""
+    open_braces: list[tuple[int, bool]] = []
+    content = None
+    for match in _BRACES.finditer(reply):
+        word = match.group()
+        if word.endswith("{") and word != "\\{":
+            open_braces.append((match.end(), len(word) > 1))
+        elif word == "}" and open_braces:
+            start, boxed = open_braces.pop()
+            if boxed:
+                content = reply[start : match.start()]
+    return content if content is None else content.strip()
+
+
+def after_thinking(reply: str) -> str | None:
+    """Return what follows the last mark that ends the thinking, None when there is none."""
+    for mark in THINKING_ENDS:
+        _, found, rest = reply.rpartition(mark)
+        if found:
+            return rest
+    return None
+
+
+def boxed_after_thinking(reply: str) -> str | None:
+    """Return the last boxed answer after the thinking, None without an end of thinking or without a box."""
+    rest = after_thinking(reply)
+    return None if rest is None else last_boxed(rest)
+
+
+def answer_line(reply: str) -> str | None:
+    """Return what follows the last ``Answer:`` on its line, its box or dollar signs taken off; None without one."""
+    matches = list(_ANSWER.finditer(reply))
+    if not matches:
+        return None
+    line = reply[matches[-1].end() :].lstrip(" \t*").split("\n", 1)[0]
+    boxed = last_boxed(line)
+    return boxed if boxed is not None else line.strip().strip("*").strip().strip("$").strip()

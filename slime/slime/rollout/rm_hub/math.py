@@ -1,0 +1,23 @@
+"""``--rm-type math``: 1 when the last ``\\boxed{}`` of the reply equals the label, else 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime.rollout.rm_hub.extraction import last_boxed
+from slime.rollout.rm_hub.grader import Grader, needs_label, references
+from slime.rollout.rm_hub.workers import pool
+from slime.utils.types import Sample
+
+
+def reference_answers(sample: Sample) -> list[str]:
+    """Return the labels of a sample; of one that is a whole solution, its last boxed answer."""
+    return [label if (boxed := last_boxed(label)) is None else boxed for label in references(sample)]
+
+
+async def equals_label(args: Any, sample: Sample, answer: str) -> float:
+    """Return 1.0 when the answer equals a label, else 0.0."""
+    return float(await pool().grade("equal_answers", answer=answer, labels=reference_answers(sample)))
+
+
+GRADER = Grader(extract=last_boxed, compare=equals_label, wrong=0.0, check=needs_label)

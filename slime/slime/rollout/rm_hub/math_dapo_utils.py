@@ -1,0 +1,63 @@
+"""``--rm-type dapo``: the last ``Answer:`` line of the reply against the label, as ``{"score": +-1, "acc", "pred"}``.
+
+The form of prompt and reward is that of DAPO (Yu et al. 2025, arXiv:2503.14476). :func:`compute_score` is the same for
+reward functions that call it themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from slime.rollout.rm_hub.extraction import answer_line, last_boxed
+from slime.rollout.rm_hub.grader import Grader, needs_label
+from slime.rollout.rm_hub.math import reference_answers
+from slime.rollout.rm_hub.workers import GraderTimeout, pool
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+NO_ANSWER = "[INVALID]"
+TAIL_CHARACTERS = 100
+
+
+def compute_score(
+    solution_str: str,
+    ground_truth: str,
+    strict_box_verify: bool = False,
+    pause_tokens_index: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Return ``{"score": 1.0 or -1.0, "acc": bool, "pred": str or None}``; it never raises on what a model wrote.
+
+    Args:
+        solution_str: the reply.
+        ground_truth: the label.
+        strict_box_verify: the answer must stand in a ``\\boxed{}`` (``pred`` is None without one), not after ``Answer:``.
+        pause_tokens_index: character positions of pauses in the reply; with ``strict_box_verify`` only what stands after the
+            last one, and 100 characters before it, counts.
+    """
+    if strict_box_verify and pause_tokens_index:
+        solution_str = solution_str[max(0, pause_tokens_index[-1] - TAIL_CHARACTERS) :]
+    answer = last_boxed(solution_str) if strict_box_verify else answer_line(solution_str)
+    if answer is None:
+        return verdict(False, None if strict_box_verify else NO_ANSWER)
+    try:
+        equal = pool().grade_blocking("equal_answers", answer=answer, labels=[str(ground_truth)])
+    except GraderTimeout as error:
+        logger.warning("%s; the answer counts as wrong", error)
+        equal = False
+    return verdict(equal, answer)
+
+
+def verdict(equal: bool, answer: str | None) -> dict[str, Any]:
+    """Return the reward of an answer."""
+    return {"score": 1.0 if equal else -1.0, "acc": equal, "pred": answer}
+
+
+async def _compare(args: Any, sample: Sample, answer: str) -> dict[str, Any]:
+    equal = await pool().grade("equal_answers", answer=answer, labels=reference_answers(sample))
+    return verdict(equal, answer)
+
+
+GRADER = Grader(extract=answer_line, compare=_compare, wrong=verdict(False, NO_ANSWER), check=needs_label)

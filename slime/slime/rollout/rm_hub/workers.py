@@ -1,0 +1,114 @@
+"""Worker processes that grade: what may hang, crash or eat memory happens there and never here.
+
+Guarantees: :meth:`GraderPool.grade` answers within its limit or raises :class:`GraderTimeout`; a worker that hangs or dies is
+killed and replaced, and no other sample's grade is touched. A worker cannot outlive this process: a grade ends at its own
+alarm, and the closed connection ends the worker. The pool belongs to the process (:func:`pool`) and to no event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
+from typing import Any
+
+from slime.exceptions import SlimeError
+
+GRADE_SECONDS = 5.0
+START_SECONDS = 120.0
+MEMORY_BYTES = 4 * 2**30
+MOST_WORKERS = 8
+MODULE = "slime.rollout.rm_hub.worker_main"
+
+
+class GraderTimeout(SlimeError, TimeoutError):
+    """A grade took longer than its limit, or more memory than a worker may have."""
+
+
+class _Worker:
+    """One process and the connection to it; used by one thread."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(GRADE_SECONDS), str(MEMORY_BYTES)]
+        try:
+            self._process = subprocess.Popen(
+                command, env=environment, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        finally:
+            theirs.close()
+        if not self._connection.poll(START_SECONDS) or self._receive() != "ready":
+            self.kill()
+            raise RuntimeError(
+                f"a grader process did not start within {START_SECONDS:.0f} s; try: {' '.join(command[:3])}"
+            )
+
+    def call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
+        try:
+            self._connection.send_bytes(json.dumps([name, arguments]).encode())
+            if not self._connection.poll(seconds):
+                raise GraderTimeout(f"grader {name} took longer than {seconds:g} s")
+            kind, value = self._receive()
+        except (EOFError, ConnectionError) as error:
+            raise GraderTimeout(f"grader {name} was ended at its limit of time or memory") from error
+        if kind == "error":
+            raise RuntimeError(f"grader {name} failed: {value}")
+        return value
+
+    def _receive(self) -> Any:
+        return json.loads(self._connection.recv_bytes())
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+
+class GraderPool:
+    """Threads that own a worker each; calls beyond their number wait their turn."""
+
+    def __init__(self, workers: int, seconds: float = GRADE_SECONDS) -> None:
+        self._seconds = seconds
+        self._workers: dict[int, _Worker] = {}
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="grader")
+
+    def close(self) -> None:
+        """End the workers once what they grade is done; the pool grades no more."""
+        self._executor.shutdown()
+        while self._workers:
+            self._workers.popitem()[1].kill()
+
+    async def grade(self, name: str, **arguments: Any) -> Any:
+        """Return what the function ``name`` of :mod:`worker_main` makes of ``arguments`` (plain data).
+
+        Raises:
+            GraderTimeout: when it is not done in time, or its worker ended.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._grade, name, arguments)
+
+    def grade_blocking(self, name: str, **arguments: Any) -> Any:
+        """The same for synchronous callers."""
+        return self._executor.submit(self._grade, name, arguments).result()
+
+    def _grade(self, name: str, arguments: dict[str, Any]) -> Any:
+        thread = threading.get_ident()
+        if thread not in self._workers:
+            self._workers[thread] = _Worker()
+        try:
+            return self._workers[thread].call(name, arguments, self._seconds)
+        except (GraderTimeout, OSError):
+            self._workers.pop(thread).kill()
+            raise
+
+
+@functools.cache
+def pool() -> GraderPool:
+    """The pool of this process, started with the first grade."""
+    return GraderPool(max(1, min(MOST_WORKERS, (os.cpu_count() or 2) // 2)))

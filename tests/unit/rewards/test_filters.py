@@ -1,0 +1,42 @@
+"""Filters of the core."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+
+from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+from slime.rollout.filter_hub.dynamic_sampling_filters import check_reward_nonzero_std
+from slime.rollout.filter_hub.sample_filters import mask_truncated
+from slime.utils.types import Sample
+
+ARGS = Namespace(reward_key="score")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "keep", "reason"),
+    [
+        ([1.0, 0.0], True, None),
+        ([1.0, 1.0], False, "zero_std_1.0"),
+        ([0.0, 0.0, 0.0], False, "zero_std_0.0"),
+        ([0, 0], False, "zero_std_0"),
+        ([{"score": -1.0}, {"score": -1.0}], False, "zero_std_-1.0"),
+        ([{"score": -1.0}, {"score": 0.5}], True, None),
+        ([1.0], True, None),
+        ([1.0, None], True, None),
+        ([0.1 + 0.2, 0.3], False, "zero_std_0.3"),
+    ],
+)
+def test_groups_of_equal_rewards_are_dropped(rewards: list, keep: bool, reason: str | None) -> None:
+    group = [Sample(reward=reward) for reward in rewards]
+    assert check_reward_nonzero_std(ARGS, group) == DynamicFilterOutput(keep, reason)
+    assert check_reward_nonzero_std(ARGS, [group[:1], group[1:]]) == DynamicFilterOutput(keep, reason)
+
+
+def test_truncated_samples_lose_their_loss() -> None:
+    long = Sample(status=Sample.Status.TRUNCATED)
+    short = Sample(status=Sample.Status.COMPLETED)
+    removed = Sample(status=Sample.Status.COMPLETED, remove_sample=True)
+    mask_truncated(ARGS, [[long, short], [[removed]]])
+    assert [sample.remove_sample for sample in (long, short, removed)] == [True, False, True]
