@@ -43,7 +43,7 @@ async def batched_async_rm(args: Namespace, samples: list[Sample], **kwargs: Any
     """
     members: dict[str | None, list[int]] = {args.custom_rm_path: []} if args.custom_rm_path else {}
     for position, sample in enumerate(samples):
-        members.setdefault(sample.custom_rm_path or args.custom_rm_path, []).append(position)
+        members.setdefault(getattr(sample, "custom_rm_path", None) or args.custom_rm_path, []).append(position)
     rewards: list[Any] = [None] * len(samples)
     for path, positions in members.items():
         mine = [samples[position] for position in positions]
