@@ -17,7 +17,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw.gateway.chat import Reply
+from openclaw.gateway.reply import Reply
 from openclaw.sessions.identity import logged_name
 
 logger = logging.getLogger("openclaw.access")

@@ -26,13 +26,14 @@ from starlette.types import ASGIApp
 
 from openclaw.gateway.access_log import key_name, note_reply
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.chat import ChatService, Reply
+from openclaw.gateway.chat import ChatService
 from openclaw.gateway.errors import ApiError, from_ledger
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.reload import Reloader
+from openclaw.gateway.reply import Reply
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import (
     CLIENT_GONE,

@@ -13,30 +13,27 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from openclaw.config import RuntimeConfig
-from openclaw.engine_client import GRAMMAR_PARAMETER, EngineClient
-from openclaw.exceptions import EngineError, EngineRejectedError
-from openclaw.gateway.capture import Capture, Prompt, Step, usage
+from openclaw.engine_client import EngineClient
+from openclaw.exceptions import EngineError
+from openclaw.gateway.capture import Capture, Prompt, usage
 from openclaw.gateway.detokenize import Vocabulary
-from openclaw.gateway.errors import ApiError, bad_request, from_engine, from_ledger
+from openclaw.gateway.errors import ApiError, bad_request, from_engine
 from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.grammar import reply_grammar
-from openclaw.gateway.interleave import interleave
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer, RenderError
+from openclaw.gateway.reply import Reply
 from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
-from openclaw.ledger.exceptions import LedgerError
-from openclaw.ledger.records import Turn
-from openclaw.sessions import MAX_SESSION_ID, Sessions, TurnContext
+from openclaw.sessions import MAX_SESSION_ID, Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -85,16 +82,12 @@ class ChatService:
         """
         stated_kind, done = read_headers(headers, request)
         prompt = await self._prompt(request, raw)
-        try:
-            context = await self.sessions.begin(
+        reply = Reply(self, [self._capture(prompt, index) for index in range(request.choices)])
+        await reply.start(
+            self.sessions.begin(
                 headers, prompt.messages, body_session_id=request.session_id, stated_kind=stated_kind, done=done
             )
-        except LedgerError as error:
-            self.metrics.ledger_failures.inc()
-            logger.error("request %s is refused: %s", prompt.id, error)
-            raise from_ledger(error) from error
-        reply = Reply(self, [self._capture(prompt, index) for index in range(request.choices)], context)
-        await reply.start()
+        )
         return reply
 
     def _capture(self, prompt: Prompt, index: int) -> Capture:
@@ -200,129 +193,6 @@ class ChatService:
             created_at=created_at,
             excluded=plan.excluded,
         )
-
-
-class Reply:
-    """One reply under way; `start`, then `steps` to its end or closed early, then `give_up` in any case.
-
-    ``captures`` are its choices; ``error`` is what a stream ended in, or None; ``recorded`` says whether the whole reply
-    is in the ledger.
-    """
-
-    def __init__(self, service: ChatService, captures: list[Capture], context: TurnContext) -> None:
-        self.captures = captures
-        self.context = context
-        self.error: ApiError | None = None
-        self.recorded = False
-        self._service = service
-        self._first: Step | None = None
-        self._committing = False
-        self._steps = interleave([self._read(capture) for capture in captures])
-        service.metrics.in_flight.inc()
-
-    @property
-    def capture(self) -> Capture:
-        """The first choice."""
-        return self.captures[0]
-
-    async def start(self) -> None:
-        """Wait for the first tokens.
-
-        Raises:
-            ApiError: when the engine gives none; the session is as if the request had not come.
-        """
-        try:
-            self._first = await anext(self._steps)
-        except EngineError as error:
-            self._service.metrics.in_flight.dec()
-            self._service.sessions.abandon(self.context)
-            raise self._refusal(error) from error
-        except BaseException:
-            self.give_up()
-            raise
-        metrics, prompt = self._service.metrics, self.capture.prompt
-        metrics.first_token.observe(self._service.clock() - prompt.created_at)
-        metrics.prompt_tokens.inc(len(prompt.ids))
-
-    def _refusal(self, error: EngineError) -> ApiError:
-        """Return what the client is told; the engine refuses a schema that it has no grammar for."""
-        prompt = self.capture.prompt
-        answer = from_engine(error)
-        if isinstance(error, EngineRejectedError) and GRAMMAR_PARAMETER in prompt.sampling:
-            answer.param = "tools" if prompt.request.response_schema is None else "response_format"
-        return answer
-
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """Yield what the client gets as it is generated; when it ends, the turns are recorded."""
-        assert self._first is not None, "start the reply first"
-        try:
-            yield self._first
-            async for step in self._steps:
-                yield step
-            self._committing = True
-            await asyncio.shield(self._service.spawn(self._commit()))
-        except BaseException:
-            self.give_up()
-            raise
-
-    async def _read(self, capture: Capture) -> AsyncGenerator[Step, None]:
-        """Yield one choice until it ends, at the engine or at a stop string."""
-        prompt = capture.prompt
-        # Of several choices none may have a name that another one's begins with: the engine aborts by beginnings.
-        name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
-        top = prompt.request.top_logprobs or 0
-        async with aclosing(self._service.engine.generate(name, prompt.ids, prompt.sampling, top)) as chunks:
-            async for chunk in chunks:
-                yield capture.add(chunk)
-                if capture.finish_reason is not None:
-                    return
-
-    async def _commit(self, *, aborted: bool = False) -> None:
-        """Record the turns, once; the first choice last, so that it is the one a client most likely goes on with."""
-        self._committing = True
-        service, finished_at = self._service, self._service.clock()
-        turns = [capture.turn(self.context, finished_at) for capture in self.captures]
-        if aborted:
-            turns = [replace(turn, finish_reason="abort") for turn in turns]
-        try:
-            await self._record(turns)
-        except Exception as error:
-            service.metrics.ledger_failures.inc()
-            logger.exception("turn %s could not be recorded", turns[0].id)
-            if isinstance(error, LedgerError):
-                raise from_ledger(error) from error
-            raise ApiError(500, "the reply could not be recorded", code="internal_error") from error
-        finally:
-            service.metrics.in_flight.dec()
-            service.metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
-            service.metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in self.captures))
-        self.recorded = not aborted
-        for turn in turns:
-            service.metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
-            service.metrics.request_seconds.observe(turn.finished_at - turn.created_at)
-            if len({span.version for span in turn.weight_versions}) > 1:
-                service.metrics.mixed_versions.inc()
-
-    async def _record(self, turns: list[Turn]) -> None:
-        sessions = self._service.sessions
-        try:
-            for turn in turns[:0:-1]:
-                await sessions.record(self.context, turn)
-        except BaseException:
-            sessions.abandon(self.context)
-            raise
-        await sessions.finish(self.context, turns[0])
-
-    def give_up(self) -> None:
-        """Stop the engine and record what there is, unless the turn is recorded or about to be."""
-        if self._committing:
-            return
-        self._committing = True
-        self._service.spawn(self._abort())
-
-    async def _abort(self) -> None:
-        await self._steps.aclose()
-        await self._commit(aborted=True)
 
 
 def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any, bool]:

@@ -178,10 +178,11 @@ class EventStream(Response):
             async for data in source:
                 self._sent_at = time.monotonic()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+            comments.cancel()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             comments.cancel()
             await asyncio.gather(comments, return_exceptions=True)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
         return True
 
     async def _send_comments(self, send: Send) -> None:

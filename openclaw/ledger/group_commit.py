@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ MOST_CALLS_TOGETHER = 128
 
 Outcome = tuple[Any, Exception | None]
 Call = Callable[[], Any]
+Batch = list[tuple[Call, asyncio.Future[Any]]]
 
 
 class Transactional(Protocol):
@@ -39,45 +42,58 @@ class GroupCommit:
 
     def __init__(self, store: Transactional) -> None:
         self._store = store
-        self._waiting: list[tuple[Call, asyncio.Future[Any]]] = []
-        self._pending: set[asyncio.Future[Any]] = set()
+        self._waiting: Batch = []
         self._busy = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._idle: asyncio.Future[None] | None = None
+        self._given: SimpleQueue[tuple[asyncio.AbstractEventLoop, Batch] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
+        self._thread.start()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return what a ledger call returns; it is carried through even when the caller is cancelled."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
-        self._waiting.append((lambda: function(*arguments), future))
+        self._waiting.append((partial(function, *arguments), future))
         self._next()
-        return await asyncio.shield(future)
+        return await future
 
     async def close(self) -> None:
         """Let the thread finish what it was given."""
-        if self._pending:
-            await asyncio.wait(self._pending)
-        await asyncio.to_thread(self._thread.shutdown)
+        if self._busy:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+        self._given.put(None)
+        await asyncio.to_thread(self._thread.join)
 
     def _next(self) -> None:
         """Give the thread everything that waits, unless it is at work."""
-        if self._busy or not self._waiting:
+        if self._busy:
+            return
+        if not self._waiting:
+            if self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
             return
         self._busy = True
         batch, self._waiting = self._waiting[:MOST_CALLS_TOGETHER], self._waiting[MOST_CALLS_TOGETHER:]
-        futures = [future for _, future in batch]
-        work = asyncio.get_running_loop().run_in_executor(self._thread, self._make, [call for call, _ in batch])
-        work.add_done_callback(lambda done: self._deliver(futures, done.result()))
+        self._given.put((asyncio.get_running_loop(), batch))
 
-    def _deliver(self, futures: list[asyncio.Future[Any]], outcomes: list[Outcome]) -> None:
+    def _deliver(self, batch: Batch, outcomes: list[Outcome]) -> None:
         """Hand the outcomes out; the thread gets its next work first."""
         self._busy = False
         self._next()
-        for future, (value, error) in zip(futures, outcomes, strict=True):
+        for (_, future), (value, error) in zip(batch, outcomes, strict=True):
+            if future.done():
+                continue  # its caller was cancelled
             if error is None:
                 future.set_result(value)
             else:
                 future.set_exception(error)
+
+    def _work(self) -> None:
+        """Make what is given, until None; runs in the thread."""
+        while (given := self._given.get()) is not None:
+            loop, batch = given
+            outcomes = self._make([call for call, _ in batch])
+            loop.call_soon_threadsafe(self._deliver, batch, outcomes)
 
     def _make(self, calls: list[Call]) -> list[Outcome]:
         """Make calls in the thread: together, or one by one when that is not possible."""

@@ -93,9 +93,10 @@ class Table:
         return len(self._sessions)
 
     def sizes(self) -> dict[str, int]:
-        """Return how much is held: sessions, turns, and entries of the indexes."""
+        """Return how much is held: sessions, requests under way, turns, and entries of the indexes."""
         return {
             "sessions": len(self._sessions),
+            "in_flight": sum(session.in_flight for session in self._sessions.values()),
             "nodes": sum(len(session.nodes) for session in self._sessions.values()),
             "known": len(self._known),
             "waiting": len(self._waiting),

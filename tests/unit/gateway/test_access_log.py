@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from openclaw.sessions.identity import logged_name
+from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import Stack, Starter
 
 KEY, SAID, ANSWERED, SESSION = "s3cret-key", "marmalade", "porcupine", "session-of-jane"
@@ -40,6 +41,7 @@ async def test_one_line_says_who_and_what_it_cost(
     response = await ask(stack, {"messages": USER, "stream": stream}, **headers)
     assert response.headers["x-request-id"] == "trace-7"
     turn = stack.turns()[0]
+    await eventually(lambda: sum(line.startswith("request=") for line in own_lines(caplog)), 1)
     (line,) = [line for line in own_lines(caplog) if line.startswith("request=")]
     assert line.startswith("request=trace-7 key=environment POST /v1/chat/completions status=200 seconds=")
     assert f"prompt_tokens={len(turn.prompt_ids)} generated_tokens={len(turn.response_ids)}" in line

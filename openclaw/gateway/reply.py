@@ -1,0 +1,187 @@
+"""One reply under way: generated at the engine, told to the client, recorded in the ledger.
+
+Guarantees: generation begins at once, while the session is found and the next state that the request carries is
+committed; no token is handed out before that commit, and one that fails ends the generation. Leaving a reply early stops
+the engine and records what there is. `Reply` owns its reading of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from openclaw.engine_client import GRAMMAR_PARAMETER
+from openclaw.exceptions import EngineError, EngineRejectedError
+from openclaw.gateway.capture import Capture, Step
+from openclaw.gateway.errors import ApiError, from_engine, from_ledger
+from openclaw.gateway.interleave import interleave
+from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.records import Turn
+from openclaw.sessions import TurnContext
+
+if TYPE_CHECKING:
+    from openclaw.gateway.chat import ChatService
+
+logger = logging.getLogger(__name__)
+
+
+class Reply:
+    """One reply; `start`, then `steps` to its end or closed early, then `give_up` in any case.
+
+    ``captures`` are its choices; ``context`` is known from `start` on; ``error`` is what a stream ended in, or None;
+    ``recorded`` says whether the whole reply is in the ledger.
+    """
+
+    context: TurnContext
+
+    def __init__(self, service: ChatService, captures: list[Capture]) -> None:
+        self.captures = captures
+        self.error: ApiError | None = None
+        self.recorded = False
+        self._service = service
+        self._first: Step | None = None
+        self._committing = False
+        self._steps = interleave([self._read(capture) for capture in captures])
+        service.metrics.in_flight.inc()
+
+    @property
+    def capture(self) -> Capture:
+        """The first choice."""
+        return self.captures[0]
+
+    async def start(self, beginning: Coroutine[Any, Any, TurnContext]) -> None:
+        """Wait for the first tokens and for what the request says about earlier turns.
+
+        Args:
+            beginning: finds the session, see `Sessions.begin`.
+
+        Raises:
+            ApiError: when there will be no reply; after an engine's error the session is as if the request had not come.
+        """
+        first = asyncio.ensure_future(anext(self._steps))
+        context = self._service.spawn(beginning)
+        try:
+            await asyncio.wait({first, context}, return_when=asyncio.FIRST_EXCEPTION)
+            for ready in (context, first):
+                if ready.done():
+                    ready.result()
+            self.context, self._first = context.result(), first.result()
+        except (EngineError, LedgerError) as error:
+            self._committing = True
+            self._service.metrics.in_flight.dec()
+            await asyncio.shield(self._service.spawn(self._withdraw(first, context)))
+            raise self._refusal(error) from error
+        except BaseException:
+            self._committing = True
+            self._service.spawn(self._abort(first, context))
+            raise
+        metrics, prompt = self._service.metrics, self.capture.prompt
+        metrics.first_token.observe(self._service.clock() - prompt.created_at)
+        metrics.prompt_tokens.inc(len(prompt.ids))
+
+    async def _withdraw(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext]) -> None:
+        """Undo a start of which one half failed."""
+        first.cancel()
+        _, found = await asyncio.gather(first, context, return_exceptions=True)
+        await self._steps.aclose()
+        if isinstance(found, TurnContext):
+            self._service.sessions.abandon(found)
+
+    async def _abort(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext]) -> None:
+        """Stop a start that its client does not wait for, and record that."""
+        first.cancel()
+        _, found = await asyncio.gather(first, context, return_exceptions=True)
+        await self._steps.aclose()
+        if isinstance(found, TurnContext):
+            self.context = found
+            await self._commit(aborted=True)
+        else:
+            self._service.metrics.in_flight.dec()
+
+    def _refusal(self, error: EngineError | LedgerError) -> ApiError:
+        """Return what the client is told; the engine refuses a schema that it has no grammar for."""
+        prompt = self.capture.prompt
+        if isinstance(error, LedgerError):
+            self._service.metrics.ledger_failures.inc()
+            logger.error("request %s is refused: %s", prompt.id, error)
+            return from_ledger(error)
+        answer = from_engine(error)
+        if isinstance(error, EngineRejectedError) and GRAMMAR_PARAMETER in prompt.sampling:
+            answer.param = "tools" if prompt.request.response_schema is None else "response_format"
+        return answer
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Yield what the client gets as it is generated; when it ends, the turns are recorded."""
+        assert self._first is not None, "start the reply first"
+        try:
+            yield self._first
+            async for step in self._steps:
+                yield step
+            self._committing = True
+            await asyncio.shield(self._service.spawn(self._commit()))
+        except BaseException:
+            self.give_up()
+            raise
+
+    async def _read(self, capture: Capture) -> AsyncGenerator[Step, None]:
+        """Yield one choice until it ends, at the engine or at a stop string."""
+        prompt = capture.prompt
+        # Of several choices none may have a name that another one's begins with: the engine aborts by beginnings.
+        name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
+        top = prompt.request.top_logprobs or 0
+        async with aclosing(self._service.engine.generate(name, prompt.ids, prompt.sampling, top)) as chunks:
+            async for chunk in chunks:
+                yield capture.add(chunk)
+                if capture.finish_reason is not None:
+                    return
+
+    async def _commit(self, *, aborted: bool = False) -> None:
+        """Record the turns, once; the first choice last, so that it is the one a client most likely goes on with."""
+        self._committing = True
+        service, finished_at = self._service, self._service.clock()
+        turns = [capture.turn(self.context, finished_at) for capture in self.captures]
+        if aborted:
+            turns = [replace(turn, finish_reason="abort") for turn in turns]
+        try:
+            await self._record(turns)
+        except Exception as error:
+            service.metrics.ledger_failures.inc()
+            logger.exception("turn %s could not be recorded", turns[0].id)
+            if isinstance(error, LedgerError):
+                raise from_ledger(error) from error
+            raise ApiError(500, "the reply could not be recorded", code="internal_error") from error
+        finally:
+            service.metrics.in_flight.dec()
+            service.metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
+            service.metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in self.captures))
+        self.recorded = not aborted
+        for turn in turns:
+            service.metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
+            service.metrics.request_seconds.observe(turn.finished_at - turn.created_at)
+            if len({span.version for span in turn.weight_versions}) > 1:
+                service.metrics.mixed_versions.inc()
+
+    async def _record(self, turns: list[Turn]) -> None:
+        sessions = self._service.sessions
+        try:
+            for turn in turns[:0:-1]:
+                await sessions.record(self.context, turn)
+        except BaseException:
+            sessions.abandon(self.context)
+            raise
+        await sessions.finish(self.context, turns[0])
+
+    def give_up(self) -> None:
+        """Stop the engine and record what there is, unless the turn is recorded or about to be."""
+        if self._committing:
+            return
+        self._committing = True
+        self._service.spawn(self._leave())
+
+    async def _leave(self) -> None:
+        await self._steps.aclose()
+        await self._commit(aborted=True)
