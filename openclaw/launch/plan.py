@@ -20,7 +20,8 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import MethodLines, find_method
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
-from slime.arguments.parser import build_parser
+from slime.arguments.parser import parser_for
+from slime.arguments.plugin_paths import resolve_plugin_files
 from slime.arguments.refused import refusals
 from slime.arguments.validate import validate
 
@@ -263,11 +264,11 @@ def make_plan(
     if extra:
         sections["CUSTOM_ARGS"] = tuple(extra)
     words = [word for section in sections.values() for word in section]
-    parser = build_parser()
+    parser = parser_for(words)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         parser.unknown(unknown)
-    problems = [with_variables(problem) for problem in (*refusals(args), *validate(args))]
+    problems = [with_variables(problem) for problem in (*refusals(args), *resolve_plugin_files(args), *validate(args))]
     paths = [REPOSITORY / lines.folder, REPOSITORY, REPOSITORY / "slime"]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**runtime_environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}

@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
+from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses
 from slime.utils.ppo_utils import compute_log_probs
+from slime.utils.vocab_parallel import tensor_parallel_group
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case
 
 
@@ -22,7 +24,12 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size, timeout=timedelta(minutes=2)
     )
+    group_of_one()
+    assert parallel_state.get_tensor_model_parallel_group().size() == 1
+    assert tensor_parallel_group() is None
+    parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=world_size)
+    group_of_one()
     group = parallel_state.get_tensor_model_parallel_group()
     case = vocabulary_case()
     width = VOCABULARY // world_size

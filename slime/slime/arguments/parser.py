@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +21,7 @@ from slime.arguments.cluster import CLUSTER
 from slime.arguments.judge import JUDGE
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.optimizer import OPTIMIZER
+from slime.arguments.plugin_paths import ARGUMENTS_FLAG, AddArguments, method_arguments, resolve_plugin_files
 from slime.arguments.refused import add_refused_arguments, refusals
 from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import add_sglang_arguments
@@ -63,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(
-    add_custom_arguments: Callable[[argparse.ArgumentParser], argparse.ArgumentParser | None] | None = None,
+    add_custom_arguments: AddArguments | None = None,
 ) -> Parser:
     """Return the parser with every group, the engine flags, and a plugin's own flags if it has any."""
     parser = Parser(
@@ -73,12 +74,29 @@ def build_parser(
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=40, width=120),
     )
     parser.add_argument("--custom-config-path", help="YAML file; every key is set on the arguments, new ones too")
+    parser.add_argument(ARGUMENTS_FLAG, help="function add_custom_arguments(parser) that declares flags of a method")
     for group in GROUPS:
         group.add_to(parser)
     add_sglang_arguments(parser)
     add_refused_arguments(parser)
     if add_custom_arguments is not None:
         add_custom_arguments(parser)
+    return parser
+
+
+def parser_for(words: Sequence[str], add_custom_arguments: AddArguments | None = None) -> Parser:
+    """Return the parser for a command line: with the flags of the method that it names, and those given.
+
+    Raises:
+        SystemExit: code 2 when the method's flags cannot be declared.
+    """
+    try:
+        of_method = method_arguments(words)
+        parser = build_parser(add_custom_arguments)
+        if of_method is not None:
+            of_method(parser)
+    except ConfigurationError as error:
+        build_parser().error(str(error))
     return parser
 
 
@@ -97,7 +115,7 @@ def _apply_custom_config(args: argparse.Namespace) -> None:
 
 def parse_args(
     argv: Sequence[str] | None = None,
-    add_custom_arguments: Callable[[argparse.ArgumentParser], argparse.ArgumentParser | None] | None = None,
+    add_custom_arguments: AddArguments | None = None,
 ) -> argparse.Namespace:
     """Parse, derive and validate the command line.
 
@@ -111,13 +129,15 @@ def parse_args(
     Raises:
         SystemExit: code 2 with every problem found and the line to change.
     """
-    parser = build_parser(add_custom_arguments)
+    argv = sys.argv[1:] if argv is None else argv
+    parser = parser_for(argv, add_custom_arguments)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.unknown(unknown)
     try:
         problems = refusals(args)
         _apply_custom_config(args)
+        problems += resolve_plugin_files(args)
         problems += validate(args)
     except ConfigurationError as error:
         problems = [str(error)]

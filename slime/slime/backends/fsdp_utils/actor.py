@@ -28,6 +28,7 @@ from slime.algorithms.advantages import compute_advantages
 from slime.backends.fsdp_utils import checkpoint
 from slime.backends.fsdp_utils.export import export_adapter
 from slime.backends.fsdp_utils.lora import adapters_off
+from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.fsdp_utils.model import PolicyModel, build_policy
 from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import Metrics, log_prob_pass, optimizer_step
@@ -37,6 +38,7 @@ from slime.backends.trainer.hf_folder import export_hf
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
+from slime.utils.misc import load_function
 from slime.weight_sync.broadcast import BroadcastWeightSync
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,9 @@ class FSDPTrainActor:
         args = self.args
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
         self.device = self._join()
+        if args.loss_type == "custom_loss":
+            load_function(args.custom_loss_function_path)  # what is wrong with it shows before the model is read
+            group_of_one()
         self.policy = build_policy(args, self._start_weights(), device=self.device)
         self.optimizer = build_optimizer(args, self.policy)
         steps = (args.num_steps_per_rollout or 1) * args.num_rollout if args.num_rollout else None

@@ -1,0 +1,120 @@
+"""Plugins on the command line: files as paths, and flags of a method's own.
+
+Guarantees: a plugin file is named by its absolute path from here on, so that actors find it wherever they run; a file without
+``:name`` gets the first of its option's names that stands in it. Files are parsed, not run, except the one of
+``--custom-arguments-path``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slime.exceptions import ConfigurationError, PluginError
+from slime.utils.misc import load_function
+
+ARGUMENTS_FLAG = "--custom-arguments-path"
+# What is looked for in a file that is named alone, by the option that names it.
+DEFAULT_NAMES: dict[str, tuple[str, ...]] = {
+    "custom_arguments_path": ("add_custom_arguments",),
+    "rollout_function_path": ("generate_rollout",),
+    "eval_function_path": ("eval_rollout", "generate_rollout"),
+    "custom_generate_function_path": ("generate",),
+    "custom_rm_path": ("get_reward_model", "reward_func"),
+    "custom_loss_function_path": ("compute_loss",),
+}
+_SUFFIXES = ("_path", "_paths")
+
+AddArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser | None]
+
+
+def is_plugin_file(value: str) -> bool:
+    """Return whether ``value`` is ``file.py`` or ``file.py:name``."""
+    return value.partition(":")[0].endswith(".py")
+
+
+def name_of_file(option: str, value: str) -> str:
+    """Return ``/absolute/file.py:name`` for a plugin file of ``option``.
+
+    Raises:
+        ConfigurationError: when there is no such file or name, naming what to write.
+    """
+    file_name, _, name = value.partition(":")
+    file = Path(file_name).expanduser().resolve()
+    flag = "--" + option.replace("_", "-")
+    if not file.is_file():
+        raise ConfigurationError(f"{flag} {value}: no such file")
+    if name:
+        return f"{file}:{name}"
+    try:
+        tree = ast.parse(file.read_text())
+    except SyntaxError as error:
+        raise ConfigurationError(f"{flag} {value}: {error}") from error
+    defined = _defined_names(tree)
+    known = DEFAULT_NAMES.get(option, ())
+    for candidate in known:
+        if candidate in defined:
+            return f"{file}:{candidate}"
+    expected = f" has no {' or '.join(known)};" if known else ":"
+    raise ConfigurationError(f"{flag} {value}{expected} say which name to take, {file_name}:NAME")
+
+
+def _defined_names(tree: ast.Module) -> set[str]:
+    """Names that a module defines at its top level, imports included."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def resolve_plugin_files(args: Namespace) -> list[str]:
+    """Replace every plugin file of ``args`` by :func:`name_of_file`, and return the problems."""
+    problems = []
+    for option, value in vars(args).items():
+        if not option.endswith(_SUFFIXES) or not value:
+            continue
+        try:
+            if isinstance(value, str) and is_plugin_file(value):
+                setattr(args, option, name_of_file(option, value))
+            elif isinstance(value, list):
+                found = [name_of_file(option, one) if is_plugin_file(one) else one for one in value]
+                setattr(args, option, found)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    return problems
+
+
+def method_arguments(words: Sequence[str]) -> AddArguments | None:
+    """Return ``add_custom_arguments`` of the method that ``--custom-arguments-path`` names in ``words``; None without one.
+
+    Raises:
+        ConfigurationError: when it cannot be loaded.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(ARGUMENTS_FLAG)
+    path = parser.parse_known_args(words)[0].custom_arguments_path
+    if not path:
+        return None
+    path = name_of_file("custom_arguments_path", path) if is_plugin_file(path) else path
+    try:
+        function = load_function(path)
+    except PluginError as error:
+        raise ConfigurationError(f"{ARGUMENTS_FLAG}: {error}") from error
+
+    def add(target: argparse.ArgumentParser) -> None:
+        try:
+            function(target)
+        except argparse.ArgumentError as error:
+            raise ConfigurationError(
+                f"{ARGUMENTS_FLAG} {path}: {error}; the core or another method has that flag, give yours another name"
+            ) from error
+
+    return add
