@@ -44,7 +44,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
     known = {name for action in build_parser()._actions for name in action.option_strings}
     sources = "".join(
         path.read_text()
-        for folder in ("openclaw", "openclaw-test", "benchmarks")
+        for folder in ("openclaw", "openclaw-test", "benchmarks", "slime/tools", "slime/slime/utils")
         for path in (repository / folder).rglob("*.py")
     )
     for page in pages(repository):

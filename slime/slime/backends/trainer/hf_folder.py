@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slime.backends.trainer.checkpoint_folder import fresh_folder, replace_folder
+from slime.utils.hf_checkpoint import beside_the_language_model, files_of_weights, name_in, read_config
 
 _SHARD_BYTES = 4 * 2**30
 _COPIED = (".json", ".txt", ".jinja", ".model", ".py")
@@ -25,13 +26,14 @@ _COPIED = (".json", ".txt", ".jinja", ".model", ".py")
 def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *, dtype: torch.dtype) -> None:
     """Write the checkpoint folder ``path`` of ``weights`` (names and tensors of Hugging Face's model, of ``dtype``).
 
-    Configuration and tokenizer files are those of the folder ``source``. Collective where ``weights`` are gathered.
+    Configuration and tokenizer files are those of the folder ``source``, and so is what a model holds beside its language
+    model. Collective where ``weights`` are gathered.
     """
     writes = not dist.is_initialized() or dist.get_rank() == 0
     temporary = fresh_folder(path) if writes else path
     shards: list[dict[str, Tensor]] = [{}]
     index, size, total = {}, 0, 0
-    for name, tensor in weights:
+    for name, tensor in _whole_model(weights, source, dtype) if writes else weights:
         if not writes:
             continue
         if size and size + tensor.nbytes > _SHARD_BYTES:
@@ -49,6 +51,20 @@ def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *
     _name_shards(temporary, index, len(shards), total)
     _copy_side_files(source, temporary, dtype)
     replace_folder(temporary, path)
+
+
+def _whole_model(
+    weights: Iterable[tuple[str, Tensor]], source: Path, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``weights`` under the names of ``source``, then the parts of a larger model that are not among them."""
+    if not read_config(source).get("text_config"):
+        yield from weights
+        return
+    names, given = files_of_weights(source), set()
+    for name, tensor in weights:
+        given.add(name_in(names, name))
+        yield name_in(names, name), tensor
+    yield from ((name, tensor.to(dtype)) for name, tensor in beside_the_language_model(source) if name not in given)
 
 
 def _name_shards(folder: Path, index: dict[str, int], count: int, total: int) -> None:

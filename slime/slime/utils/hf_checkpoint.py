@@ -1,0 +1,98 @@
+"""Reading a Hugging Face checkpoint folder (safetensors) tensor by tensor, on the CPU.
+
+Guarantee: only one tensor is in memory at a time, unless the caller keeps it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from slime.exceptions import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LANGUAGE_MODEL = "model.language_model."
+"""Prefix of the language model's weights where it is a part of a larger model."""
+_INSIDE = (LANGUAGE_MODEL, "lm_head.")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return ``config.json``.
+
+    Raises:
+        CheckpointError: when the folder is no checkpoint of a model.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"{folder} is no Hugging Face checkpoint: it has no config.json")
+    return json.loads(file.read_text())
+
+
+def files_of_weights(folder: Path) -> dict[str, Path]:
+    """Return the file that holds each weight.
+
+    Raises:
+        CheckpointError: when there are none in safetensors, or a file is missing.
+    """
+    if (folder / INDEX).is_file():
+        files = {name: folder / file for name, file in json.loads((folder / INDEX).read_text())["weight_map"].items()}
+        missing = sorted({path.name for path in files.values() if not path.is_file()})
+        if missing:
+            raise CheckpointError(f"{folder} is not complete: {', '.join(missing)} is missing")
+        return files
+    if not (folder / SINGLE).is_file():
+        raise CheckpointError(f"{folder} has no weights in safetensors ({SINGLE} or {INDEX})")
+    with safe_open(folder / SINGLE, "pt") as file:
+        return dict.fromkeys(file.keys(), folder / SINGLE)
+
+
+def read_weights(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``(name, tensor)`` of the weights whose name is ``wanted``, file by file."""
+    files = files_of_weights(folder)
+    for path in dict.fromkeys(files.values()):
+        with safe_open(path, "pt") as file:
+            for name in filter(wanted, file.keys()):
+                yield name, file.get_tensor(name)
+
+
+def language_model(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the language model's weights."""
+    larger = bool(read_config(folder).get("text_config"))
+    shapes = {}
+    for name, path in files_of_weights(folder).items():
+        if not larger or name.startswith(_INSIDE):
+            with safe_open(path, "pt") as file:
+                shapes[name] = tuple(file.get_slice(name).get_shape())
+    return shapes
+
+
+def saved_dtype(folder: Path) -> torch.dtype:
+    """Return the dtype that ``config.json`` names; float32 when it names none."""
+    config = read_config(folder)
+    text = config.get("text_config") or {}
+    name = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    return getattr(torch, name or "float32")
+
+
+def is_tied_head(config: dict[str, Any], name: str) -> bool:
+    """Whether ``name`` is an LM head that is the embedding under another name."""
+    tied = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
+    return name == "lm_head.weight" and bool(tied)
+
+
+def name_in(names: Iterable[str], name: str) -> str:
+    """Return the name under which a checkpoint with ``names`` holds the language model's weight ``name``."""
+    inner = LANGUAGE_MODEL + name.removeprefix("model.")
+    return inner if name not in names and inner in names else name
+
+
+def beside_the_language_model(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a larger model that are not its language model's: a vision tower, a draft head."""
+    if read_config(folder).get("text_config"):
+        yield from read_weights(folder, lambda name: not name.startswith(_INSIDE))

@@ -1,0 +1,71 @@
+"""What the commands in ``slime/tools`` share: refusals before any work, one line per error, a progress bar.
+
+Guarantee: a command that refuses has written nothing; an output folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from slime.exceptions import SlimeError
+from slime.utils.hf_checkpoint import saved_dtype
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Item = TypeVar("Item")
+
+
+class ToolError(SlimeError):
+    """A command cannot do what it was asked for."""
+
+
+def add_output(parser: argparse.ArgumentParser, flag: str) -> None:
+    """Declare the output folder, ``--force`` and ``--dtype``."""
+    parser.add_argument(flag, required=True, type=Path, dest="output", metavar="FOLDER", help="folder to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output folder if it is there")
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPES), help="of the weights written (default: what config.json names)"
+    )
+
+
+def check_output(output: Path, inputs: Sequence[Path], *, force: bool) -> None:
+    """Refuse an output folder that is there already, or that holds or lies in an input.
+
+    Raises:
+        ToolError: with what to type instead.
+    """
+    place = output.resolve()
+    for folder in map(Path.resolve, inputs):
+        if place == folder or place in folder.parents or folder in place.parents:
+            raise ToolError(f"{output} holds or lies in {folder}, which is read; name another folder")
+    if output.exists() and not output.is_dir():
+        raise ToolError(f"{output} is a file; name a folder")
+    if output.exists() and not force:
+        raise ToolError(f"{output} is there already; add --force to replace it, or name another folder")
+
+
+def output_dtype(name: str | None, source: Path) -> torch.dtype:
+    """Return the dtype asked for, or the one of the checkpoint ``source``."""
+    return DTYPES[name] if name else saved_dtype(source)
+
+
+def progress(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:
+    """Yield ``items`` and show a bar on standard error."""
+    return iter(track(items, description=title, total=total, console=Console(stderr=True)))
+
+
+def run(prog: str, work: Callable[[], str]) -> int:
+    """Do ``work`` and print what it returns; an error is one line and exit status 2."""
+    try:
+        print(work())
+    except (SlimeError, OSError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,86 @@
+"""A run's checkpoint becomes the Hugging Face folder that the trainer would have exported itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tools import convert_fsdp_to_hf
+
+from slime.utils.http_utils import find_available_port
+from tests.helpers import tiny_hybrid, tiny_random, trainer, trainer_ranks
+
+
+def saved_run(tmp_path: Path, model: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Train a step, save, and return the checkpoints folder and what the trainer exports."""
+    save, export = tmp_path / "save", tmp_path / "hf-{rollout_id}"
+    args = trainer.trainer_args(model, save=str(save), save_hf=str(export), **changes)
+    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    try:
+        actor.train(0, trainer.shards(args, trainer.train_data(), 1)[0])
+        actor.save(0)
+    finally:
+        actor.shutdown()
+    return save, load_file(tmp_path / "hf-0" / "model.safetensors")
+
+
+def test_full_weights(tmp_path: Path, tiny_random_tied_model: Path) -> None:
+    model = tiny_random_tied_model
+    save, exported = saved_run(tmp_path, model, lr=1e-2)
+    words = ["--input-dir", str(save), "--origin-hf-dir", str(model), "--output-dir", str(tmp_path / "out")]
+    assert convert_fsdp_to_hf.main(words) == 0
+    converted = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(converted) == set(exported)
+    assert all(torch.equal(converted[name], exported[name]) for name in exported)
+    assert not torch.equal(
+        converted["model.embed_tokens.weight"], load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    )
+
+
+def test_weights_are_read_in_groups(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, exported = saved_run(tmp_path, tiny_random_model)
+    monkeypatch.setattr(convert_fsdp_to_hf, "GROUP_BYTES", 1)
+    convert_fsdp_to_hf.convert(save / "iter_0000001", tiny_random_model, tmp_path / "out")
+    converted = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(converted[name], exported[name]) for name in exported)
+
+
+def test_lora(tmp_path: Path, tiny_random_model: Path) -> None:
+    save, exported = saved_run(tmp_path, tiny_random_model, use_lora=True, lr=1e-1)
+    convert_fsdp_to_hf.convert(save, tiny_random_model, tmp_path / "out")
+    converted = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(converted) == set(exported)
+    for name, tensor in exported.items():
+        torch.testing.assert_close(converted[name], tensor, atol=1e-6, rtol=1e-6)
+
+
+def test_a_language_model_goes_back_into_the_larger_model(tmp_path: Path) -> None:
+    model = tiny_hybrid.build(tmp_path / "model")
+    save, exported = saved_run(tmp_path, model, pack_sequences=False, lr=1e-2)
+    convert_fsdp_to_hf.convert(save, model, tmp_path / "out")
+    before, converted = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "out"))
+    assert set(before) == set(converted) == set(exported)
+    assert all(torch.equal(converted[name], exported[name]) for name in exported)
+    changed = {name for name in before if not torch.equal(before[name], converted[name])}
+    assert "model.language_model.layers.0.linear_attn.out_proj.weight" in changed
+    assert all(name.startswith("model.language_model.") for name in changed)
+
+
+def test_bad_input_is_refused(tmp_path: Path, tiny_random_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save, _ = saved_run(tmp_path, tiny_random_model)
+    (tmp_path / "empty").mkdir()
+    other = tiny_random.build(tmp_path / "other", num_layers=1)
+    wide = tiny_random.build(tmp_path / "wide", hidden_size=32)
+    cases = [
+        (tmp_path / "empty", tiny_random_model, "holds no checkpoint"),
+        (save, tmp_path / "empty", "is no Hugging Face checkpoint"),
+        (save, other, "model.layers.1.input_layernorm.weight is (64,) there, nothing in"),
+        (save, wide, "is not of a run that began with"),
+    ]
+    for source, origin, says in cases:
+        words = ["--input-dir", str(source), "--origin-hf-dir", str(origin), "--output-dir", str(tmp_path / "out")]
+        assert convert_fsdp_to_hf.main(words) == 2
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
