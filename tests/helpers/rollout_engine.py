@@ -17,12 +17,15 @@ from typing import Any
 import httpx
 import pytest
 
+from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from tests.helpers.mock_engine import logprob_of
 
 REPLY = (1, 2, 3)
+PROMPT = "def f(x):"
+PROMPTS = 50
 
 
 class RolloutEngine:
@@ -38,6 +41,7 @@ class RolloutEngine:
         self.aborts = 0
         self.holds: Callable[[int], bool] = lambda number: False
         self.held_tokens = 1
+        self.turns: Callable[[int], int] = lambda number: 1
         self.cut: list[int] = []
         self.spans: list[dict[str, Any]] | None = None
         self._abort = asyncio.Event()
@@ -68,7 +72,9 @@ class RolloutEngine:
             done = 0 if self.prompt_tokens is None else len(payload["input_ids"]) - self.prompt_tokens
             ids = self.reply[done:]
             finish: dict[str, Any] = {"type": "stop"}
-            await asyncio.sleep(0)
+            version = self.version
+            for _ in range(self.turns(number)):
+                await asyncio.sleep(0)
             if self.holds(number):
                 await self._abort.wait()
                 ids, finish = ids[: self.held_tokens], {"type": "abort", "message": "Abort in waiting queue"}
@@ -77,7 +83,7 @@ class RolloutEngine:
             limit = payload["sampling_params"]["max_new_tokens"]
             if len(ids) > limit:
                 ids, finish = ids[:limit], {"type": "length", "length": limit}
-            meta: dict[str, Any] = {"finish_reason": finish, "weight_version": self.version}
+            meta: dict[str, Any] = {"finish_reason": finish, "weight_version": version}
             if ids:  # an engine that sampled nothing sends no logprobs
                 entries = [[logprob_of(done + n, token), token, None] for n, token in enumerate(ids)]
                 meta["output_token_logprobs"] = entries
@@ -86,6 +92,26 @@ class RolloutEngine:
             return {"text": "x" * len(ids), "meta_info": meta}
         finally:
             self.running -= 1
+
+
+def prompt_source(args: Namespace, folder: Path, **changes: Any) -> RolloutDataSourceWithBuffer:
+    """A data source of `PROMPTS` prompts that saves to and loads from ``folder``; ``changes`` of its arguments."""
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": PROMPT}) + "\n" for _ in range(PROMPTS)))
+    values: dict[str, Any] = {
+        "prompt_data": str(file),
+        "input_key": "prompt",
+        "label_key": None,
+        "metadata_key": "metadata",
+        "tool_key": "tools",
+        "apply_chat_template": False,
+        "rollout_shuffle": False,
+        "n_samples_per_prompt": 2,
+        "buffer_filter_path": None,
+        "save": str(folder),
+        "load": str(folder),
+    }
+    return RolloutDataSourceWithBuffer(Namespace(**(vars(args) | values | changes)))
 
 
 @contextmanager

@@ -74,7 +74,9 @@ def live_version(url: str) -> str | None:
 @pytest.mark.timeout(600)
 def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_random_model: Path) -> None:
     run_dir = tmp_path / "run"
-    driver = Driver(repository, run_dir, tiny_random_model, "--num-rollout", "3", "--serve-when-done")
+    # Twice as many groups as a batch needs: the surplus is aborted on the engine and goes on in the next batch.
+    partial = ("--partial-rollout", "--over-sampling-batch-size", "4")
+    driver = Driver(repository, run_dir, tiny_random_model, "--num-rollout", "3", "--serve-when-done", *partial)
     driver.wait_for("serving until")
     url = driver.engine_url()
     assert live_version(url) == "3"
@@ -93,10 +95,14 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     assert_all_gone(family)
     assert (run_dir / "checkpoints/latest_checkpointed_iteration.txt").read_text().strip() == "3"
 
-    resumed = Driver(repository, run_dir, tiny_random_model, "--num-rollout", "4", "--resume", "--serve-when-done")
+    function = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+    resumed = Driver(
+        *(repository, run_dir, tiny_random_model, "--num-rollout", "6", "--resume", "--serve-when-done"),
+        *("--rollout-function-path", function, "--over-sampling-batch-size", "4"),
+    )
     resumed.wait_for("serving until")
-    assert [line.split()[1] for line in resumed.text().splitlines() if line.startswith("step ")] == ["3"]
-    assert live_version(resumed.engine_url()) == "4"
+    assert [line.split()[1] for line in resumed.text().splitlines() if line.startswith("step ")] == ["3", "4", "5"]
+    assert live_version(resumed.engine_url()) == "6"
     family = resumed.family()
     resumed.process.kill()
     resumed.process.wait()

@@ -208,11 +208,12 @@ class RolloutManager:
         return [Sample.from_dict(record) for record in dump["samples"]]
 
     def dispose(self) -> None:
-        """Stop the monitor, what the data source has started (its ``dispose``), and the engines."""
+        """Stop the monitor, what the rollout function and the data source have started (their ``dispose``), and the engines."""
         self._closing.set()
-        dispose = getattr(self._data_source, "dispose", None)
-        if dispose is not None:
-            dispose()
+        for plugin in (self._generate, self._data_source):
+            dispose = getattr(plugin, "dispose", None)
+            if dispose is not None:
+                dispose()
         with self._engines_lock:
             for group in self._groups:
                 group.stop()

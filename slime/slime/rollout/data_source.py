@@ -231,27 +231,27 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.buffer: list[list[Any]] = []
         self.outstanding: Callable[[], list[list[Any]]] | None = None
         self._filter = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """Return groups of the buffer, then fresh ones."""
-        with self._lock:
+        with self.lock:
             groups = self._filter(self.args, None, self.buffer, num_samples) if self.buffer else []
             return [*groups, *super().get_samples(num_samples - len(groups))]
 
     def add_samples(self, samples: list[list[Any]]) -> None:
         """Put groups into the buffer; their size and nesting is theirs."""
-        with self._lock:
+        with self.lock:
             self.buffer.extend(group for group in samples if group)
 
     def _state(self) -> dict[str, Any]:
-        with self._lock:
+        with self.lock:
             groups = [*self.buffer, *(self.outstanding() if self.outstanding else [])]
             return {**super()._state(), "buffer": [_to_plain(group) for group in groups]}
 
     def _restore(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        with self._lock:
+        with self.lock:
             self.buffer = [_from_plain(group) for group in state.pop("buffer", [])]
             super()._restore(state)
 

@@ -51,6 +51,12 @@ async def worker_urls(args: Namespace) -> list[str]:
     return [worker["url"] for worker in workers["workers"]]
 
 
+async def live_weight_version(args: Namespace) -> str:
+    """The weight version that the engines report for new tokens."""
+    urls = await worker_urls(args)
+    return str((await get(f"{urls[0]}/model_info"))["weight_version"])
+
+
 async def abort_until_idle(args: Namespace, finished: Callable[[], bool]) -> None:
     """Abort every request on every engine, again and again, until ``finished`` holds and all engines are idle.
 

@@ -2,7 +2,7 @@
 
 Guarantees: collection stops with exactly ``rollout_batch_size`` groups that the filter kept; no request of the surplus is left
 running on any engine. With ``--partial-rollout`` the surplus goes back to the data source with what it has; without, it is
-dropped and counted. Plugins import their names from here.
+dropped and counted. The prompt of a group that is too stale goes back in any case. Plugins import their names from here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from slime.rollout.collection import Collection, to_go_on
 from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.evaluation import eval_rollout, eval_rollout_single_dataset
 from slime.rollout.generation import GenerateState, Group, generate, generate_and_rm, generate_and_rm_group
+from slime.rollout.staleness import StalenessBound
 from slime.utils.async_utils import run
 
 __all__ = [
@@ -63,7 +64,9 @@ async def generate_rollout_async(
     state.rollout_id = rollout_id
     collection = Collection(args)
     wanted = args.rollout_batch_size
+    staleness = StalenessBound(args)
     surplus: list[Group] = []
+    again: list[Group] = []
     try:
         while len(collection.kept) < wanted:
             while state.remaining_batch_size + len(collection.spare) < wanted:
@@ -76,18 +79,22 @@ async def generate_rollout_async(
                 group = task.result()
                 if len(collection.kept) == wanted:
                     surplus.append(to_go_on(group, state.prompts[task], rollout_id))
+                elif not await staleness.admits(group):
+                    again.append(state.prompts[task])
+                    state.remaining_batch_size -= 1
                 elif not collection.add(group):
                     state.remaining_batch_size -= 1
     except BaseException:
-        for task in state.pendings:
+        for task in state.prompts:
             task.cancel()
+        await asyncio.gather(*state.prompts, return_exceptions=True)
         raise
     left = len(state.pendings) + len(surplus)
     surplus = surplus if args.partial_rollout else []
-    aborted = surplus + (await abort(args, rollout_id) if state.pendings else [])
+    aborted = [*again, *surplus, *(await abort(args, rollout_id) if state.pendings else [])]
     output = collection.output(get_samples)
     assert output.metrics is not None
-    output.metrics["rollout/aborted_groups"] = left
+    output.metrics |= {"rollout/aborted_groups": left, **staleness.take_metrics()}
     state.reset()
     return output, aborted
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,9 @@ from slime.rollout.metrics import flatten
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.types import Sample
 from tests.helpers.mock_engine import logprob_of
-from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine
+from tests.helpers.rollout_engine import PROMPT, RolloutEngine, prompt_source, rollout_args, rollout_engine
 
 REPLY = [5, 9, 2, 8, 4, 4, 7]
-PROMPT = "def f(x):"
 
 
 @pytest.fixture
@@ -38,22 +36,7 @@ def args(tiny_random_model: Path) -> Namespace:
 
 @pytest.fixture
 def source(args: Namespace, tmp_path: Path) -> RolloutDataSourceWithBuffer:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": PROMPT}) + "\n" for _ in range(50)))
-    data = {
-        "prompt_data": str(file),
-        "input_key": "prompt",
-        "label_key": None,
-        "metadata_key": "metadata",
-        "tool_key": "tools",
-        "apply_chat_template": False,
-        "rollout_shuffle": False,
-        "n_samples_per_prompt": 2,
-        "buffer_filter_path": None,
-        "save": str(tmp_path),
-        "load": str(tmp_path),
-    }
-    return RolloutDataSourceWithBuffer(Namespace(**(vars(args) | data)))
+    return prompt_source(args, tmp_path)
 
 
 @given(cuts=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=6), mask=st.booleans())

@@ -14,7 +14,7 @@ from slime.rollout.metrics import flatten
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.types import Sample
 from tests.helpers.mock_engine import logprob_of
-from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine
+from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args, rollout_engine
 
 PLUGINS = "tests.helpers.rollout_plugins"
 LOGPROBS = [logprob_of(position, token) for position, token in enumerate([1, 2, 3])]
@@ -32,7 +32,7 @@ def args(tiny_random_model: Path) -> Namespace:
 
 
 def prompt(index: int = 0, **changes: object) -> Sample:
-    return Sample(index=index, group_index=index, prompt="def f(x):", **changes)  # type: ignore[arg-type]
+    return Sample(index=index, group_index=index, prompt=PROMPT, **changes)  # type: ignore[arg-type]
 
 
 class Prompts:
@@ -53,7 +53,7 @@ async def test_a_sample_has_the_engines_ids_and_logprobs(engine: RolloutEngine, 
     state = GenerateState(args)
     result = await sglang_rollout.generate_and_rm(args, prompt(), dict(state.sampling_params))
     assert isinstance(result, Sample)
-    assert engine.requests[0]["input_ids"] == state.tokenizer.encode("def f(x):", add_special_tokens=False)
+    assert engine.requests[0]["input_ids"] == state.tokenizer.encode(PROMPT, add_special_tokens=False)
     assert result.tokens[-3:] == [1, 2, 3]
     assert result.rollout_log_probs == LOGPROBS
     assert (result.status, result.reward, result.weight_versions) == (Sample.Status.COMPLETED, 0.5, ["4"])
