@@ -45,7 +45,7 @@ _GROUPS: dict[str, str] = {
         rollout-data-postprocess-path only-train-params-name-list
         freeze-params-name-list keep-old-actor reset-optimizer-states ref-update-interval ref-ckpt-step use-rollout-entropy
         log-multi-turn log-passrate log-reward-category log-correct-samples model-name http-proxy rollout-data-transport
-        load-forge-rollout-data save-debug-train-data load-debug-rollout-data-subsample
+        save-debug-train-data load-debug-rollout-data-subsample
         train-env-vars lora-modules-to-save deterministic-mode eval-max-context-len
         eval-max-prompt-len eval-min-new-tokens eval-tool-key balance-by-flops config""",
     "is not there yet: this folder's environment comes later; remove it": """gui-max-steps gui-sleep-after-execution
@@ -53,9 +53,7 @@ _GROUPS: dict[str, str] = {
         gui-eval-sleep-after-execution gui-eval-wait-after-reset""",
     "is not needed, there is one router; use --router": """use-slime-router slime-router-middleware-paths slime-router-timeout
         slime-router-max-connections slime-router-health-check-failure-threshold""",
-    "is not implemented yet; use --sglang-router-ip and --sglang-router-port of engines that run already": "rollout-external rollout-external-engine-addrs prefill-num-servers sglang-config",
-    "is not needed: engines are always watched; set --rollout-health-check-interval": """use-fault-tolerance
-        rollout-health-check-timeout rollout-health-check-first-wait""",
+    "is not implemented yet; use --sglang-router-ip and --sglang-router-port of engines that run already": "prefill-num-servers sglang-config",
     "is not needed: the optimizer's and the schedule's state are always restored; remove it": "use-checkpoint-lr-scheduler override-lr-scheduler",
     "is not offered; use --lr-warmup-fraction and --lr-decay-style": "warmup-ratio lr-wsd-decay-iters lr-wsd-decay-style",
     "is not offered; use --train-dtype bfloat16": "fp16",
@@ -72,6 +70,7 @@ REFUSED: dict[str, str] = {
     "distill-topk": "is not implemented yet: nothing here asks the teacher for its top K. Use --use-opd (token-level), or samples "
     "with teacher_topk_log_probs and --custom-loss-function-path "
     "slime.algorithms.losses.topk_distillation.topk_distillation_loss",
+    "load-forge-rollout-data": "is not offered; replay with --load-debug-rollout-data PATH",
     "use-distributed-post": "is not needed; remove it",
     "multimodal-keys": "is not implemented yet: text only",
     "prm-step-coef": "is not implemented yet; scale the reward in the reward function",

@@ -45,7 +45,21 @@ ROLLOUT = Group(
         Option("--rollout-stop-token-ids", "stop token ids", int, None, nargs="+"),
         Option("--rollout-skip-special-tokens", "leave special tokens out of responses' text", bool),
         Option("--rollout-seed", "seed of the data source", int, 42),
+        Option("--rollout-external", "the policy engines run already, at --rollout-external-engine-addrs", bool),
+        Option("--rollout-external-engine-addrs", "their host:port; they get the weights, and nothing else", nargs="+"),
+        Option(
+            "--use-fault-tolerance",
+            "start engines again that died or hang; on unless --no-use-fault-tolerance",
+            bool,
+            True,
+        ),
         Option("--rollout-health-check-interval", "seconds between looks at the engines", float, 5.0),
+        Option(
+            "--rollout-health-check-timeout", "an engine that is not healthy for so many seconds hangs", float, 30.0
+        ),
+        Option(
+            "--rollout-health-check-first-wait", "seconds after its start in which an engine may be silent", float, 0.0
+        ),
         Option("--max-weight-staleness", "a sample of weights more updates away from the live ones is stale", int),
         Option(
             "--stale-samples",

@@ -66,6 +66,8 @@ def _derive_roles(args: Namespace) -> None:
     if not args.prm_enable:
         args.prm_num_gpus = 0
     args.prm_model_path = args.prm_model_path or args.hf_checkpoint
+    if args.rollout_external_engine_addrs:
+        args.rollout_num_gpus = len(args.rollout_external_engine_addrs) * args.rollout_num_gpus_per_engine
     if args.rollout_num_gpus is None:
         args.rollout_num_gpus = 0 if args.debug_train_only else args.rollout_num_gpus_per_engine
     if args.train_dtype is None:
@@ -158,7 +160,7 @@ def _check_roles(args: Namespace) -> list[str]:
         problems.append("--prm-enable needs --prm-num-gpus 1 or more, or --prm-router-ip of a judge that runs already")
     needed = (
         (0 if args.debug_rollout_only else actor)
-        + (0 if args.debug_train_only else args.rollout_num_gpus)
+        + (0 if args.debug_train_only or args.rollout_external_engine_addrs else args.rollout_num_gpus)
         + args.prm_num_gpus
     )
     if args.num_gpus is not None and needed > args.num_gpus:
@@ -170,6 +172,11 @@ def _check_roles(args: Namespace) -> list[str]:
         problems.append("--prm-router-ip and --prm-router-port go together")
     if bool(args.sglang_router_ip) != bool(args.sglang_router_port):
         problems.append("--sglang-router-ip and --sglang-router-port go together")
+    if args.rollout_external and not args.rollout_external_engine_addrs:
+        problems.append("--rollout-external needs --rollout-external-engine-addrs HOST:PORT ...")
+    if args.rollout_external_engine_addrs and (args.debug_train_only or args.sglang_router_ip):
+        other = "--sglang-router-ip" if args.sglang_router_ip else "--debug-train-only"
+        problems.append(f"--rollout-external-engine-addrs contradicts {other}; remove one of them")
     context = args.sglang_context_length or args.rollout_max_context_len
     if args.prm_enable and context and args.prm_max_new_tokens >= context:
         problems.append(

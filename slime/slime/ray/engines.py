@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.router import Address, check_router, serve_behind_one_address
 from slime.backends.sglang_utils.server_args import EngineSpec, Role
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 # Calls on one engine overlap: an update is in flight while health is asked.
 _ACTOR_THREADS = 8
 _STOP_TIMEOUT_SECONDS = 30.0
+ROLES: tuple[Role, ...] = ("policy", "prm")
 
 
 class EngineGroup:
@@ -32,11 +34,14 @@ class EngineGroup:
         self._args = args
         self._reserved = reserved
         self.role: Role = role
-        self.specs = reserved.placement.engines(role)
+        self.specs = self._describe()
         check_router(getattr(args, "router", "auto"), len(self.specs))
         self._ports = [0] * len(self.specs)
         self.handles: list[Any] = []
         self.address: Address | None = None
+
+    def _describe(self) -> list[EngineSpec]:
+        return self._reserved.placement.engines(self.role)
 
     def start(self) -> list[Any]:
         """Create the actors and return the references of their starts; see :meth:`finish_start`."""
@@ -90,3 +95,35 @@ class EngineGroup:
         for handle in self.handles:
             ray.kill(handle)
         self.handles = []
+
+
+class ExternalEngineGroup(EngineGroup):
+    """Policy engines at ``--rollout-external-engine-addrs``: found, given weights, and otherwise left alone."""
+
+    def _describe(self) -> list[EngineSpec]:
+        addresses = self._args.rollout_external_engine_addrs
+        return [EngineSpec(self.role, index, self._args.rollout_num_gpus_per_engine) for index in range(len(addresses))]
+
+    def finish_start(self, urls: list[str]) -> Address:
+        """Start a router if the engines need one."""
+        self.address = serve_behind_one_address(self._args, self.role, urls)
+        return self.address
+
+    def _create(self, index: int) -> Any:
+        address = external_url(self._args.rollout_external_engine_addrs[index])
+        remote = ray.remote(ExternalEngine).options(max_concurrency=_ACTOR_THREADS, num_cpus=0)
+        return remote.remote(self._args, self.specs[index], address)
+
+    def revive(self) -> list[int]:
+        """Nothing: who runs the engines starts them again."""
+        return []
+
+
+def engine_groups(args: Namespace, reserved: ReservedPlacement) -> list[EngineGroup]:
+    """The groups of a run; none while saved rollouts are replayed."""
+    if args.load_debug_rollout_data:
+        return []
+    groups = [EngineGroup(args, reserved, role) for role in ROLES if reserved.placement.engines(role)]
+    if args.rollout_external_engine_addrs:
+        groups.insert(0, ExternalEngineGroup(args, reserved, "policy"))
+    return groups

@@ -1,7 +1,8 @@
 """The rollout manager: the actor that owns the engines, the data source and the rollout function.
 
 Guarantees: ``generate`` blocks only its own caller, so ``save``, ``on_weights_live`` and ``recover_engines`` run meanwhile; a
-dead engine is started again within ``--rollout-health-check-interval`` seconds, and counted by ``recover_engines`` until the
+dead or hanging engine is started again at the next look (``--rollout-health-check-interval``, unless
+``--no-use-fault-tolerance``), and counted by ``recover_engines`` until the
 driver has taken note; everything that the manager started ends with it. It writes the addresses of the engines into its
 copy of ``args``, where plugins read them.
 """
@@ -17,10 +18,9 @@ from typing import Any, TypedDict
 
 import ray
 
-from slime.backends.sglang_utils.server_args import Role
 from slime.exceptions import PluginError
 from slime.observability.metric_utils import compute_rollout_step
-from slime.ray.engines import EngineGroup
+from slime.ray.engines import engine_groups
 from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
@@ -35,7 +35,6 @@ __all__ = ["RolloutBatch", "RolloutManager", "compute_rollout_step", "create_rol
 logger = logging.getLogger(__name__)
 
 _MANAGER_THREADS = 16
-ROLES: tuple[Role, ...] = ("policy", "prm")
 
 
 class RolloutBatch(TypedDict):
@@ -52,11 +51,7 @@ class RolloutManager:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self.args = args
-        self._groups = [
-            EngineGroup(args, reserved, role)
-            for role in ROLES
-            if reserved.placement.engines(role) and not args.load_debug_rollout_data
-        ]
+        self._groups = engine_groups(args, reserved)
         self._dp_size = max(1, len(reserved.placement.actor))
         self._engines_lock = threading.Lock()
         self._revived = 0
@@ -66,8 +61,8 @@ class RolloutManager:
         self._data_source = load_function(args.data_source_path)(args)
         self._generate = load_function(args.rollout_function_path)
         self._evaluate = load_function(args.eval_function_path or args.rollout_function_path)
-        self._monitor = threading.Thread(target=self._watch_engines, name="engine-monitor", daemon=True)
-        self._monitor.start()
+        if args.use_fault_tolerance:
+            threading.Thread(target=self._watch_engines, name="engine-monitor", daemon=True).start()
 
     # Engines
 
@@ -81,7 +76,7 @@ class RolloutManager:
             logger.info("%s engines serve at http://%s:%d", group.role, address.host, address.port)
 
     def _watch_engines(self) -> None:
-        interval = getattr(self.args, "rollout_health_check_interval", None) or 5.0
+        interval = self.args.rollout_health_check_interval
         while not self._closing.wait(interval):
             try:
                 self._revive_engines()
@@ -90,7 +85,7 @@ class RolloutManager:
 
     def _revive_engines(self) -> None:
         with self._engines_lock:
-            if self._closing.is_set():
+            if self._closing.is_set() or not self.args.use_fault_tolerance:
                 return
             for group in self._groups:
                 revived = len(group.revive())

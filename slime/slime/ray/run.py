@@ -86,7 +86,7 @@ class Run:
         for role, url in self.wait(self._manager.addresses.remote()).items():
             say(f"{role} engine: {url}")
         self.wait(self._manager.load.remote(self.start_rollout_id - 1))
-        if self._trainer and placement.rollout:
+        if self._trainer and (placement.rollout or args.rollout_external_engine_addrs):
             self._send_weights(connect=True)
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:

@@ -45,6 +45,7 @@ class SGLangEngine:
         self._port = port
         self._child: ChildProcess | None = None
         self._starts = 0
+        self._started_at = self._silent_since = 0.0
         self._lock = threading.RLock()
         self._client = httpx.Client(timeout=CALL_TIMEOUT_SECONDS, trust_env=False)
 
@@ -68,6 +69,7 @@ class SGLangEngine:
             self._child = spawn(command, env=environment, log_path=self._log_path, name=self._spec.name)
             self._starts += 1
             self._wait_until_it_serves(self._child)
+            self._started_at, self._silent_since = time.monotonic(), 0.0
             return self.url()
 
     def _wait_until_it_serves(self, child: ChildProcess) -> None:
@@ -87,14 +89,29 @@ class SGLangEngine:
         return f"{self._spec.name} {problem}. Log: {self._log_path}. Its last lines:\n{tail}"
 
     def restart_if_dead(self) -> bool:
-        """Start the server again on its port if its process is gone; True when that happened."""
+        """Start the server again on its port if its process is gone or hangs; True when that happened."""
         with self._lock:
-            if self.alive():
+            if self.alive() and not self.hangs():
                 return False
+            if self._child is not None and self._child.alive():
+                self._child.kill()
             status = self._child.returncode if self._child else None
             logger.warning("%s is dead (status %s), starting it again on port %d", self._spec.name, status, self._port)
             self.start()
             return True
+
+    def hangs(self) -> bool:
+        """Whether no look has found the server healthy for ``--rollout-health-check-timeout`` seconds.
+
+        For ``--rollout-health-check-first-wait`` seconds after its start it is given time.
+        """
+        if self.health():
+            self._silent_since = 0.0
+            return False
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        patient = now - self._started_at < self._args.rollout_health_check_first_wait
+        return not patient and now - self._silent_since >= self._args.rollout_health_check_timeout
 
     def stop(self) -> None:
         """End the server and everything it started; harmless when it is not running."""

@@ -25,6 +25,12 @@ from slime.utils.http_utils import find_available_port
 from slime.utils.process import ChildProcess, spawn, watch_lifeline
 
 ROUTER_PACKAGE = "sglang_router"
+# The router cannot read prompts that come as ids, so what a conversation's prefix is has to be said: a request with the header
+# X-SMG-Routing-Key goes to the engine that had the key before, a new key to the one with the fewest requests.
+_POLICIES: dict[Role, dict[str, object]] = {
+    "policy": {"policy": "manual", "assignment_mode": "min_load"},
+    "prm": {"policy": "cache_aware", "balance_abs_threshold": 10, "balance_rel_threshold": 1.2},
+}
 _START_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
@@ -64,9 +70,7 @@ def serve_behind_one_address(args: Namespace, role: Role, urls: list[str]) -> Ad
         "host": "127.0.0.1",
         "port": port,
         "worker_urls": urls,
-        "policy": "cache_aware",
-        "balance_abs_threshold": 10,
-        "balance_rel_threshold": 1.2,
+        **_POLICIES[role],
         "prometheus_port": find_available_port(),
         "request_timeout_secs": getattr(args, "sglang_router_request_timeout_secs", None) or 14400,
         "log_level": "warn",

@@ -12,6 +12,8 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Literal
 
+from slime.exceptions import ConfigurationError
+
 Role = Literal["policy", "prm"]
 
 SERVER_MODULE = "slime.backends.sglang_utils.server"
@@ -82,13 +84,28 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -
         trust_remote_code=True,
         random_seed=args.seed + 1000 * (spec.role == "prm") + spec.index,
         # One process serves on a CPU whatever the number of logical GPUs.
-        tp_size=1 if cpu else spec.num_gpus,
+        tp_size=1 if cpu else tensor_parallel_size(args, spec.num_gpus),
         host="127.0.0.1",
         port=port,
         skip_server_warmup=True,
         incremental_streaming_output=True,
     )
     return [sys.executable, "-m", SERVER_MODULE, *command_line(options)]
+
+
+def tensor_parallel_size(args: Namespace, num_gpus: int) -> int:
+    """GPUs of an engine over its pipeline stages (``--sglang-pp-size``).
+
+    Raises:
+        ConfigurationError: when they do not divide.
+    """
+    sizes = {name: getattr(args, f"sglang_{name}", None) for name in ("pp_size", "pipeline_parallel_size")}
+    stages = next((size for size in sizes.values() if size), 1)
+    if num_gpus % stages:
+        raise ConfigurationError(
+            f"an engine of {num_gpus} GPUs does not divide into {stages} pipeline stages (--sglang-pp-size)"
+        )
+    return num_gpus // stages
 
 
 def pass_through(args: Namespace, *, cpu: bool) -> dict[str, object]:

@@ -1,0 +1,93 @@
+"""A policy engine that somebody else runs: ``--rollout-external-engine-addrs host:port ...``.
+
+Guarantees: its facts come from its ``/server_info``; it gets the trainer's weights like an engine of our own; it is never
+started, restarted or ended from here.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from typing import Any
+
+import httpx
+
+from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.server_args import EngineSpec
+from slime.exceptions import ConfigurationError, EngineError
+
+logger = logging.getLogger(__name__)
+
+
+def external_url(address: str) -> str:
+    """Return the base URL of ``host:port``; a URL stays what it is.
+
+    Raises:
+        ConfigurationError: when there is no port in it.
+    """
+    url = httpx.URL(address if "://" in address else f"http://{address}")
+    if not url.host or not url.port:
+        raise ConfigurationError(f"--rollout-external-engine-addrs {address}: write host:port")
+    return str(url).rstrip("/")
+
+
+class ExternalEngine(SGLangEngine):
+    """The calls of `SGLangEngine` on a server that is not ours."""
+
+    def __init__(self, args: Namespace, spec: EngineSpec, address: str) -> None:
+        super().__init__(args, spec)
+        self._address = external_url(address)
+        self._ranks = 0
+
+    def start(self) -> str:
+        """Ask the server what it is, and return its URL.
+
+        Raises:
+            EngineError: when it does not answer, or not as an SGLang server.
+        """
+        info = self._get("/server_info")
+        try:
+            self._ranks = int(info["tp_size"]) * int(info.get("pp_size") or 1)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(
+                self._explain(f"has no tp_size in /server_info ({error!r}); is it an SGLang server?")
+            ) from error
+        logger.info("%s at %s serves %s on %d GPU(s)", self._spec.name, self.url(), info.get("model_path"), self._ranks)
+        return self.url()
+
+    def url(self) -> str:
+        """Address of the server."""
+        return self._address
+
+    def alive(self) -> bool:
+        """Whether the server answers."""
+        return self.health()
+
+    def num_weight_ranks(self) -> int:
+        """How many ranks the server has in the weight update group."""
+        return self._ranks
+
+    def restart_if_dead(self) -> bool:
+        """Never: the server is not ours."""
+        return False
+
+    def stop(self) -> None:
+        """Leave the server as it is."""
+
+    def kill(self) -> None:
+        """Leave the server as it is."""
+
+    def end_failed_update(self, starts: int) -> None:
+        """Say what the operator has to do; the server may hold half new weights."""
+        logger.error(
+            "%s at %s failed in a weight update; start it again, then this run with --resume",
+            self._spec.name,
+            self.url(),
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Name and URL."""
+        return {"name": self._spec.name, "url": self.url()}
+
+    def _explain(self, problem: str) -> str:
+        return f"{self._spec.name} at {self.url()} {problem}; it is not ours to start (--rollout-external-engine-addrs)"
