@@ -61,12 +61,43 @@ OWN_PATTERNS = {
     ),
     "jwt": r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",
     "api_key": (
-        r"(?:sk-(?:ant|proj|or|svcacct|lf)-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|github_pat_\w{40,}|gsk_[A-Za-z0-9]{40,}"
-        r"|xai-[A-Za-z0-9]{40,}|npm_[A-Za-z0-9]{36}|ya29\.[\w-]{30,}|tvly-[\w-]{24,})"
+        r"sk-(?:ant|proj|or|svcacct|lf)-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|github_pat_\w{40,}|gsk_[A-Za-z0-9]{40,}"
+        r"|xai-[A-Za-z0-9]{40,}|npm_[A-Za-z0-9]{36}|ya29\.[\w-]{30,}|tvly-[\w-]{24,}"
     ),
 }
+ANCHORS: dict[str, tuple[str, ...]] = {
+    "aws": ("a3t", "abia", "acca", "akia", "asia", "aws"),
+    "azure_storage_key": ("AccountKey=",),
+    "github_token": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
+    "gitlab_token": ("glpat-", "gldt-", "glft-", "glsoat-", "glrt-", "GR1348941", "glcbt-", "glimt-", "glptt-", "gloas-",
+                     "glagent-"),
+    "npm": ("/:_authToken=",),
+    "openai": ("T3BlbkFJ",),
+    "pypi_token": ("pypi-Ag",),
+    "sendgrid": ("SG.",),
+    "slack": ("xox", "hooks.slack.com"),
+    "square_oauth": ("sq0csp-",),
+    "stripe": ("k_live_",),
+    "private_key": ("PRIVATE KEY",),
+    "jwt": (".eyJ",),
+    "api_key": ("sk-", "hf_", "AIza", "github_pat_", "gsk_", "xai-", "npm_", "ya29.", "tvly-"),
+}  # fmt: skip
+"""What every match of a kind's patterns holds one of; a text without any is not searched for that kind."""
+FOLDED = frozenset({"aws", "slack"})
+"""Kinds with patterns that ignore case; their anchors are looked for in the folded text."""
+PARTS = {
+    "discord": re.compile(r"\.[a-zA-Z\d_-]{6}\.[a-zA-Z\d_-]{27}"),
+    "mailchimp": re.compile(r"-us[0-9]"),
+    "telegram_token": re.compile(r":[0-9A-Za-z_-]{35}"),
+}
+"""A part of every match that is found faster than the whole, for kinds without a telling word."""
 URL_PASSWORD = re.compile(r"://[^\s:/?#@\"'<>]+:([^\s:/?#@\"'<>{}$*]+)@")
-LONG_WORD = re.compile(r"[A-Za-z0-9_+/.~-]{20,}={0,2}")
+WORD = r"[A-Za-z0-9_+/.~-]"
+LONG_KEY = re.compile(rf"sk-(?<!{WORD}sk-){WORD}{{17,}}={{0,2}}")
+# A long word after a colon or an equals sign, whose name may be one of a secret.
+ASSIGNED = re.compile(
+    rf"[:=](?<=[YTNDytnd\"'\s].)\s*[\"']?(?:(?i:bearer|basic|token)\s*[\"']?)?(?=({WORD}{{20,}}={{0,2}}))"
+)
 # What stands before a long word that is a secret if it looks random.
 BEFORE_SECRET = re.compile(
     r"(?:(?:(?:API_?KEY|SECRET|SECRET_KEY|ACCESS_KEY|TOKEN|PASSWORD|PASSWD)"
@@ -94,27 +125,35 @@ class SecretFinder:
     """Finds keys, tokens, private keys and passwords in URLs."""
 
     def __init__(self) -> None:
-        self._patterns: list[tuple[str, re.Pattern[str]]] = []
+        self._patterns: dict[str, list[re.Pattern[str]]] = {}
         for module, name in DETECT_SECRETS.items():
             detector = getattr(importlib.import_module(f"detect_secrets.plugins.{module}"), name)()
-            self._patterns += [(module, pattern) for pattern in detector.denylist]
-        self._patterns += [(kind, re.compile(pattern)) for kind, pattern in OWN_PATTERNS.items()]
+            self._patterns[module] = list(detector.denylist)
+        self._patterns |= {kind: [re.compile(pattern)] for kind, pattern in OWN_PATTERNS.items()}
 
     def __call__(self, text: str) -> Iterator[Span]:
         """Yield (start, end, kind)."""
-        for kind, pattern in self._patterns:
-            for match in pattern.finditer(text):
-                if not PLACEHOLDERS.search(match.group()):
-                    yield match.start(), match.end(), kind
-        for match in URL_PASSWORD.finditer(text):
+        folded = text.casefold()
+        for kind, patterns in self._patterns.items():
+            anchors = ANCHORS.get(kind)
+            if anchors is not None and not any(anchor in (folded if kind in FOLDED else text) for anchor in anchors):
+                continue
+            if kind in PARTS and not PARTS[kind].search(text):
+                continue
+            for pattern in patterns:
+                for match in pattern.finditer(text):
+                    if not PLACEHOLDERS.search(match.group()):
+                        yield match.start(), match.end(), kind
+        for match in URL_PASSWORD.finditer(text) if "@" in text else ():
             if not PLACEHOLDERS.search(match.group(1)):
                 yield match.start(1), match.end(1), "url_password"
-        for match in LONG_WORD.finditer(text):
-            word = match.group()
-            if word.startswith("sk-") and looks_random(word[3:]):
+        for match in LONG_KEY.finditer(text):
+            if looks_random(match.group()[3:]):
                 yield match.start(), match.end(), "api_key"
-            elif BEFORE_SECRET.search(text, max(0, match.start() - CONTEXT), match.start()) and looks_random(word):
-                yield match.start(), match.end(), "assignment"
+        for match in ASSIGNED.finditer(text):
+            start, end = match.span(1)
+            if BEFORE_SECRET.search(text, max(0, start - CONTEXT), start) and looks_random(match.group(1)):
+                yield start, end, "assignment"
 
 
 class PersonalFinder:
