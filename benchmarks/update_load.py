@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
 import statistics
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import torch
 
+from benchmarks.streams import RefusedError, stream_events
 from tests.helpers.weight_sender import WeightSender
 
 REQUEST_SECONDS = 120.0
@@ -117,32 +117,16 @@ async def _talk(client: httpx.AsyncClient, name: str, max_tokens: int, observed:
     number = 0
     while not stop.is_set():
         number += 1
-        request = {
-            "json": {
-                "model": "m",
-                "stream": True,
-                "max_tokens": max_tokens,
-                "messages": [{"role": "user", "content": f"{name} asks for the {number}th time: what is 2 + 3?"}],
-            },
-            "headers": {"X-Session-Id": f"{name}-{number}"},
-        }
-        times, ended = [time.monotonic()], False
+        question = {"role": "user", "content": f"{name} asks for the {number}th time: what is 2 + 3?"}
+        times = [time.monotonic()]
         try:
-            async with client.stream("POST", "/v1/chat/completions", **request) as answer:
-                async for line in answer.aiter_lines():
-                    if line == "data: [DONE]":
-                        ended = True
-                    elif line.startswith("data: "):
-                        event = json.loads(line.removeprefix("data: "))
-                        if "error" in event:
-                            observed.refused.append(str(event["error"]))
-                        elif any(_says_something(choice["delta"]) for choice in event["choices"]):
-                            times.append(time.monotonic())
-        except httpx.TransportError as error:
+            async for event in stream_events(
+                client, f"{name}-{number}", {"max_tokens": max_tokens, "messages": [question]}
+            ):
+                if any(_says_something(choice["delta"]) for choice in event["choices"]):
+                    times.append(time.monotonic())
+        except (httpx.TransportError, RefusedError) as error:
             observed.refused.append(repr(error))
-            continue
-        if answer.status_code != 200 or not ended:
-            observed.refused.append(f"status {answer.status_code}, ended: {ended}")
         else:
             observed.replies.append(times)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
 import threading
 import time
@@ -18,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+from benchmarks.streams import RefusedError, stream_events
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 1.0
 REQUEST_SECONDS = 90.0
@@ -41,10 +42,6 @@ class Words:
 
     question: Callable[[random.Random], str] = lambda rng: f"What is {rng.randrange(10)} + {rng.randrange(10)}?"
     reaction: Callable[[random.Random, str], str] = lambda rng, reply: f"No bold please, try {rng.randrange(100)}."
-
-
-class RefusedError(Exception):
-    """The gateway answered, but not with a reply."""
 
 
 class Clients:
@@ -73,6 +70,15 @@ class Clients:
         """Finish the requests under way and begin no other."""
         self._stopping.set()
         self._thread.join(self._patience)
+
+    def summary(self, refused: list[str]) -> dict[str, Any]:
+        """Return what became of the requests, for a report; ``refused`` as `refused` gave it."""
+        return {
+            "requests": self.journal.requests,
+            "replies": len(self.journal.replies),
+            "requests_cut_off_by_the_gateways_death": len(self.journal.failures) - len(refused),
+            "longest_request_seconds": round(self.journal.longest_seconds, 2),
+        }
 
     async def _run(self) -> None:
         async with httpx.AsyncClient(base_url=self._url, timeout=self._patience, trust_env=False) as client:
@@ -121,12 +127,9 @@ class Clients:
         return [words for start, end, words in self.journal.failures if not excused(start, end)]
 
 
-def _body(messages: list[dict[str, Any]], stream: bool) -> dict[str, Any]:
-    return {"model": "m", "messages": messages, "stream": stream}
-
-
 async def _ask(client: httpx.AsyncClient, session: str, messages: list[dict[str, Any]]) -> tuple[str, str]:
-    answer = await client.post("/v1/chat/completions", json=_body(messages, False), headers={"X-Session-Id": session})
+    body = {"model": "m", "messages": messages}
+    answer = await client.post("/v1/chat/completions", json=body, headers={"X-Session-Id": session})
     if answer.status_code != 200:
         raise RefusedError(f"{answer.status_code}: {answer.text[:200]}")
     reply = answer.json()
@@ -134,20 +137,8 @@ async def _ask(client: httpx.AsyncClient, session: str, messages: list[dict[str,
 
 
 async def _stream(client: httpx.AsyncClient, session: str, messages: list[dict[str, Any]]) -> tuple[str, str]:
-    text, reply_id, done = "", "", False
-    request = {"json": _body(messages, True), "headers": {"X-Session-Id": session}}
-    async with client.stream("POST", "/v1/chat/completions", **request) as answer:
-        if answer.status_code != 200:
-            raise RefusedError(f"{answer.status_code}: {(await answer.aread())[:200]!r}")
-        async for line in answer.aiter_lines():
-            if line == "data: [DONE]":
-                done = True
-            elif line.startswith("data: "):
-                event = json.loads(line.removeprefix("data: "))
-                if "error" in event:
-                    raise RefusedError(f"in the stream: {event['error']}")
-                reply_id = event["id"]
-                text += (event["choices"][0]["delta"].get("content") or "") if event["choices"] else ""
-    if not done:
-        raise RefusedError("the stream ended before the reply did")
+    text, reply_id = "", ""
+    async for event in stream_events(client, session, {"messages": messages}):
+        reply_id = event["id"]
+        text += (event["choices"][0]["delta"].get("content") or "") if event["choices"] else ""
     return reply_id, text

@@ -22,6 +22,7 @@ from openclaw.runtime_process import free_port
 from openclaw.runtime_start import start_runtime
 from tests.helpers.mock_engine import logprob_of, serve
 from tests.helpers.policy_and_judge import REPLY, PolicyAndJudge
+from tests.helpers.rollout_args import rollout_args
 
 METHOD = "openclaw_combine_method.Combine"
 DEADLINE = 60.0
@@ -50,27 +51,17 @@ def args(
     monkeypatch.setenv("OPENCLAW_JUDGE_PROMPTS", "brief")
     monkeypatch.setenv("OPENCLAW_MIN_RESPONSE_TOKENS", "2")
     host, _, engine_port = engine.url.removeprefix("http://").partition(":")
-    return Namespace(
-        save=None,
-        run_dir=str(tmp_path),
-        rollout_batch_size=2,
-        global_batch_size=2,
-        n_samples_per_prompt=1,
-        max_weight_staleness=None,
-        stale_samples="drop",
+    return rollout_args(
+        tmp_path,
         sglang_router_ip=host,
         sglang_router_port=engine_port,
         prm_router_ip=host,
         prm_router_port=engine_port,
         hf_checkpoint=str(tiny_random_model),
         prm_model_path=str(tiny_random_model),
-        opd_teacher="policy",
-        rollout_temperature=0.6,
-        rollout_top_p=1.0,
         rollout_max_response_len=64,
         rollout_max_context_len=2048,
         prm_m=1,
-        prm_temperature=0.6,
         prm_max_new_tokens=32,
     )
 

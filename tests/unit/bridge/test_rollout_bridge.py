@@ -25,6 +25,7 @@ from openclaw.runtime_process import RuntimeFailedError, RuntimeSupervisor, free
 from openclaw.runtime_start import ledger_path, reachable_host, runtime_environment
 from slime.utils.types import Sample
 from tests.helpers.ledger_records import judged_sample
+from tests.helpers.rollout_args import rollout_args
 
 DEADLINE = 20.0
 
@@ -79,29 +80,7 @@ def supervise(nursery: Nursery, tmp_path: Path, **changes: Any) -> RuntimeSuperv
 @pytest.fixture
 def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     monkeypatch.delenv("OPENCLAW_LEDGER", raising=False)
-    return Namespace(
-        save=None,
-        run_dir=str(tmp_path),
-        rollout_batch_size=2,
-        global_batch_size=2,
-        n_samples_per_prompt=1,
-        max_weight_staleness=None,
-        stale_samples="drop",
-        sglang_router_ip="127.0.0.1",
-        sglang_router_port=1111,
-        prm_router_ip="127.0.0.1",
-        prm_router_port=2222,
-        hf_checkpoint="/models/policy",
-        prm_model_path="/models/judge",
-        opd_teacher="policy",
-        rollout_temperature=0.6,
-        rollout_top_p=1.0,
-        rollout_max_response_len=512,
-        rollout_max_context_len=4096,
-        prm_m=3,
-        prm_temperature=0.6,
-        prm_max_new_tokens=256,
-    )
+    return rollout_args(tmp_path)
 
 
 @pytest.fixture
