@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from slime.exceptions import ConfigurationError
-from slime.rollout.rm_hub import deepscaler, f1, gpqa, math, math_dapo_utils, random, remote
+from slime.rollout.rm_hub import deepscaler, f1, gpqa, ifbench, math, math_dapo_utils, random, remote
 from slime.rollout.rm_hub.extraction import last_boxed
 from slime.rollout.rm_hub.grader import Grader
 
@@ -15,6 +15,7 @@ GRADERS = {
     "deepscaler": deepscaler.GRADER,
     "f1": f1.GRADER,
     "gpqa": gpqa.GRADER,
+    "ifbench": ifbench.GRADER,
     "random": random.GRADER,
     "remote_rm": remote.GRADER,
 }
