@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.sessions.follow import ANOTHER_ANSWER
 from tests.helpers.conversations import SYSTEM, World, assistant, tool, user
 
@@ -78,6 +79,24 @@ async def test_a_regenerated_reply_that_was_passed_over(world: World, policy: An
         assert world.count("rejected") == 1
     else:
         assert (passed_over.state, passed_over.reason, passed_over.next_state) == ("waiting", "regenerated", None)
+
+
+async def test_a_regeneration_whose_mark_failed_is_marked_when_it_is_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = await world.turn([user("q")], assistant("a1"), session="s")
+
+    def full(turn_id: str) -> None:
+        raise LedgerUnavailableError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.ledger, "mark_regenerated", full)
+        with pytest.raises(LedgerUnavailableError):
+            await world.turn([user("q")], assistant("a2"), session="s")
+    assert world.ledger.turn(first.id).signal is None
+    again, _ = await world.turn([user("q")], assistant("a2"), session="s")
+    assert again.relation == "regeneration"
+    assert world.ledger.turn(first.id).signal == "regenerated"
 
 
 @pytest.mark.parametrize("policy", ["exclude", "negative"])
