@@ -32,6 +32,11 @@ fast() {
     python -m pytest tests/unit tests/contract --numprocesses 2 --dist loadfile "$@"
 }
 
+# The longest first; conftest.py says what stays in one process.
+integration() {
+    python -m pytest tests/integration tests/gpu --numprocesses 2 --dist loadgroup --no-loadscope-reorder --durations 25
+}
+
 case "${1:-}" in
     --lint) lint ;;
     --fast) shift; fast "$@" ;;
@@ -40,6 +45,6 @@ case "${1:-}" in
         scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
         if [ "$#" -gt 0 ]; then exec python -m pytest tests "$@"; fi
         fast
-        exec python -m pytest tests/integration tests/gpu
+        integration
         ;;
 esac

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from slime.weight_sync.group import join_group
+from tests.helpers.new_process import ready_to_fork
 
 
 def _serve(pipe: Any, ranks: int) -> None:
@@ -91,7 +91,7 @@ class FakeWeightEngine:
     """
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = ready_to_fork()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, 1), daemon=True)
         self._process.start()

@@ -6,15 +6,18 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
+from slime.utils.process import group_alive
+
+CONTEXT_LENGTH = 4096
 
 
-@contextmanager
-def live_engine(model: Path, run_dir: Path, *, context_length: int = 2048) -> Iterator[SGLangEngine]:
-    """Start an engine that serves ``model``; it is gone when the block ends."""
-    arguments = Namespace(
+def engine_arguments(model: Path, run_dir: Path) -> Namespace:
+    """Return the arguments of a run whose policy engine serves ``model`` on a CPU."""
+    return Namespace(
         run_dir=str(run_dir),
         hf_checkpoint=str(model),
         prm_model_path=None,
@@ -22,11 +25,23 @@ def live_engine(model: Path, run_dir: Path, *, context_length: int = 2048) -> It
         device="cpu",
         weight_update_mode="retract",
         sglang_max_total_tokens=20000,
-        sglang_context_length=context_length,
+        sglang_context_length=CONTEXT_LENGTH,
     )
-    engine = SGLangEngine(arguments, EngineSpec("policy", 0, 1))
+
+
+@contextmanager
+def live_engine(model: Path, run_dir: Path) -> Iterator[SGLangEngine]:
+    """Start an engine that serves ``model``; it is gone with all its processes when the block ends."""
+    engine = SGLangEngine(engine_arguments(model, run_dir), EngineSpec("policy", 0, 1))
     engine.start()
     try:
         yield engine
     finally:
+        pid = engine.status()["pid"]
         engine.stop()
+    assert not group_alive(pid), "the engine left processes behind"
+
+
+def model_of(version: str, models: list[Any]) -> Any:
+    """Return which of two models sampled a token: an engine starts with the first, updates alternate."""
+    return models[0 if version == "default" else int(version) % len(models)]

@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 
 from slime.utils.http_utils import find_available_port
 
-WAIT_SECONDS = 240.0
+WAIT_SECONDS = 400.0
 
 
 def wait_until(condition: Callable[[], Any], what: Callable[[], str], seconds: float = WAIT_SECONDS) -> Any:

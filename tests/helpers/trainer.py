@@ -14,6 +14,7 @@ import torch
 import torch.multiprocessing
 
 from slime.rollout.train_data import split_by_dp
+from tests.helpers.new_process import ready_to_fork
 
 
 def trainer_args(model: Path | str, **changes: Any) -> Namespace:
@@ -122,7 +123,9 @@ def shards(args: Namespace, data: dict[str, Any], ranks: int) -> list[dict[str, 
 
 def on_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -> None:
     """Run ``function(rank, world_size, *arguments)`` in ``world_size`` new processes; a failure of one fails."""
-    torch.multiprocessing.spawn(_rank, args=(function, world_size, *arguments), nprocs=world_size, join=True)
+    arguments = (function, world_size, *arguments)
+    ready_to_fork()
+    torch.multiprocessing.start_processes(_rank, arguments, world_size, start_method="forkserver")
 
 
 def _rank(rank: int, function: Callable[..., None], *arguments: Any) -> None:

@@ -72,6 +72,14 @@ def gradients_of_cases(
         torch.save(results, out)
 
 
+def gradients_of_models(
+    rank: int, world_size: int, work: list[tuple[list[int], list[dict[str, Any]], str, str]]
+) -> None:
+    """Do `gradients_of_cases` for one model after the other."""
+    for arguments in work:
+        gradients_of_cases(rank, world_size, *arguments)
+
+
 def train_save_train(
     rank: int, world_size: int, port: int, changes: dict[str, Any], model: str, steps: list[int], out: str
 ) -> None:

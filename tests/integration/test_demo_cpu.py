@@ -57,6 +57,18 @@ def processes_of(run_dir: Path) -> list[int]:
     return found
 
 
+def engines_of(run_dir: Path) -> list[int]:
+    """Return those of `processes_of` that are SGLang servers."""
+    return [pid for pid in processes_of(run_dir) if b"sglang_utils.server" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def wait_for(
     condition: Callable[[], bool], seconds: float, what: str, demo: subprocess.Popen[str] | None = None
 ) -> None:
@@ -120,14 +132,8 @@ def test_two_updates_then_serving_until_interrupted(demo: Callable, tmp_path: Pa
 
 
 def test_a_killed_demo_takes_its_run_along(demo: Callable, tmp_path: Path) -> None:
-    port = find_available_port()
-    process = demo("--updates", "50", "--port", str(port))
-
-    def answers() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    wait_for(answers, 1200, "the gateway", process)
+    process = demo("--updates", "50", "--port", str(find_available_port()))
+    wait_for(lambda: bool(engines_of(tmp_path / "run")), 1200, "an engine", process)
     process.send_signal(signal.SIGKILL)
     process.wait(30)
     wait_for(lambda: not processes_of(tmp_path / "run"), 60, "every process is gone")

@@ -16,14 +16,15 @@ from tests.helpers.gradient_cases import CASES, check
 def results(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path, tiny_random_tied_model: Path):
     """Metrics, gradients and adapters of every case, by (tied, ranks)."""
     out = tmp_path_factory.mktemp("gradients")
+    models = {False: (tiny_random_model, list(CASES.values())), True: (tiny_random_tied_model, [CASES["packed"]])}
     found = {}
-    for tied, model in ((False, tiny_random_model), (True, tiny_random_tied_model)):
-        for ranks in (1, 2):
-            cases = list(CASES.values()) if not tied else list(CASES.values())[:1]
-            ports = [find_available_port() for _ in cases]
-            file = out / f"{tied}-{ranks}.pt"
-            trainer.on_ranks(ranks, trainer_ranks.gradients_of_cases, ports, cases, str(model), str(file))
-            found[tied, ranks] = torch.load(file, weights_only=False)
+    for ranks in (1, 2):
+        work = [
+            ([find_available_port() for _ in cases], cases, str(model), str(out / f"{tied}-{ranks}.pt"))
+            for tied, (model, cases) in models.items()
+        ]
+        trainer.on_ranks(ranks, trainer_ranks.gradients_of_models, work)
+        found |= {(tied, ranks): torch.load(out / f"{tied}-{ranks}.pt", weights_only=False) for tied in models}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from benchmarks.update_load import swap_under_load
 from openclaw.config import RuntimeConfig
@@ -25,19 +25,12 @@ from openclaw.gateway.detokenize import Vocabulary
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers import tiny_random
-from tests.helpers.live_engine import live_engine
+from tests.helpers.live_engine import model_of
 from tests.helpers.mock_engine import serve
 from tests.helpers.weight_sender import WeightSender
 
 SESSIONS, TURNS, TOLERANCE, UPDATES = 20, 10, 1e-4, 20
 TOOLS: Any = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    with live_engine(tiny_random_model, tmp_path_factory.mktemp("run")) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +90,17 @@ async def gateway(
         yield AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120), ledger, registry
 
 
-async def test_two_hundred_turns_are_exact(engine_url: str, tiny_random_model: Path, tmp_path: Path) -> None:
+async def test_two_hundred_turns_are_exact(
+    engine_url: str, tiny_random_model: Path, references: list[Any], tmp_path: Path
+) -> None:
     async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, registry):
         await asyncio.gather(*(converse(client, number) for number in range(SESSIONS)))
     turns = [record.turn for record in ledger.export_turns()]
     assert len(turns) == SESSIONS * TURNS
     assert sum(turn.finish_reason == "abort" for turn in turns) == 1
-    model = AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.float32).eval()
     for turn in turns:
         assert turn.response_ids
-        assert turn.response_logprobs == pytest.approx(forward(model, turn), abs=TOLERANCE)
+        assert turn.response_logprobs == pytest.approx(forward(references[0], turn), abs=TOLERANCE)
         assert [(span.start, span.end) for span in turn.weight_versions] == [(0, len(turn.response_ids))]
     assert registry.get_sample_value("openclaw_refused_total") == 0
     assert registry.get_sample_value("openclaw_session_events_total", {"event": "next_state"}) is not None
@@ -155,19 +149,20 @@ async def test_the_grammar_holds_a_random_model(
     ledger.close()
 
 
-async def test_choices_and_logprobs_are_the_engines(engine_url: str, tiny_random_model: Path, tmp_path: Path) -> None:
+async def test_choices_and_logprobs_are_the_engines(
+    engine_url: str, tiny_random_model: Path, references: list[Any], tmp_path: Path
+) -> None:
     async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, _):
         reply = await client.chat.completions.create(
             model="any", messages=ASKED, n=3, max_tokens=20, logprobs=True, top_logprobs=4
         )
     turns = {turn.id: turn for turn in (record.turn for record in ledger.export_turns())}
-    model = AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.float32).eval()
     silent = Vocabulary(AutoTokenizer.from_pretrained(tiny_random_model)).silent
     for choice in reply.choices:
         turn = turns[reply.id if choice.index == 0 else f"{reply.id}.{choice.index}"]
         entries = choice.logprobs.content
         # A random model says control tokens in the middle of a reply; they have no text and no entry.
-        pairs = zip(turn.response_ids, forward(model, turn), strict=True)
+        pairs = zip(turn.response_ids, forward(references[0], turn), strict=True)
         exact = [logprob for token, logprob in pairs if token not in silent]
         assert [entry.logprob for entry in entries] == pytest.approx(exact, abs=TOLERANCE)
         assert all(len(entry.top_logprobs) == 4 for entry in entries)
@@ -197,13 +192,13 @@ async def test_what_the_engine_cannot_do_is_a_400(
 
 @pytest.mark.parametrize("change", [{"top_p": 0.5}, {"repetition_penalty": 1.3}, {"logit_bias": {"20": 5}}])
 async def test_a_changed_distribution_is_served_and_not_trained(
-    engine_url: str, tiny_random_model: Path, tmp_path: Path, change: dict[str, Any]
+    engine_url: str, tiny_random_model: Path, references: list[Any], tmp_path: Path, change: dict[str, Any]
 ) -> None:
     async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, _):
         await client.chat.completions.create(model="any", messages=ASKED, max_tokens=10, extra_body=change)
     (record,) = ledger.export_turns()
     assert (record.turn.state, record.turn.reason) == ("excluded", "sampling_parameters")
-    exact = forward(AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.float32).eval(), record.turn)
+    exact = forward(references[0], record.turn)
     assert (record.turn.response_logprobs == pytest.approx(exact, abs=TOLERANCE)) == ("top_p" in change)
     ledger.close()
 
@@ -212,25 +207,23 @@ def worst_error(turn: Turn, models: list[Any]) -> float:
     """Largest difference to a forward with the weights that each token is tagged with."""
     worst = 0.0
     for span in turn.weight_versions:
-        version = 0 if span.version == "default" else int(span.version)
-        expected = forward(models[version % len(models)], turn)
+        expected = forward(model_of(span.version, models), turn)
         pairs = zip(expected[span.start : span.end], turn.response_logprobs[span.start : span.end], strict=True)
         worst = max(worst, *(abs(wanted - stored) for wanted, stored in pairs))
     return worst
 
 
 async def test_updates_under_streams_refuse_nothing(
-    engine: SGLangEngine, tiny_random_model: Path, tmp_path: Path
+    engine: SGLangEngine, random_models: list[Path], references: list[Any], tmp_path: Path
 ) -> None:
     """Twenty updates while six clients stream: whole replies, rising versions, exact logprobs, waits as long as the swap."""
-    paths = [tiny_random_model, tiny_random.build(tmp_path / "second", seed=12)]
     config = RuntimeConfig(
-        policy_url=engine.url(), tokenizer=str(tiny_random_model), context_length=2048, prm_max_new_tokens=512
+        policy_url=engine.url(), tokenizer=str(random_models[0]), context_length=2048, prm_max_new_tokens=512
     )
     ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
-    service = build_service(config, AutoTokenizer.from_pretrained(tiny_random_model), ledger, registry)
+    service = build_service(config, AutoTokenizer.from_pretrained(random_models[0]), ledger, registry)
     sender = WeightSender(engine, "under-load")
-    weights = [load_file(path / "model.safetensors") for path in paths]
+    weights = [load_file(path / "model.safetensors") for path in random_models]
     async with serve(create_app(service, registry)) as url:
         observed = await swap_under_load(url, sender, weights, updates=UPDATES, clients=6, max_tokens=80)
     sender.close()
@@ -248,8 +241,7 @@ async def test_updates_under_streams_refuse_nothing(
         assert [own[0].start, *(span.end for span in own)] == [*(span.start for span in own), len(turn.response_ids)]
     assert max(map(len, spans)) >= 2, "no reply saw an update"
     assert {span.version for own in spans for span in own} >= {str(number) for number in range(3, UPDATES - 2)}
-    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in paths]
-    assert max(worst_error(turn, models) for turn in turns) < TOLERANCE
+    assert max(worst_error(turn, references) for turn in turns) < TOLERANCE
     # Nobody waits much longer than the swap takes; a loaded machine stretches both.
     assert summary["held_waits"] >= UPDATES
     assert summary["beyond_swap_ms"]["p50"] <= max(100.0, summary["swap_ms"]["max"])

@@ -25,7 +25,7 @@ from tests.helpers.node import node_packages
 from tests.helpers.openclaw_client import OpenClaw, configuration, provider
 from tests.helpers.stand_in_server import Heard, StandInServer, stand_in_server
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 FLUSH_TOKENS = 21_500
 READ = "Please read the note."

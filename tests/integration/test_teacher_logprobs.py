@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question
 from openclaw.judge.exceptions import EngineRefusedError
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, score
+from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.ledger_records import make_turn
-from tests.helpers.live_engine import live_engine
 
 TEMPERATURE, TOLERANCE = 0.6, 1e-4
 HINT = "Write plain prose without bold."
@@ -23,14 +23,13 @@ MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
 
 
 @pytest.fixture(scope="module")
-def url(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with live_engine(tiny_random_model, tmp_path_factory.mktemp("run"), context_length=4096) as engine:
-        yield engine.url()
+def url(engine: SGLangEngine) -> str:
+    return engine.url()
 
 
 @pytest.fixture(scope="module")
-def reference(tiny_random_model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.float32).eval()
+def reference(references: list[Any]) -> Any:
+    return references[0]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
 from tests.helpers.live_run import LiveRun, alive, call_tool, talk, wait_until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 BATCH_SIZE = 8
 TOLERANCE = 1e-4

@@ -1,0 +1,60 @@
+"""What integration tests share: one SGLang engine, and an order in which two processes end at about the same time.
+
+A file's tests stay together; the files of `SHARED` stay in one process, because they use one engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import tiny_random
+
+LONGEST_FIRST = (
+    "test_whole_loop",
+    "test_demo_cpu",
+    "test_openclaw_client",
+    "test_train_loop",
+    "test_engine_live",
+    "test_gateway_live",
+    "test_teacher_logprobs",
+)
+SHARED = {"test_engine_live", "test_gateway_live", "test_teacher_logprobs"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by `LONGEST_FIRST`, and name the process-bound group of each integration test."""
+    rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(
+        key=lambda item: rank.get(item.path.stem, len(rank)) if item.path.parent == Path(__file__).parent else -1
+    )
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("engine" if item.path.stem in SHARED else item.path.stem))
+
+
+@pytest.fixture(scope="session")
+def random_models(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two checkpoints of one shape; the engine starts with the first, a weight version v stands for number v % 2."""
+    return [tiny_random_model, tiny_random.build(tmp_path_factory.mktemp("model") / "second", seed=12)]
+
+
+@pytest.fixture(scope="session")
+def references(random_models: list[Path]) -> list[Any]:
+    """`random_models` in transformers, float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in random_models]
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An engine that serves the first of `random_models`; whoever changes its weights ends with an even version."""
+    from tests.helpers.live_engine import live_engine
+
+    with live_engine(tiny_random_model, tmp_path_factory.mktemp("engine")) as engine:
+        yield engine
