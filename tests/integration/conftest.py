@@ -25,8 +25,9 @@ LONGEST_FIRST = (
 SHARED = {"test_engine_live", "test_gateway_live", "test_teacher_logprobs"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by `LONGEST_FIRST`, and name the process-bound group of each integration test."""
+    """Sort by `LONGEST_FIRST`, and name the group of each integration test before xdist looks for it."""
     rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(
         key=lambda item: rank.get(item.path.stem, len(rank)) if item.path.parent == Path(__file__).parent else -1

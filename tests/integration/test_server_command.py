@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -21,10 +22,10 @@ from openai import OpenAI
 
 from openclaw.ledger.store import Ledger
 from openclaw.server.collect import Collector
-from slime.utils.http_utils import find_available_port
 from tests.helpers.live_run import alive, wait_until
 
 KEY = "key-of-the-laptop"
+ADDRESS = re.compile(r"at (https://127\.0\.0\.1:\d+)/v1")
 SAID = "What is two plus three, marmalade?"
 
 
@@ -33,13 +34,19 @@ class Served:
     """A running server and how to reach it."""
 
     process: subprocess.Popen[bytes]
-    url: str
     authority: Path
     folder: Path
     output: Path
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")
+
+    @property
+    def url(self) -> str:
+        """Where it says that it serves; it takes a free port when it is about to listen."""
+        found = ADDRESS.search(self.text())
+        assert found, f"it did not come up:\n{self.text()[-4000:]}"
+        return found.group(1)
 
 
 @pytest.fixture
@@ -53,9 +60,9 @@ def served(repository: Path, tiny_random_model: Path, tmp_path: Path) -> Iterato
     (tmp_path / "keys").write_text(f"laptop:{KEY}\n")
     for name in ("cert.key", "keys"):
         (tmp_path / name).chmod(0o600)
-    port, output = find_available_port(), tmp_path / "server.log"
+    output = tmp_path / "server.log"
     command = [sys.executable, str(repository / "openclaw-combine" / "serve_model.py")]
-    command += ["--model-path", str(tiny_random_model), "--port", str(port), "--device", "cpu"]
+    command += ["--model-path", str(tiny_random_model), "--port", "0", "--device", "cpu"]
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "OPENCLAW_API_KEYS_FILE": str(tmp_path / "keys"),
@@ -65,7 +72,7 @@ def served(repository: Path, tiny_random_model: Path, tmp_path: Path) -> Iterato
     }
     with output.open("wb") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-    running = Served(process, f"https://127.0.0.1:{port}", tmp_path / "authority.pem", tmp_path / "rl_buffer", output)
+    running = Served(process, tmp_path / "authority.pem", tmp_path / "rl_buffer", output)
     try:
         yield running
     finally:
@@ -75,7 +82,7 @@ def served(repository: Path, tiny_random_model: Path, tmp_path: Path) -> Iterato
 
 def serving(served: Served) -> bool:
     assert served.process.poll() is None, served.text()[-4000:]
-    return f"at {served.url}/v1" in served.text()
+    return ADDRESS.search(served.text()) is not None
 
 
 def test_serve_talk_collect_stop(served: Served, tmp_path: Path) -> None:
