@@ -34,7 +34,7 @@ fast() {
 
 # The longest first; conftest.py says what stays in one process.
 integration() {
-    python -m pytest tests/integration tests/gpu --numprocesses 2 --dist loadgroup --no-loadscope-reorder --durations 25
+    python -m pytest tests/integration tests/gpu --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
 }
 
 case "${1:-}" in

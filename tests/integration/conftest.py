@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.helpers import tiny_random
 
@@ -25,16 +26,24 @@ LONGEST_FIRST = (
 SHARED = {"test_engine_live", "test_gateway_live", "test_teacher_logprobs"}
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by `LONGEST_FIRST`, and name the group of each integration test before xdist looks for it."""
+    """Sort integration tests by `LONGEST_FIRST`; all others come before them, in their order."""
     rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
-    items.sort(
-        key=lambda item: rank.get(item.path.stem, len(rank)) if item.path.parent == Path(__file__).parent else -1
-    )
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("engine" if item.path.stem in SHARED else item.path.stem))
+    here = Path(__file__).parent
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)) if item.path.parent == here else -1)
+
+
+class TogetherByEngine(LoadScopeScheduling):
+    """Gives a process one file after the other, and the files of `SHARED` as if they were one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "engine" if Path(file).stem in SHARED else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TogetherByEngine:
+    """Return who decides which process runs what."""
+    return TogetherByEngine(config, log)
 
 
 @pytest.fixture(scope="session")
