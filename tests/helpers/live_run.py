@@ -49,9 +49,12 @@ class LiveRun:
             "PORT": str(self.port),
             **{name: str(value) for name, value in variables.items()},
         }
-        command = [sys.executable, "-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", method, *flags]
+        command = [sys.executable, *self._program(repository, method), *flags]
         with self.output.open("wb") as log:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+
+    def _program(self, repository: Path, method: str) -> list[str]:
+        return ["-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", method]
 
     @property
     def base_url(self) -> str:
@@ -102,6 +105,16 @@ class LiveRun:
         """End it as a user does, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120)
+
+
+class FolderRun(LiveRun):
+    """The method's ``train_async.py`` on the ledger of an earlier run, which it goes on serving and training."""
+
+    def _program(self, repository: Path, method: str) -> list[str]:
+        kept = str(self.ledger_path.parent)
+        script = repository / f"openclaw-{method}" / "train_async.py"
+        options = ["--rollout-dir", kept, "--checkpoint-dir", kept, "--gpus", "cpu", "--method", method]
+        return [str(script), *options, "--keep-running"]
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

@@ -1,6 +1,7 @@
 """The whole loop on the tiny model: exact turns, a trainer killed in the middle of a step, a resumed run, a clean end.
 
-One story in two runs of the launcher, told once; the tests look at what it left behind.
+One story in two runs, one of the launcher and one of the method's ``train_async.py`` on the ledger that the first left,
+told once; the tests look at what it left behind.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from openai import APIError
 
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from tests.helpers.live_run import LiveRun, alive, call_tool, talk, wait_until
+from tests.helpers.live_run import FolderRun, LiveRun, alive, call_tool, talk, wait_until
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -46,6 +47,7 @@ class Story:
     left_after_kill: list[psutil.Process]
     left_at_end: list[psutil.Process]
     killed_text: str
+    end_text: str
     end_counts: dict
     sample_rows: list
 
@@ -103,7 +105,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     checkpoint = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
 
     hf = folder / SECOND_EXPORTS / "{rollout_id}"
-    resumed = LiveRun(
+    resumed = FolderRun(
         repository, folder, model, "combine", "--resume", "--save-hf", str(hf), **settings | {"SAVE_INTERVAL": 1}
     )
     try:
@@ -139,6 +141,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
         left_after_kill=left_after_kill,
         left_at_end=left_at_end,
         killed_text=run.text(),
+        end_text=resumed.text(),
         end_counts=ledger.counts(),
         sample_rows=ledger.sample_records(),
     )
@@ -182,6 +185,7 @@ def test_every_judged_turn_is_trained_once(story: Story) -> None:
 
 def test_the_end_is_clean(story: Story) -> None:
     assert story.exit_code_at_end == 0
+    assert "steps trained; checkpoints are in" in story.end_text
     assert not story.left_at_end
 
 
