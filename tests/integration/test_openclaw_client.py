@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.classify import side_kind, spoken
+from openclaw.classify import side_kind, spoken, user_words
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from openclaw.sessions import stated_identity
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.timeout(1500)
 FLUSH_TOKENS = 21_500
 READ = "Please read the note."
 NOTE = "Buy oat milk."
+COUNT, AFTER = "How many foxes?", "And how many dogs?"
 OUR_HEADERS = ("x-session-id", "x-turn-type")
 BATCH_SIZE = 2
 
@@ -91,7 +92,12 @@ def talk_to_the_stand_in(openclaw: OpenClaw, server: StandInServer) -> tuple[str
     openclaw.say("openclaw-rl", "bob", sentence * repeated)
     wait_for("memory_flush")
 
-    (session,) = [entry for entry in openclaw.call("sessions.list")["sessions"] if "alice" in entry["key"]]
+    sessions = {entry["key"].rpartition(":")[2]: entry for entry in openclaw.call("sessions.list")["sessions"]}
+    session = sessions["alice"]
+    openclaw.say("openclaw-rl", "bob", COUNT)
+    assert openclaw.call("sessions.compact", key=sessions["bob"]["key"])["compacted"]
+    wait_for("compaction")
+    openclaw.say("openclaw-rl", "bob", AFTER)
     openclaw.call("sessions.reset", key=session["key"])
     last = next(turn for turn in reversed(server.turns()) if turn.session_id == session["sessionId"])
     wait_until(
@@ -171,7 +177,13 @@ def test_every_request_is_a_turn_of_its_session_and_kind(story: Story) -> None:
 
 def test_the_extension_knows_whose_turn_it_is(story: Story) -> None:
     kinds = {(request.headers["x-turn-type"], side_kind(request.body["messages"])) for request in story.heard}
-    assert kinds >= {("main", None), ("side", "heartbeat"), ("side", "cron"), ("side", "memory_flush")}
+    assert kinds >= {
+        ("main", None),
+        ("side", "heartbeat"),
+        ("side", "cron"),
+        ("side", "memory_flush"),
+        ("side", "compaction"),
+    }
     assert all((kind == "side") == (what is not None) for kind, what in kinds)
 
 
@@ -199,6 +211,14 @@ def test_what_follows_a_reply_is_its_next_state(story: Story) -> None:
         ("tool", True)
     ]
     assert story.note_answer == follow_up.response_message["content"] == "Here you are."
+
+
+def test_a_compaction_parts_no_reply_from_its_next_state(story: Story) -> None:
+    (asked,) = [turn for turn in story.turns if turn.kind == "main" and COUNT in user_texts(turn.messages)[-1]]
+    (later,) = [turn for turn in story.turns if turn.kind == "main" and AFTER in user_texts(turn.messages)[-1]]
+    assert len(later.messages) < len(asked.messages) + 2, "the history was not rewritten"
+    assert later.session_id == asked.session_id
+    assert [user_words(message) for message in asked.next_state or []] == [AFTER]
 
 
 def test_the_end_of_a_session_arrives(story: Story) -> None:
