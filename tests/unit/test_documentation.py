@@ -12,6 +12,7 @@ from slime.arguments.parser import build_parser
 
 WORDS_OF_OTHER_PROGRAMS = {
     "--check",
+    "--plugin-custom-rm-path",
     "--fast",
     "--lint",
     "--turns",
@@ -44,7 +45,10 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
     known = {name for action in build_parser()._actions for name in action.option_strings}
     sources = "".join(
         path.read_text()
-        for folder in ("openclaw", "openclaw-test", "benchmarks", "slime/tools", "slime/slime/utils")
+        for folder in (
+            *("openclaw", "openclaw-test", "benchmarks", "slime/tools", "slime/slime/utils"),
+            *("slime/slime/contract", "extensions/example-method"),
+        )
         for path in (repository / folder).rglob("*.py")
     )
     for page in pages(repository):

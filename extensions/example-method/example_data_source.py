@@ -1,0 +1,59 @@
+"""Prompts of the example: small sums, made from the seed and the position, so that they never end and can be resumed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from slime.rollout.data_source import DataSource
+from slime.utils.types import Sample
+
+
+class SumsDataSource(DataSource):
+    """Groups of ``--n-samples-per-prompt`` samples; groups that come back are handed out again first."""
+
+    def __init__(self, args):
+        self.args = args
+        self.position = 0
+        self.returned = []
+
+    def get_samples(self, num_samples):
+        """Return that many groups: returned ones, then new sums."""
+        groups, self.returned = self.returned[:num_samples], self.returned[num_samples:]
+        return groups + [self._next_group() for _ in range(num_samples - len(groups))]
+
+    def _next_group(self):
+        numbers = random.Random(f"{self.args.rollout_seed} {self.position}")
+        a, b = numbers.randint(0, 9), numbers.randint(0, 9)
+        size = self.args.n_samples_per_prompt
+        group = [
+            Sample(
+                group_index=self.position,
+                index=self.position * size + member,
+                prompt=f"<|im_start|>user\n{a} + {b} =<|im_end|>\n<|im_start|>assistant\n",
+                label=str(a + b),
+            )
+            for member in range(size)
+        ]
+        self.position += 1
+        return group
+
+    def add_samples(self, samples):
+        """Take groups back."""
+        self.returned.extend(samples)
+
+    def _file(self, folder, rollout_id):
+        return Path(folder) / "rollout" / f"example_sums_{rollout_id}.json"
+
+    def save(self, rollout_id):
+        """Write the position next to the trainer's checkpoint."""
+        if self.args.save:
+            file = self._file(self.args.save, rollout_id)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"position": self.position}))
+
+    def load(self, rollout_id=None):
+        """Go on after the checkpoint of ``rollout_id``; start anew without one."""
+        if self.args.load and rollout_id is not None and rollout_id >= 0:
+            self.position = json.loads(self._file(self.args.load, rollout_id).read_text())["position"]

@@ -1,0 +1,43 @@
+"""``python -m slime.contract FLAGS``: check every plugin that the flags of a launch command name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from slime.contract.check import check, named_plugins
+from slime.contract.clauses import CLAUSES, KINDS, ContractViolation
+from slime.exceptions import ConfigurationError, PluginError
+
+USAGE = """usage: python -m slime.contract FLAGS | --clauses
+
+FLAGS are those of slime/train_async.py: each plugin they name is checked, the others become its `args`.
+--clauses prints every clause. Plugins are named with:
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Print a line per plugin; return 0 when all keep their contract, 1 when one does not, 2 when there is none to check."""
+    if list(words) == ["--clauses"]:
+        for clause, text in CLAUSES.items():
+            print(f"{clause}: the plugin {text}")
+        return 0
+    plugins = named_plugins(words)
+    if not plugins or "--help" in words or "-h" in words:
+        print(USAGE + "\n".join(f"  {kind.flag}" for kind in KINDS.values()))
+        return 0 if "--help" in words or "-h" in words else 2
+    broken = 0
+    for kind, path in plugins:
+        try:
+            check(kind, path, words)
+        except (ContractViolation, PluginError, ConfigurationError) as error:
+            broken += 1
+            print(f"rejected {KINDS[kind].flag} {path}\n  {error}")
+        else:
+            print(f"accepted {KINDS[kind].flag} {path}: {len(KINDS[kind].clauses)} clauses")
+    return int(broken > 0)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, "")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""Check one plugin of a kind, or every plugin that a command line names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slime.arguments.parser import build_parser
+from slime.arguments.plugin_paths import is_plugin_file, name_of_file
+from slime.contract import choices, hooks, rollout_side, training_side
+from slime.contract.clauses import KINDS, require, running
+from slime.contract.signature import check_call
+from slime.contract.surroundings import Surroundings, surroundings
+from slime.rollout.reward_plugin import load_reward_function
+from slime.utils.misc import load_function
+
+Checker = Callable[[Callable[..., Any], Surroundings], None]
+
+
+def check_arguments(plugin: Callable[..., Any], around: Surroundings) -> None:
+    """Check what declares a method's own flags."""
+    check_call(plugin, "arguments-1", 1)
+    parser = build_parser()
+    before = len(parser._actions)
+    with running("arguments-2"):
+        plugin(parser)
+    for action in parser._actions[before:]:
+        require(not action.required, "arguments-3", f"{action.option_strings[0]} has no default")
+
+
+def check_model_provider(plugin: Callable[..., Any], around: Surroundings) -> None:
+    """Check how a model provider is called."""
+    check_call(plugin, "model_provider-1", 0, ("pre_process", "post_process"))
+
+
+def check_megatron_init(plugin: Callable[..., Any], around: Surroundings) -> None:
+    """Check how the hook at the end of Megatron's start is called."""
+    check_call(plugin, "megatron_init-1", 1)
+
+
+def check_before_log_prob(plugin: Callable[..., Any], around: Surroundings) -> None:
+    """Check how the hook before a forward-only pass is called."""
+    check_call(plugin, "before_log_prob-1", 3)
+
+
+def check_before_train_step(plugin: Callable[..., Any], around: Surroundings) -> None:
+    """Check how the hook before an optimizer step is called."""
+    check_call(plugin, "before_train_step-1", 6)
+
+
+CHECKERS: dict[str, Checker] = {
+    "rollout": rollout_side.check_rollout,
+    "eval": rollout_side.check_eval,
+    "generate": rollout_side.check_generate,
+    "reward": rollout_side.check_reward,
+    "dynamic_filter": choices.check_dynamic_filter,
+    "buffer_filter": choices.check_buffer_filter,
+    "sample_filter": choices.check_sample_filter,
+    "all_samples": choices.check_all_samples,
+    "data_source": choices.check_data_source,
+    "sample_hook": rollout_side.check_sample_hook,
+    "rollout_log": hooks.check_rollout_log,
+    "eval_log": hooks.check_eval_log,
+    "reward_post_process": hooks.check_reward_post_process,
+    "convert": hooks.check_convert,
+    "data_postprocess": hooks.check_data_postprocess,
+    "loss": training_side.check_loss,
+    "advantage": training_side.check_advantage,
+    "tis": training_side.check_tis,
+    "pg_loss_reducer": training_side.check_pg_loss_reducer,
+    "arguments": check_arguments,
+    "model_provider": check_model_provider,
+    "megatron_init": check_megatron_init,
+    "before_log_prob": check_before_log_prob,
+    "before_train_step": check_before_train_step,
+}
+
+
+def check(kind: str, path: str, words: Sequence[str] = ()) -> None:
+    """Check the plugin ``path`` against the clauses of ``kind``.
+
+    Args:
+        kind: a key of :data:`slime.contract.clauses.KINDS`.
+        path: ``module.attr`` or ``./file.py:name``, as on the command line.
+        words: further flags of the trainer, for what the plugin reads from ``args``.
+
+    Raises:
+        ContractViolation: naming the clause.
+        PluginError: when there is no such plugin.
+    """
+    option = KINDS[kind].option
+    path = name_of_file(option, path) if is_plugin_file(path) else path
+    with surroundings(words) as around:
+        if hasattr(around.args, option):
+            setattr(around.args, option, path)
+        plugin = load_reward_function(path, around.args) if kind == "reward" else load_function(path)
+        CHECKERS[kind](plugin, around)
+
+
+def named_plugins(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return ``(kind, path)`` for every plugin that ``words`` name, flags of the trainer as in a launch command."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for kind in KINDS.values():
+        parser.add_argument(kind.flag, nargs="+", action="extend")
+    given = vars(parser.parse_known_args(words)[0])
+    return [(name, path) for name, kind in KINDS.items() for path in given.get(kind.option, [])]

@@ -1,0 +1,265 @@
+"""What each kind of plugin must do, one clause at a time, and the error that names the clause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from slime.exceptions import SlimeError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of plugin: the trainer's option that names it, and its clauses in order."""
+
+    option: str
+    clauses: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        """The option as it is typed."""
+        return "--" + self.option.replace("_", "-")
+
+
+SYNCHRONOUS = "is synchronous: it returns its result, not a coroutine"
+RUNS = "runs in the stand-in surroundings without an exception"
+
+KINDS: dict[str, Kind] = {
+    "rollout": Kind(
+        "rollout_function_path",
+        (
+            "is called as fn(args, rollout_id, data_source, evaluation=False)",
+            SYNCHRONOUS,
+            RUNS,
+            "returns RolloutFnTrainOutput or a list of groups; lists may nest, their leaves are samples",
+            "returns at least one sample; each has its tokens, and per-token lists as long as its response",
+            "gives every sample a reward: a number, or a dict with the entry of --reward-key",
+            "returns metrics that are None or a dict of numbers by name",
+        ),
+    ),
+    "eval": Kind(
+        "eval_function_path",
+        (
+            "is called as fn(args, rollout_id, data_source, evaluation=True)",
+            SYNCHRONOUS,
+            RUNS,
+            'returns RolloutFnEvalOutput or {dataset: {"rewards": numbers, ...}}',
+            'gives "truncated" and "samples", where they are there, one entry per reward',
+            "returns metrics that are None or a dict of numbers by name",
+        ),
+    ),
+    "generate": Kind(
+        "custom_generate_function_path",
+        (
+            "is called as fn(args, sample, sampling_params), with evaluation=... where it has that parameter",
+            "is asynchronous: async def",
+            RUNS,
+            "returns a sample or a list of samples",
+            "returns samples whose tokens end with the response, and whose per-token lists are as long as it",
+            "sets the status: completed, truncated, aborted or failed",
+            "returns lists whose members have the group_index of the sample they came from",
+            "after an engine's abort returns aborted samples without a reward, or removed ones with one",
+        ),
+    ),
+    "reward": Kind(
+        "custom_rm_path",
+        (
+            "is called as fn(args, sample, **kw) and as fn(args, samples, **kw)",
+            "is asynchronous: async def",
+            RUNS,
+            "returns for one sample a finite number, or a dict with the entry of --reward-key",
+            "returns for a list of samples a list with one reward each",
+            "returns an empty list for an empty list",
+            "leaves tokens, response and mask of the samples as they are",
+        ),
+    ),
+    "dynamic_filter": Kind(
+        "dynamic_sampling_filter_path",
+        (
+            "is called as fn(args, group, **kw)",
+            SYNCHRONOUS,
+            RUNS,
+            "returns a bool, or an object with keep (a bool) and reason (text or None)",
+            "leaves the group as it is",
+        ),
+    ),
+    "buffer_filter": Kind(
+        "buffer_filter_path",
+        (
+            "is called as fn(args, rollout_id, buffer, num_samples), with rollout_id None",
+            SYNCHRONOUS,
+            RUNS,
+            "returns a list of at most num_samples groups of the buffer",
+            "takes the groups it returns out of the buffer",
+        ),
+    ),
+    "sample_filter": Kind(
+        "rollout_sample_filter_path",
+        (
+            "is called as fn(args, groups); what it returns is not used",
+            SYNCHRONOUS,
+            RUNS,
+            "marks samples with remove_sample and leaves the groups as they are",
+        ),
+    ),
+    "all_samples": Kind(
+        "rollout_all_samples_process_path",
+        ("is called as fn(args, all_groups, data_source)", SYNCHRONOUS, RUNS),
+    ),
+    "data_source": Kind(
+        "data_source_path",
+        (
+            "is a class that is called as cls(args)",
+            "has get_samples(n), add_samples(groups), save(rollout_id) and load(rollout_id=None)",
+            RUNS,
+            "returns n lists of samples from get_samples(n)",
+            "gives every group another group_index and every sample another index",
+            "takes groups of any size back in add_samples, or says with RuntimeError that it keeps none",
+            "goes on after load(rollout_id) with the prompts that came after save(rollout_id)",
+        ),
+    ),
+    "sample_hook": Kind(
+        "rollout_sample_hook_path",
+        (
+            "is called as fn(args, sample), with rollout_id=... and evaluation=... where it has those parameters",
+            RUNS,
+            "returns a sample or None, awaited where it is asynchronous",
+        ),
+    ),
+    "rollout_log": Kind(
+        "custom_rollout_log_function_path",
+        (
+            "is called as fn(rollout_id, args, samples, extra_metrics, rollout_time)",
+            SYNCHRONOUS,
+            RUNS,
+            "leaves the samples as they are",
+        ),
+    ),
+    "eval_log": Kind(
+        "custom_eval_rollout_log_function_path",
+        (
+            "is called as fn(rollout_id, args, data, extra_metrics)",
+            SYNCHRONOUS,
+            RUNS,
+            "leaves the data as they are",
+        ),
+    ),
+    "reward_post_process": Kind(
+        "custom_reward_post_process_path",
+        (
+            "is called as fn(args, samples)",
+            SYNCHRONOUS,
+            RUNS,
+            "returns the pair (raw_rewards, rewards)",
+            "returns one finite number per sample in both",
+        ),
+    ),
+    "convert": Kind(
+        "custom_convert_samples_to_train_data_path",
+        (
+            "is called as fn(args, samples)",
+            SYNCHRONOUS,
+            RUNS,
+            "returns a dict with tokens, response_lengths, rewards and loss_masks, one entry per sample, masks as long as responses",
+        ),
+    ),
+    "data_postprocess": Kind(
+        "rollout_data_postprocess_path",
+        ("is called as fn(args), or as fn(args, rollout_id, rollout_data) where it takes three", SYNCHRONOUS, RUNS),
+    ),
+    "loss": Kind(
+        "custom_loss_function_path",
+        (
+            "is called as fn(args, batch, logits, sum_of_sample_mean)",
+            RUNS,
+            "returns (scalar tensor, dict of metrics)",
+            "returns a finite loss with a gradient to the logits",
+            "returns metrics that are scalars without a gradient",
+            "returns the same metrics for every micro-batch",
+            "writes neither to the logits nor to the batch",
+            "adds up: the loss of a batch is the sum over its micro-batches (reduce with sum_of_sample_mean)",
+        ),
+    ),
+    "advantage": Kind(
+        "custom_advantage_function_path",
+        (
+            "is called as fn(args, rollout_data)",
+            RUNS,
+            'sets rollout_data["advantages"] and rollout_data["returns"], one value per response token',
+            "sets finite values",
+        ),
+    ),
+    "tis": Kind(
+        "custom_tis_function_path",
+        (
+            "is called with the keywords args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths",
+            RUNS,
+            "returns (pg_loss, masks, metrics)",
+            "returns a pg_loss of the shape it got, and a mask per sample as long as its response",
+            "returns metrics with one value per response token",
+        ),
+    ),
+    "pg_loss_reducer": Kind(
+        "custom_pg_loss_reducer_function_path",
+        (
+            "is called as fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss), with args=... where it has that parameter",
+            RUNS,
+            "returns a function that makes one number of a value per response token",
+            "gives tokens under a zero mask no weight",
+        ),
+    ),
+    "arguments": Kind(
+        "custom_arguments_path",
+        (
+            "is called as add_custom_arguments(parser)",
+            "declares flags that the core does not have",
+            "declares no flag that has to be given",
+        ),
+    ),
+    "model_provider": Kind(
+        "custom_model_provider_path",
+        ("is called as fn(pre_process=True, post_process=True), with vp_stage=... where it has that parameter",),
+    ),
+    "megatron_init": Kind("custom_megatron_init_path", ("is called as fn(args)",)),
+    "before_log_prob": Kind(
+        "custom_megatron_before_log_prob_hook_path", ("is called as fn(args, model, store_prefix)",)
+    ),
+    "before_train_step": Kind(
+        "custom_megatron_before_train_step_hook_path",
+        ("is called as fn(args, rollout_id, step_id, model, optimizer, opt_param_scheduler)",),
+    ),
+}
+
+CLAUSES: dict[str, str] = {
+    f"{name}-{number}": text for name, kind in KINDS.items() for number, text in enumerate(kind.clauses, start=1)
+}
+
+
+class ContractViolation(SlimeError, AssertionError):
+    """A plugin breaks a clause.
+
+    Attributes:
+        clause: its id, such as ``generate-2``.
+    """
+
+    def __init__(self, clause: str, detail: str) -> None:
+        super().__init__(f"clause {clause}: the plugin {CLAUSES[clause]}; {detail}")
+        self.clause = clause
+
+
+def require(condition: object, clause: str, detail: str) -> None:
+    """Raise :class:`ContractViolation` unless ``condition`` holds; ``detail`` is what was found instead."""
+    if not condition:
+        raise ContractViolation(clause, detail)
+
+
+@contextmanager
+def running(clause: str) -> Iterator[None]:
+    """Turn an exception of the plugin into a violation of its clause that says it runs."""
+    try:
+        yield
+    except ContractViolation:
+        raise
+    except Exception as error:
+        raise ContractViolation(clause, f"it raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,84 @@
+"""Clauses of what runs between a rollout and the trainer: log functions, rewards, conversion, postprocessing."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from slime.contract.clauses import require, running
+from slime.contract.rollout_side import is_number
+from slime.contract.signature import check_call, check_synchronous
+from slime.contract.surroundings import Surroundings
+from slime.exceptions import PluginError
+
+Plugin = Callable[..., Any]
+
+
+def check_rollout_log(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check the function that logs a rollout."""
+    check_call(plugin, "rollout_log-1", 5)
+    check_synchronous(plugin, "rollout_log-2")
+    samples = surroundings.answered()
+    before = [copy.deepcopy(sample.to_dict()) for sample in samples]
+    with running("rollout_log-3"):
+        plugin(0, surroundings.args, samples, {"rollout/extra": 1.0}, 2.5)
+    require([sample.to_dict() for sample in samples] == before, "rollout_log-4", "it changed them")
+
+
+def check_eval_log(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check the function that logs an evaluation."""
+    check_call(plugin, "eval_log-1", 4)
+    check_synchronous(plugin, "eval_log-2")
+    samples = surroundings.answered(2)
+    data = {"held_out": {"rewards": [0.0, 1.0], "truncated": [False, True], "samples": samples}}
+    before = copy.deepcopy(data)
+    with running("eval_log-3"):
+        plugin(0, surroundings.args, data, {"eval/extra": 1.0})
+    require(data == before, "eval_log-4", "it changed them")
+
+
+def check_reward_post_process(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check what replaces the normalisation of rewards."""
+    check_call(plugin, "reward_post_process-1", 2)
+    check_synchronous(plugin, "reward_post_process-2")
+    samples = surroundings.answered()
+    with running("reward_post_process-3"):
+        result = plugin(surroundings.args, samples)
+    require(
+        isinstance(result, tuple | list) and len(result) == 2, "reward_post_process-4", f"it returned {result!r:.100}"
+    )
+    for name, values in zip(("raw_rewards", "rewards"), result, strict=True):
+        values = values.tolist() if hasattr(values, "tolist") else list(values)
+        require(
+            len(values) == len(samples) and all(map(is_number, values)),
+            "reward_post_process-5",
+            f"{name} are {values} for {len(samples)} samples",
+        )
+
+
+def check_convert(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check what replaces the conversion to training data."""
+    from slime.rollout.custom_conversion import convert_with
+
+    check_call(plugin, "convert-1", 2)
+    check_synchronous(plugin, "convert-2")
+    samples = surroundings.answered()
+    try:
+        with running("convert-3"):
+            data = plugin(surroundings.args, samples)
+        convert_with(lambda *_: data, surroundings.args, samples)
+    except PluginError as error:
+        require(False, "convert-4", str(error).partition(": ")[2] or str(error))
+
+
+def check_data_postprocess(plugin: Plugin, surroundings: Surroundings) -> None:
+    """Check what sees the rollout on the training rank."""
+    takes_three = callable(plugin) and len(inspect.signature(plugin).parameters) >= 3
+    check_call(plugin, "data_postprocess-1", 3 if takes_three else 1)
+    check_synchronous(plugin, "data_postprocess-2")
+    from slime.contract.tensors import rollout_data
+
+    with running("data_postprocess-3"):
+        plugin(surroundings.args, *((0, rollout_data(surroundings.args)) if takes_three else ()))

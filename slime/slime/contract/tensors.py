@@ -1,0 +1,65 @@
+"""A small rollout as tensors, the way the trainer hands it to advantages and losses."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+
+VOCABULARY = 32
+K = 4
+RESPONSES = (3, 1, 4)
+
+
+def rollout_data(args: Namespace) -> dict[str, Any]:
+    """Return three samples with every stream: lists with a tensor ``[R_i]`` (top-K: ``[R_i, K]``) per sample."""
+    generator = torch.Generator().manual_seed(0)
+
+    def log_probs() -> list[torch.Tensor]:
+        return [-3.0 - torch.rand(length, generator=generator) for length in RESPONSES]
+
+    totals = [2 + length for length in RESPONSES]
+    data: dict[str, Any] = {
+        "unconcat_tokens": [torch.randint(VOCABULARY, (total,), generator=generator) for total in totals],
+        "total_lengths": totals,
+        "response_lengths": list(RESPONSES),
+        "loss_masks": [torch.ones(length, dtype=torch.int64) for length in RESPONSES],
+        "rewards": [1.0, -1.0, 0.5],
+        "raw_reward": [1.0, 0.0, 0.5],
+        "truncated": [0, 0, 1],
+        "sample_indices": [0, 1, 2],
+        "group_indices": [0, 0, 1],
+        "rollout_ids": [0, 1, 2],
+        "advantages": [torch.full((length,), 1.0 - index) for index, length in enumerate(RESPONSES)],
+        "kl": [torch.zeros(length) for length in RESPONSES],
+        "teacher_topk_indices": [
+            torch.stack([torch.randperm(VOCABULARY, generator=generator)[:K] for _ in range(length)])
+            for length in RESPONSES
+        ],
+    }
+    data["loss_masks"][2][1] = 0
+    data["returns"] = [values.clone() for values in data["advantages"]]
+    for name in ("log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs", "values"):
+        data[name] = log_probs()
+    for name in ("teacher_topk_log_probs", "rollout_topk_log_probs"):
+        data[name] = [
+            torch.log_softmax(torch.randn(length, VOCABULARY, generator=generator), -1)[:, :K] for length in RESPONSES
+        ]
+    data["metadata"] = [{}, {}, {}]
+    return data
+
+
+def micro_batch(data: dict[str, Any], indices: list[int]) -> dict[str, Any]:
+    """Return the samples ``indices`` of ``data`` as a batch of its own; tensors are copies."""
+
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    return {name: [copied(values[index]) for index in indices] for name, values in data.items()}
+
+
+def logits_of(data: dict[str, Any]) -> torch.Tensor:
+    """Return random logits ``[1, T, V]`` float32 for all tokens of ``data``."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(1, sum(data["total_lengths"]), VOCABULARY, generator=generator)

@@ -1,0 +1,89 @@
+"""The checkers: a plugin that breaks one clause is rejected with exactly that clause, and good ones pass; the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.contract import CLAUSES, KINDS, ContractViolation, check
+from slime.contract.__main__ import main
+from slime.contract.check import CHECKERS, named_plugins
+from slime.exceptions import PluginError
+from tests.helpers.contract_plugins import OWN, named
+
+BAD = "tests.helpers.bad_plugins"
+
+
+@pytest.mark.parametrize("clause", CLAUSES)
+def test_a_plugin_that_breaks_a_clause_is_rejected_with_it(clause: str) -> None:
+    kind = clause.rpartition("-")[0]
+    with pytest.raises(ContractViolation, match=f"^clause {clause}: the plugin ") as caught:
+        check(kind, f"{BAD}.{clause.replace('-', '_')}")
+    assert caught.value.clause == clause
+
+
+def test_every_kind_has_a_checker_and_an_option() -> None:
+    assert set(CHECKERS) == set(KINDS) == set(OWN)
+    assert len({kind.option for kind in KINDS.values()}) == len(KINDS)
+
+
+def test_the_flags_of_a_launch_command_name_the_plugins() -> None:
+    words = "--lr 1e-5 --custom-rm-path a.b --loss-type custom_loss --rollout-sample-hook-path c.d e.f --rollout-sample-hook-path g.h"
+    assert named_plugins(words.split()) == [
+        ("reward", "a.b"),
+        ("sample_hook", "c.d"),
+        ("sample_hook", "e.f"),
+        ("sample_hook", "g.h"),
+    ]
+
+
+def test_the_command_says_what_it_accepts_and_rejects(capsys: pytest.CaptureFixture[str]) -> None:
+    good = ["--custom-loss-function-path", "tests.helpers.good_plugins.likelihood"]
+    assert main(good) == 0
+    assert capsys.readouterr().out == f"accepted {good[0]} {good[1]}: 8 clauses\n"
+    assert main([*good, "--custom-rm-path", f"{BAD}.reward_6"]) == 1
+    text = capsys.readouterr().out
+    assert f"rejected --custom-rm-path {BAD}.reward_6\n  clause reward-6: the plugin returns an empty list" in text
+    assert main(["--custom-rm-path", "no_such_module.fn"]) == 1
+    assert "no module 'no_such_module'" in capsys.readouterr().out
+    assert main(["--lr", "1e-5"]) == 2
+    assert main(["--help"]) == 0
+    assert main(["--clauses"]) == 0
+    assert capsys.readouterr().out.count("the plugin ") >= len(CLAUSES)
+
+
+def test_flags_of_the_run_reach_the_plugin() -> None:
+    path = "slime.rollout.sglang_rollout.generate_rollout"
+    check("rollout", path, ["--n-samples-per-prompt", "3", "--reward-key", "score"])
+    with pytest.raises(ContractViolation, match="clause rollout-3"):
+        check("rollout", path, ["--custom-rm-path", f"{BAD}.reward_3"])
+
+
+def test_a_file_is_a_plugin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_loss.py").write_text("def compute_loss(args, batch, logits, sum_of_sample_mean):\n    return 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ContractViolation, match="clause loss-3"):
+        check("loss", "./my_loss.py")
+    with pytest.raises(PluginError, match="has no 'other'"):
+        check("loss", "./my_loss.py:other")
+
+
+def test_the_instructions_have_every_clause(repository: Path) -> None:
+    text = (repository / "instructions" / "plugins.md").read_text()
+    for clause, words in CLAUSES.items():
+        assert f"| {clause} | {words.replace('|', chr(92) + '|')} |" in text, clause
+
+
+def test_a_plugin_is_named_by_option_or_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Config:
+        def __init__(self, **given: str) -> None:
+            self.given = given
+
+        def getoption(self, name: str, default: str | None = None) -> str | None:
+            return self.given.get(name, default)
+
+    assert named(Config(), "loss") is None  # type: ignore[arg-type]
+    monkeypatch.setenv("SLIME_CONTRACT_CUSTOM_LOSS_FUNCTION_PATH", "by.environment")
+    assert named(Config(), "loss") == "by.environment"  # type: ignore[arg-type]
+    assert named(Config(plugin_custom_loss_function_path="by.option"), "loss") == "by.option"  # type: ignore[arg-type]
