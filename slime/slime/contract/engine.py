@@ -1,6 +1,7 @@
 """An engine and router without a model, on a loopback port: the routes and fields that plugins use.
 
-Guarantees: answers are a pure function of the request; ``finish`` is what ends every reply. Owns a thread until ``close``.
+Guarantees: an answer depends on the request and on how many came before it, so that samples of one prompt differ; ``finish`` is
+what ends every reply. Owns a thread until ``close``.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 REPLY_TOKENS = 6
+FIRST_LETTER, LETTERS = 33, 90
 
 
-def _ids(request: dict[str, Any], count: int) -> list[int]:
-    start = len(request.get("input_ids") or request.get("text") or "")
-    return [97 + (start + position) % 26 for position in range(count)]
+def _ids(request: dict[str, Any], count: int, number: int) -> list[int]:
+    """Ids of printable letters."""
+    start = len(request.get("input_ids") or request.get("text") or "") + 31 * number
+    return [FIRST_LETTER + (start + 7 * position) % LETTERS for position in range(count)]
 
 
-def _generated(request: dict[str, Any], finish: str) -> dict[str, Any]:
+def _generated(request: dict[str, Any], finish: str, number: int) -> dict[str, Any]:
     limit = (request.get("sampling_params") or {}).get("max_new_tokens", REPLY_TOKENS)
     count = 2 if finish == "abort" else min(limit, REPLY_TOKENS)
-    ids = _ids(request, count)
+    ids = _ids(request, count, number)
     prompt = list(request.get("input_ids") or [])
     kind = "length" if finish == "stop" and limit < REPLY_TOKENS else finish
     scored = [[None, prompt[0], None], *[[-0.5, token, None] for token in prompt[1:]]] if prompt else []
@@ -43,8 +46,8 @@ def _generated(request: dict[str, Any], finish: str) -> dict[str, Any]:
     }
 
 
-def _completed(request: dict[str, Any], finish: str) -> dict[str, Any]:
-    text = "".join(map(chr, _ids({"text": json.dumps(request.get("messages"))}, REPLY_TOKENS)))
+def _completed(request: dict[str, Any], finish: str, number: int) -> dict[str, Any]:
+    text = "".join(map(chr, _ids({"text": json.dumps(request.get("messages"))}, REPLY_TOKENS, number)))
     content = [{"token": letter, "logprob": -0.25, "top_logprobs": []} for letter in text]
     choice = {
         "index": 0,
@@ -82,7 +85,7 @@ class StandInEngine:
                 if self.path in ("/generate", "/v1/chat/completions"):
                     engine.generations += 1
                     make = _generated if self.path == "/generate" else _completed
-                    self._answer(make(request, engine.finish))
+                    self._answer(make(request, engine.finish, engine.generations))
                 else:
                     self._answer({})
 
