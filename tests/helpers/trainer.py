@@ -65,6 +65,7 @@ def trainer_args(model: Path | str, **changes: Any) -> Namespace:
         "clip_grad": 1.0,
         "loss_type": "policy_loss",
         "custom_loss_function_path": None,
+        "rollout_data_postprocess_path": None,
         "calculate_per_token_loss": False,
         "compute_advantages_and_returns": True,
         "advantage_estimator": "grpo",

@@ -42,7 +42,7 @@ _GROUPS: dict[str, str] = {
     _CI: """ci-test ci-disable-kl-checker ci-metric-checker-key ci-metric-checker-threshold ci-save-grad-norm
         ci-load-grad-norm ci-train-rollout-logprob-abs-diff-threshold check-weight-update-equal""",
     _LATER: """use-routing-replay use-rollout-routing-replay
-        rollout-data-postprocess-path only-train-params-name-list
+        only-train-params-name-list
         freeze-params-name-list keep-old-actor reset-optimizer-states ref-update-interval ref-ckpt-step use-rollout-entropy
         log-multi-turn log-passrate log-reward-category log-correct-samples model-name http-proxy rollout-data-transport
         save-debug-train-data load-debug-rollout-data-subsample

@@ -22,6 +22,7 @@ ROLLOUT = Group(
         Option("--dynamic-sampling-filter-path", "keeps or drops a finished group"),
         Option("--custom-reward-post-process-path", "replaces reward normalisation"),
         Option("--custom-convert-samples-to-train-data-path", "replaces the conversion of samples"),
+        Option("--rollout-data-postprocess-path", "sees a training rank's data after logprobs and advantages"),
         Option("--custom-rollout-log-function-path", "logs a rollout"),
         Option("--custom-eval-rollout-log-function-path", "logs an evaluation"),
         Option("--num-rollout", "rollouts to collect and train on", int),

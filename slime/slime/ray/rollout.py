@@ -24,6 +24,7 @@ from slime.ray.engines import engine_groups
 from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
+from slime.rollout.data_source import number_of_prompts
 from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.http_utils import init_http_client
@@ -119,7 +120,7 @@ class RolloutManager:
 
     def rollouts_per_epoch(self) -> int:
         """How many rollouts use every prompt once; for ``--num-epoch``."""
-        return len(self._data_source) // self.args.rollout_batch_size
+        return number_of_prompts(self._data_source) // self.args.rollout_batch_size
 
     def generate(self, rollout_id: int) -> RolloutBatch:
         """Run the rollout function and return its samples as one shard per training rank."""

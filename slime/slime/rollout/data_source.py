@@ -44,6 +44,21 @@ class DataSource(abc.ABC):
         """Go back to the position after ``rollout_id``; None or -1 is the start."""
 
 
+def number_of_prompts(source: Any) -> int:
+    """Return how many prompts an epoch of ``source`` has: its length, or that of its ``dataset``.
+
+    Raises:
+        ConfigurationError: when it has neither.
+    """
+    sized = source if hasattr(source, "__len__") else getattr(source, "dataset", None)
+    if sized is None:
+        raise ConfigurationError(
+            f"--num-epoch needs to know how many prompts there are, and {type(source).__name__} has neither a length nor a "
+            "dataset; use --num-rollout N"
+        )
+    return len(sized)
+
+
 def read_rows(path: str) -> list[dict[str, Any]]:
     """Return the rows of a ``.jsonl``, ``.json`` (a list) or ``.parquet`` file; ``path@[a:b]`` takes a slice.
 

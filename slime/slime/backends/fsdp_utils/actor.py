@@ -35,6 +35,7 @@ from slime.backends.fsdp_utils.train_step import Metrics, log_prob_pass, optimiz
 from slime.backends.fsdp_utils.weights import full_weights
 from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.hf_folder import export_hf
+from slime.backends.trainer.postprocess import postprocess
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
@@ -143,6 +144,7 @@ class FSDPTrainActor:
             data = RolloutShard(_fetch(shard))
             if self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss":
                 self._prepare(data)
+            postprocess(self.args, rollout_id, data)
             with self._timed("actor_train"):
                 steps = []
                 for step in range(len(data.micro_batches)):

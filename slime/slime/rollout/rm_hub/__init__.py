@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from slime.exceptions import ConfigurationError
+from slime.rollout.reward_plugin import load_reward_function
 from slime.rollout.rm_hub.registry import find_grader
 from slime.rollout.rm_hub.workers import GraderTimeout
-from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
     """Return the reward of one sample, a number or a dict of them."""
     path = sample.custom_rm_path or args.custom_rm_path
     if path:
-        return await load_function(path)(args, sample, **kwargs)
+        return await load_reward_function(path, args)(args, sample, **kwargs)
     return await reward_by_type(args, sample)
 
 
@@ -47,7 +47,7 @@ async def batched_async_rm(args: Namespace, samples: list[Sample], **kwargs: Any
     rewards: list[Any] = [None] * len(samples)
     for path, positions in members.items():
         mine = [samples[position] for position in positions]
-        function = load_function(path) if path else reward_by_type
+        function = load_reward_function(path, args) if path else reward_by_type
         scored = await function(args, mine, **(kwargs if path else {}))
         if len(scored) != len(mine):
             raise ConfigurationError(f"{path} returned {len(scored)} rewards for {len(mine)} samples")

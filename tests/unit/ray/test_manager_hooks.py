@@ -1,0 +1,116 @@
+"""The plugins that the rollout manager calls itself: log functions, rewards, conversion, the length of an epoch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from slime.exceptions import ConfigurationError, PluginError
+from slime.ray import rollout
+from slime.ray.rollout import RolloutManager
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.data_source import number_of_prompts
+from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.utils.types import Sample
+from tests.helpers import recording_plugins
+from tests.helpers.recording_plugins import CALLS
+from tests.unit.ray.test_trajectories import arguments
+
+PLUGINS = recording_plugins.__name__
+
+
+def answered(args: Namespace, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+    if evaluation:
+        data = {"held_out": {"rewards": [0.0, 1.0], "truncated": [False, True]}}
+        return RolloutFnEvalOutput(data=data, metrics={"eval/extra": 3.0})
+    samples = [Sample(group_index=0, index=i, tokens=[1, 2, 3], response_length=2, reward=float(i)) for i in range(2)]
+    return RolloutFnTrainOutput(samples=[samples], metrics={"rollout/extra": 1.0})
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> RolloutManager:
+    CALLS.clear()
+    monkeypatch.setattr(rollout.ray, "put", lambda shard: shard)
+    made = RolloutManager.__new__(RolloutManager)
+    made.args = arguments(
+        skip_default_logging=False,
+        load_debug_rollout_data=None,
+        save_debug_rollout_data=None,
+        rollout_num_gpus=1,
+        reward_key=None,
+        rewards_normalization=False,
+        eval_function_path="plugin",
+        rollout_function_path="plugin",
+    )
+    made._dp_size = 1
+    made._generate = made._evaluate = answered
+    made._data_source = Namespace()
+    return made
+
+
+def test_a_log_function_adds_to_the_default_logging_or_replaces_it(manager: RolloutManager) -> None:
+    manager.args.custom_rollout_log_function_path = f"{PLUGINS}.log_rollout"
+    metrics = manager.generate(5)["metrics"]
+    assert CALLS == [("log_rollout", (5, 2, {"rollout/extra": 1.0}, True))]
+    assert metrics["rollout/extra"] == 1.0
+    assert metrics["rollout/raw_reward"] == 0.5
+    manager.args.skip_default_logging = True
+    assert set(manager.generate(6)["metrics"]) == {"perf/rollout_time"}
+
+
+def test_an_evaluation_log_function_does_too(manager: RolloutManager) -> None:
+    manager.args.custom_eval_rollout_log_function_path = f"{PLUGINS}.log_eval"
+    assert manager.eval(5) == {"eval/extra": 3.0, "eval/held_out": 0.5, "eval/held_out-truncated_ratio": 0.5}
+    assert CALLS == [("log_eval", (5, ["held_out"], {"eval/extra": 3.0}))]
+    manager.args.skip_default_logging = True
+    assert manager.eval(6) == {}
+
+
+def test_rewards_are_post_processed(manager: RolloutManager) -> None:
+    manager.args.custom_reward_post_process_path = f"{PLUGINS}.halve_rewards"
+    [shard] = manager.generate(0)["shards"]
+    assert (sorted(shard["rewards"]), sorted(shard["raw_reward"])) == ([0.0, 0.5], [0.0, 1.0])
+    assert CALLS == [("halve_rewards", 2)]
+
+
+def test_samples_are_converted_by_a_plugin(manager: RolloutManager) -> None:
+    manager.args.custom_convert_samples_to_train_data_path = f"{PLUGINS}.convert_twice_as_good"
+    [shard] = manager.generate(0)["shards"]
+    assert sorted(shard["rewards"]) == [0.0, 2.0]
+    assert shard["total_lengths"] == [3, 3]
+    assert CALLS == [("convert", 2)]
+
+
+def test_an_evaluation_is_no_batch(manager: RolloutManager) -> None:
+    manager._generate = lambda *values, evaluation: RolloutFnEvalOutput(data={})
+    with pytest.raises(PluginError, match="asked for samples"):
+        manager.generate(0)
+
+
+def test_an_epoch_is_as_long_as_the_source_or_its_dataset(manager: RolloutManager) -> None:
+    manager.args.rollout_batch_size = 2
+    manager._data_source = Namespace(dataset=[1, 2, 3, 4, 5])
+    assert manager.rollouts_per_epoch() == 2
+    assert number_of_prompts([1, 2, 3]) == 3
+    with pytest.raises(ConfigurationError, match="use --num-rollout N"):
+        number_of_prompts(object())
+
+
+class LengthReward:
+    """A reward class as guides have it."""
+
+    def compute_reward(self, prompt: str, response: str) -> float:
+        return float(len(response))
+
+
+async def test_a_reward_class_scores_samples_and_lists() -> None:
+    args = Namespace(custom_rm_path=f"{__name__}.LengthReward", rm_type=None)
+    samples = [Sample(response="ab"), Sample(response="abc")]
+    assert await async_rm(args, samples[0]) == 2.0
+    assert await batched_async_rm(args, samples) == [2.0, 3.0]
+    args.custom_rm_path = "tests.helpers.rewards.prefer_even_ids"
+    own = Sample(response="abcd", custom_rm_path=f"{__name__}.LengthReward")
+    other = Sample(tokens=[2, 4], response_length=2)
+    assert await batched_async_rm(args, [own, other]) == [4.0, 1.0]
