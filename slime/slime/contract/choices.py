@@ -72,7 +72,7 @@ def check_all_samples(plugin: Plugin, surroundings: Surroundings) -> None:
     check_synchronous(plugin, "all_samples-2")
     source = load_function(surroundings.args.data_source_path)(surroundings.args)
     with running("all_samples-3"):
-        plugin(surroundings.args, surroundings.groups(), source)
+        plugin(surroundings.args, surroundings.groups(), source.get_samples)
 
 
 def check_data_source(plugin: Plugin, surroundings: Surroundings) -> None:

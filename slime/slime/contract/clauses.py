@@ -11,9 +11,10 @@ from slime.exceptions import SlimeError
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of plugin: the trainer's option that names it, and its clauses in order."""
+    """A kind of plugin: the trainer's option that names it, when it is called, and its clauses in order."""
 
     option: str
+    called: str
     clauses: tuple[str, ...]
 
     @property
@@ -28,6 +29,7 @@ RUNS = "runs in the stand-in surroundings without an exception"
 KINDS: dict[str, Kind] = {
     "rollout": Kind(
         "rollout_function_path",
+        "once per rollout, in the rollout manager; it was loaded at the start",
         (
             "is called as fn(args, rollout_id, data_source, evaluation=False)",
             SYNCHRONOUS,
@@ -40,6 +42,7 @@ KINDS: dict[str, Kind] = {
     ),
     "eval": Kind(
         "eval_function_path",
+        "once per evaluation, in the rollout manager; default: the rollout function",
         (
             "is called as fn(args, rollout_id, data_source, evaluation=True)",
             SYNCHRONOUS,
@@ -51,6 +54,7 @@ KINDS: dict[str, Kind] = {
     ),
     "generate": Kind(
         "custom_generate_function_path",
+        "once per sample, inside the request limit of `generate_and_rm`",
         (
             "is called as fn(args, sample, sampling_params), with evaluation=... where it has that parameter",
             "is asynchronous: async def",
@@ -64,6 +68,7 @@ KINDS: dict[str, Kind] = {
     ),
     "reward": Kind(
         "custom_rm_path",
+        "after generation: one sample, a list that a generate function returned, or a group with `--group-rm`",
         (
             "is called as fn(args, sample, **kw) and as fn(args, samples, **kw)",
             "is asynchronous: async def",
@@ -76,6 +81,7 @@ KINDS: dict[str, Kind] = {
     ),
     "dynamic_filter": Kind(
         "dynamic_sampling_filter_path",
+        "once per finished group; what it drops is counted by reason",
         (
             "is called as fn(args, group, **kw)",
             SYNCHRONOUS,
@@ -86,6 +92,7 @@ KINDS: dict[str, Kind] = {
     ),
     "buffer_filter": Kind(
         "buffer_filter_path",
+        "when groups are taken from a data source with groups that came back",
         (
             "is called as fn(args, rollout_id, buffer, num_samples), with rollout_id None",
             SYNCHRONOUS,
@@ -96,6 +103,7 @@ KINDS: dict[str, Kind] = {
     ),
     "sample_filter": Kind(
         "rollout_sample_filter_path",
+        "once per rollout, on the groups that are kept",
         (
             "is called as fn(args, groups); what it returns is not used",
             SYNCHRONOUS,
@@ -105,10 +113,12 @@ KINDS: dict[str, Kind] = {
     ),
     "all_samples": Kind(
         "rollout_all_samples_process_path",
+        "once per rollout, on all finished groups; the third value is the data source's `get_samples`",
         ("is called as fn(args, all_groups, data_source)", SYNCHRONOUS, RUNS),
     ),
     "data_source": Kind(
         "data_source_path",
+        "at the start, in the rollout manager; `save` when a checkpoint is on disk, `load` when a run goes on",
         (
             "is a class that is called as cls(args)",
             "has get_samples(n), add_samples(groups), save(rollout_id) and load(rollout_id=None)",
@@ -121,6 +131,7 @@ KINDS: dict[str, Kind] = {
     ),
     "sample_hook": Kind(
         "rollout_sample_hook_path",
+        "after generation and before the reward; the flag can be repeated",
         (
             "is called as fn(args, sample), with rollout_id=... and evaluation=... where it has those parameters",
             RUNS,
@@ -129,6 +140,7 @@ KINDS: dict[str, Kind] = {
     ),
     "rollout_log": Kind(
         "custom_rollout_log_function_path",
+        "once per rollout; true skips the default metrics",
         (
             "is called as fn(rollout_id, args, samples, extra_metrics, rollout_time)",
             SYNCHRONOUS,
@@ -138,6 +150,7 @@ KINDS: dict[str, Kind] = {
     ),
     "eval_log": Kind(
         "custom_eval_rollout_log_function_path",
+        "once per evaluation; true skips the default metrics",
         (
             "is called as fn(rollout_id, args, data, extra_metrics)",
             SYNCHRONOUS,
@@ -147,6 +160,7 @@ KINDS: dict[str, Kind] = {
     ),
     "reward_post_process": Kind(
         "custom_reward_post_process_path",
+        "once per rollout, in place of the normalisation of rewards",
         (
             "is called as fn(args, samples)",
             SYNCHRONOUS,
@@ -157,6 +171,7 @@ KINDS: dict[str, Kind] = {
     ),
     "convert": Kind(
         "custom_convert_samples_to_train_data_path",
+        "once per rollout, in place of the whole conversion, normalisation included",
         (
             "is called as fn(args, samples)",
             SYNCHRONOUS,
@@ -166,10 +181,12 @@ KINDS: dict[str, Kind] = {
     ),
     "data_postprocess": Kind(
         "rollout_data_postprocess_path",
+        "once per rollout on every training rank, after log probabilities and advantages",
         ("is called as fn(args), or as fn(args, rollout_id, rollout_data) where it takes three", SYNCHRONOUS, RUNS),
     ),
     "loss": Kind(
         "custom_loss_function_path",
+        "once per micro-batch on every training rank, with `--loss-type custom_loss`",
         (
             "is called as fn(args, batch, logits, sum_of_sample_mean)",
             RUNS,
@@ -183,6 +200,7 @@ KINDS: dict[str, Kind] = {
     ),
     "advantage": Kind(
         "custom_advantage_function_path",
+        "once per rollout on every training rank, after `kl` is set",
         (
             "is called as fn(args, rollout_data)",
             RUNS,
@@ -192,6 +210,7 @@ KINDS: dict[str, Kind] = {
     ),
     "tis": Kind(
         "custom_tis_function_path",
+        "once per micro-batch, with `--use-tis` or `--get-mismatch-metrics`",
         (
             "is called with the keywords args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths",
             RUNS,
@@ -202,6 +221,7 @@ KINDS: dict[str, Kind] = {
     ),
     "pg_loss_reducer": Kind(
         "custom_pg_loss_reducer_function_path",
+        "once per micro-batch, for the policy loss only",
         (
             "is called as fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss), with args=... where it has that parameter",
             RUNS,
@@ -211,6 +231,7 @@ KINDS: dict[str, Kind] = {
     ),
     "arguments": Kind(
         "custom_arguments_path",
+        "when the command line is parsed",
         (
             "is called as add_custom_arguments(parser)",
             "declares flags that the core does not have",
@@ -219,14 +240,18 @@ KINDS: dict[str, Kind] = {
     ),
     "model_provider": Kind(
         "custom_model_provider_path",
+        "when Megatron builds the model",
         ("is called as fn(pre_process=True, post_process=True), with vp_stage=... where it has that parameter",),
     ),
-    "megatron_init": Kind("custom_megatron_init_path", ("is called as fn(args)",)),
+    "megatron_init": Kind("custom_megatron_init_path", "when Megatron has started", ("is called as fn(args)",)),
     "before_log_prob": Kind(
-        "custom_megatron_before_log_prob_hook_path", ("is called as fn(args, model, store_prefix)",)
+        "custom_megatron_before_log_prob_hook_path",
+        "before each pass without a gradient under Megatron",
+        ("is called as fn(args, model, store_prefix)",),
     ),
     "before_train_step": Kind(
         "custom_megatron_before_train_step_hook_path",
+        "before each optimizer step under Megatron",
         ("is called as fn(args, rollout_id, step_id, model, optimizer, opt_param_scheduler)",),
     ),
 }
