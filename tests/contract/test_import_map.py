@@ -39,6 +39,12 @@ IMPORT_MAP: dict[str, dict[str, str | None]] = {
         "eval_rollout_single_dataset": "args, rollout_id, cfg",
         "generate_rollout": "args, rollout_id, data_source, evaluation=False",
     },
+    "slime.rollout.sft_rollout": {"generate_rollout": "args, rollout_id, data_source, evaluation=False"},
+    "slime.rollout.rm_hub.math_dapo_utils": {
+        "compute_score": "solution_str, ground_truth, strict_box_verify=False, pause_tokens_index=None"
+    },
+    "slime.rollout.filter_hub.dynamic_sampling_filters": {"check_reward_nonzero_std": "args, group, **kwargs"},
+    "slime.utils.mask_utils": {"MultiTurnLossMaskGenerator": 'tokenizer, tokenizer_type="qwen"'},
     "slime.rollout.data_source": {
         "DataSource": None,
         "RolloutDataSource": "args",

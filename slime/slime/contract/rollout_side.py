@@ -87,8 +87,10 @@ def check_eval(plugin: Plugin, surroundings: Surroundings) -> None:
     require(isinstance(output, RolloutFnEvalOutput | dict), "eval-4", f"it returned a {type(output).__name__}")
     data, metrics = (output, None) if isinstance(output, dict) else (output.data, output.metrics)
     for name, result in data.items():
-        rewards = result.get("rewards") if isinstance(result, dict) else None
-        require(isinstance(rewards, list) and all(map(is_number, rewards)), "eval-4", f"{name} has rewards {rewards!r}")
+        found = result.get("rewards") if isinstance(result, dict) else None
+        rewards = found if isinstance(found, list) else []
+        fits = isinstance(found, list) and all(map(is_number, found))
+        require(fits, "eval-4", f"{name} has rewards {found!r}")
         for key in ("truncated", "samples"):
             values = result.get(key)
             require(
