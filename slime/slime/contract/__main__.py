@@ -39,5 +39,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, "")
     sys.exit(main(sys.argv[1:]))
