@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -250,9 +250,9 @@ def _join(chunks: Iterator[TokenChunk]) -> Iterator[TokenChunk]:
             if held is None:
                 held = chunk
             elif held.weight_version == chunk.weight_version:
-                held = replace(
-                    chunk, ids=held.ids + chunk.ids, logprobs=held.logprobs + chunk.logprobs, top=held.top + chunk.top
-                )
+                chunk.ids, chunk.logprobs = held.ids + chunk.ids, held.logprobs + chunk.logprobs
+                chunk.top = held.top + chunk.top
+                held = chunk
             else:
                 yield held
                 held = chunk

@@ -71,6 +71,11 @@ def unsupported(param: str, advice: str) -> ApiError:
     return ApiError(400, f"{param!r} is not supported: {advice}", param=param, code="unsupported_parameter")
 
 
+def defect() -> ApiError:
+    """Return the answer for a defect of this server."""
+    return ApiError(500, "the server failed on this request; its log says why", code="internal_error")
+
+
 def from_engine(error: EngineError) -> ApiError:
     """Return what a client is told when the engine did not do its part."""
     if isinstance(error, EngineAwayError):

@@ -15,13 +15,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield the items of all sources until the last one ends; the first error of a source is raised."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as source:
-            async for item in source:
-                yield item
-        return
+def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Return the items of all sources until the last one ends; the first error of a source is raised."""
+    return sources[0] if len(sources) == 1 else _together(sources)
+
+
+async def _together(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     queue: asyncio.Queue[tuple[T] | asyncio.Task[None]] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
     for task in tasks:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from openclaw.gateway.completions import CHAT_PATH
 from openclaw.gateway.feedback import FeedbackRequest
 from openclaw.gateway.schema import ChatRequest
 
@@ -69,9 +70,14 @@ COMPLETION: dict[str, Any] = {
 
 EVERY_ROUTE = (401, 429, 500)
 EVERY_API_ROUTE = (400, 404, 409, 413, 503)
-BODIES: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/feedback": FeedbackRequest}
+CHAT_OPERATION = {
+    "summary": "Chat Completions",
+    "description": "Answer a conversation, streamed or whole.",
+    "operationId": "chat_completions",
+}
+BODIES: dict[str, type[BaseModel]] = {CHAT_PATH: ChatRequest, "/v1/feedback": FeedbackRequest}
 ANSWERS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
+    CHAT_PATH: {
         "application/json": {"schema": COMPLETION},
         "text/event-stream": {"schema": {"type": "string"}},
     },
@@ -81,6 +87,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 def describe(description: dict[str, Any]) -> None:
     """Add to an OpenAPI description what FastAPI cannot know, in place."""
+    description["paths"][CHAT_PATH] = {"post": dict(CHAT_OPERATION, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
         statuses = (*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ()))
         for operation in operations.values():

@@ -49,6 +49,8 @@ class ChunkWriter:
             include_usage: whether it asked for the usage.
         """
         self._head = {**head, "object": "chat.completion.chunk"}
+        self._begin = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._spoken: set[int] = set()
@@ -83,13 +85,8 @@ class ChunkWriter:
         logprobs: Sequence[dict[str, Any]] = (),
     ) -> bytes:
         numbers = _logprobs_field(logprobs) if self._logprobs and logprobs else None
-        value = {
-            **self._head,
-            "choices": [{"index": index, "delta": delta, "logprobs": numbers, "finish_reason": finish_reason}],
-        }
-        if self._include_usage:
-            value["usage"] = None
-        return event(value)
+        part = {"index": index, "delta": delta, "logprobs": numbers, "finish_reason": finish_reason}
+        return self._begin + orjson.dumps(part) + self._end
 
 
 def head(completion_id: str, model: str, created: float, weight_version: str) -> dict[str, Any]:
