@@ -25,7 +25,15 @@ def test_hooks_add_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [("--mask-offpolicy-in-partial-rollout", "no effect without --partial-rollout")],
+    [
+        ("--mask-offpolicy-in-partial-rollout", "no effect without --partial-rollout"),
+        ("--rollout-external", "needs --rollout-external-engine-addrs"),
+        (
+            "--rollout-external-engine-addrs h:1 --sglang-router-ip h --sglang-router-port 1",
+            "--sglang-router-ip; remove one",
+        ),
+        ("--load-forge-rollout-data x", "replay with --load-debug-rollout-data"),
+    ],
 )
 def test_what_has_no_effect_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, says: str
@@ -33,3 +41,10 @@ def test_what_has_no_effect_is_refused(
     with pytest.raises(SystemExit):
         parse(tmp_path, words)
     assert says in capsys.readouterr().err
+
+
+def test_external_engines_count_as_engines(tmp_path: Path) -> None:
+    args = parse(tmp_path, "--rollout-external-engine-addrs h:1 i:2 --rollout-num-gpus-per-engine 2")
+    assert args.rollout_num_gpus == 4
+    assert args.use_fault_tolerance
+    assert not parse(tmp_path, "--no-use-fault-tolerance").use_fault_tolerance

@@ -1,0 +1,70 @@
+"""The real router before two stand-in engines: a session stays on the engine that has its prefix."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+
+from slime.backends.sglang_utils.router import serve_behind_one_address
+from slime.rollout.engine_pool import live_weight_version, router_url, routing_headers, worker_urls
+from slime.utils import http_utils
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+from tests.helpers.mock_engine import serve
+
+SESSIONS, TURNS = 8, 4
+
+
+def stand_in(seen: list[str]) -> FastAPI:
+    """What the router asks an engine, and a list of the requests."""
+    app = FastAPI()
+    facts: dict[str, Any] = {
+        "model_path": "none",
+        "tp_size": 1,
+        "dp_size": 1,
+        "weight_version": "3",
+        "is_generation": True,
+    }
+    for path in ("/health", "/health_generate", "/server_info", "/model_info"):
+        app.get(path)(lambda: facts)
+
+    @app.post("/generate")
+    async def generate(request: Request) -> dict[str, Any]:
+        seen.append((await request.json())["sampling_params"]["name"])
+        return {"text": "x", "meta_info": {}}
+
+    return app
+
+
+@pytest.mark.timeout(200)
+async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_utils, "_http_client", None)
+    first: list[str] = []
+    second: list[str] = []
+    args = Namespace(run_dir=str(tmp_path), router="auto", sglang_router_request_timeout_secs=60)
+    async with serve(stand_in(first)) as one, serve(stand_in(second)) as two:
+        address = await asyncio.to_thread(serve_behind_one_address, args, "policy", [one, two])
+        assert address.router is not None
+        try:
+            args.sglang_router_ip, args.sglang_router_port = address.host, address.port
+            assert sorted(await worker_urls(args)) == sorted([one, two])
+            assert await live_weight_version(args) == "3"
+            samples = [Sample(session_id=f"session {n}") if n % 2 else Sample(group_index=n) for n in range(SESSIONS)]
+            for turn in range(TURNS):
+                for number, sample in enumerate(samples):
+                    payload = {"input_ids": [turn, number], "sampling_params": {"name": str(number)}}
+                    await post(f"{router_url(args)}/generate", payload, headers=routing_headers(sample))
+        finally:
+            address.router.stop()
+    places: dict[str, set[int]] = defaultdict(set)
+    for place, seen in enumerate((first, second)):
+        for name in seen:
+            places[name].add(place)
+    assert len(first) + len(second) == SESSIONS * TURNS
+    assert all(len(found) == 1 for found in places.values()), places
