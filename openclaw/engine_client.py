@@ -106,7 +106,12 @@ class EngineClient:
         self._connections.close()
 
     async def generate(
-        self, rid: str, input_ids: Sequence[int], sampling_params: Mapping[str, Any], top_logprobs: int = 0
+        self,
+        rid: str,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        top_logprobs: int = 0,
+        routing_key: str | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the reply to ``input_ids``; the last chunk has ``finish``. Close the iterator to abort.
 
@@ -115,6 +120,7 @@ class EngineClient:
             input_ids: the prompt.
             sampling_params: as `/generate` takes them; needs ``max_new_tokens``.
             top_logprobs: how many of the likeliest tokens are told for each position.
+            routing_key: names the conversation for a router; see `Connections.post`.
 
         Raises:
             EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar: the
@@ -127,7 +133,8 @@ class EngineClient:
         while len(progress.ids) < sampling_params["max_new_tokens"]:
             before = len(progress.ids)
             try:
-                async with aclosing(self._attempt(rid, input_ids, sampling_params, progress, top_logprobs)) as chunks:
+                attempt = self._attempt(rid, input_ids, sampling_params, progress, top_logprobs, routing_key)
+                async with aclosing(attempt) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 return
@@ -154,6 +161,7 @@ class EngineClient:
         sampling_params: Mapping[str, Any],
         progress: _Progress,
         top_logprobs: int,
+        routing_key: str | None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Ask once for what is still missing of the reply; raise EngineBrokeOffError to be asked again."""
         base = len(progress.ids)
@@ -173,7 +181,7 @@ class EngineClient:
             payload["top_logprobs_num"] = top_logprobs
         running = False
         try:
-            async with self._connections.post("/generate", orjson.dumps(payload)) as answer:
+            async with self._connections.post("/generate", orjson.dumps(payload), routing_key) as answer:
                 await self._check_status(answer)
                 running = True
                 async for events in _event_groups(answer):

@@ -22,6 +22,7 @@ import httptools
 
 from openclaw.exceptions import EngineBrokeOffError
 
+ROUTING_HEADER = "x-smg-routing-key"
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 600.0
 IDLE_SECONDS = 2.0  # less than any server keeps an idle connection
@@ -186,15 +187,18 @@ class Connections:
         self._idle: list[Connection] = []
 
     @asynccontextmanager
-    async def post(self, path: str, body: bytes) -> AsyncIterator[Answer]:
+    async def post(self, path: str, body: bytes, routing_key: str | None = None) -> AsyncIterator[Answer]:
         """Send a request; the answer is given up when the body of the ``with`` ends before it is read.
+
+        A router sends requests with the same ``routing_key`` (letters and digits) to the same engine.
 
         Raises:
             EngineBrokeOffError: when there is no connection, or it ends before the answer does.
         """
         connection = self._take() or await self._open()
         try:
-            head = f"POST {self._path}{path} HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n"
+            routing = f"{ROUTING_HEADER}: {routing_key}\r\n" if routing_key else ""
+            head = f"POST {self._path}{path} HTTP/1.1\r\n{self._head}{routing}content-length: {len(body)}\r\n\r\n"
             await connection.send(head.encode() + body)
             yield connection
         finally:

@@ -19,6 +19,7 @@ from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.capture import Capture, Step
 from openclaw.gateway.errors import ApiError, from_engine, from_ledger
 from openclaw.gateway.interleave import interleave
+from openclaw.gateway.routing import routing_key
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
 from openclaw.sessions import TurnContext
@@ -133,7 +134,8 @@ class Reply:
         # Of several choices none may have a name that another one's begins with: the engine aborts by beginnings.
         name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
         top = prompt.request.top_logprobs or 0
-        async with aclosing(self._service.engine.generate(name, prompt.ids, prompt.sampling, top)) as chunks:
+        key = routing_key(prompt.messages)
+        async with aclosing(self._service.engine.generate(name, prompt.ids, prompt.sampling, top, key)) as chunks:
             async for chunk in chunks:
                 yield capture.add(chunk)
                 if capture.finish_reason is not None:

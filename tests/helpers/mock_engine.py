@@ -43,6 +43,7 @@ class MockEngine:
         self.script = script
         self.version = "1"
         self.requests: list[dict[str, Any]] = []
+        self.routing_keys: list[str | None] = []
         self.aborted: list[str] = []
         self.running: set[str] = set()
         self.cumulative = False
@@ -82,6 +83,7 @@ class MockEngine:
         async def generate(request: Request) -> Any:
             payload = json.loads(await request.body())
             self.requests.append(payload)
+            self.routing_keys.append(request.headers.get("x-smg-routing-key"))
             await self._notify()
             if self.fail_with:
                 status = self.fail_with.pop(0)
