@@ -163,7 +163,7 @@ def _probe_bundles(group: PlacementGroup, count: int) -> list[Bundle]:
         def where(self) -> tuple[str, int, int]:
             from slime.utils.http_utils import find_available_port
 
-            return ray.get_runtime_context().get_node_id(), int(ray.get_gpu_ids()[0]), find_available_port("")
+            return ray.get_runtime_context().get_node_id(), int(ray.get_gpu_ids()[0]), find_available_port(host="")
 
     probes: list[Any] = [
         Probe.options(

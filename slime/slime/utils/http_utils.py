@@ -84,8 +84,17 @@ async def get(url: str, max_retries: int = 60) -> Any:
     return await _request("GET", url, None, None, max_retries)
 
 
-def find_available_port(host: str = "127.0.0.1") -> int:
-    """Return a port that the operating system says is free now."""
+def find_available_port(base_port: int = 0, host: str = "127.0.0.1") -> int:
+    """Return a port that is free now: one that the operating system picks, or the first from ``base_port`` on.
+
+    Raises:
+        OSError: when there is none.
+    """
+    if base_port:
+        for port in range(base_port, 1 << 16):
+            if is_port_available(port, host):
+                return port
+        raise OSError(f"no port from {base_port} on is free on {host}")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import Callable
 
 import httpx
@@ -71,3 +72,9 @@ async def test_an_answer_that_is_not_json_is_text(server: Callable[..., list[htt
 
 def test_a_found_port_is_free() -> None:
     assert is_port_available(find_available_port())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", find_available_port()))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not is_port_available(port)
+        assert find_available_port(port) > port
