@@ -101,7 +101,7 @@ class MockEngine:
         return app
 
     async def _stream(self, payload: dict[str, Any]) -> AsyncIterator[str]:
-        rid, prompt = payload["rid"], payload["input_ids"]
+        rid, prompt = payload.get("rid", f"unnamed-{len(self.requests)}"), payload["input_ids"]
         reply = list(self.script(prompt))
         limit = payload["sampling_params"]["max_new_tokens"]
         finish = {"type": "stop", "matched": reply[-1] if reply else None}

@@ -92,22 +92,13 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         EngineError: when the engine keeps breaking off a request that was not aborted.
     """
     state = GenerateState(args)
-    if not sample.tokens:
-        if not isinstance(sample.prompt, str):
-            raise ConfigurationError("the prompt is a list of messages; use --apply-chat-template to render it")
-        sample.tokens = state.tokenizer.encode(sample.prompt, add_special_tokens=False)
     fruitless = 0
     while True:
         before = sample.response_length
-        budget = sampling_params["max_new_tokens"] - before
-        if budget <= 0:
+        payload = request_of(state, sample, sampling_params)
+        if payload is None:
             sample.status = Sample.Status.TRUNCATED
             return sample
-        payload = {
-            "input_ids": list(sample.tokens),
-            "sampling_params": {**sampling_params, "max_new_tokens": budget},
-            "return_logprob": True,
-        }
         answer = await post(f"{router_url(args)}/generate", payload, headers=routing_headers(sample))
         take_answer(args, sample, answer)
         if sample.status != Sample.Status.ABORTED or state.aborted:
@@ -116,6 +107,23 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         if fruitless == FRUITLESS_ATTEMPTS:
             reason = answer["meta_info"]["finish_reason"]
             raise EngineError(f"the engine broke off sample {sample.index} {fruitless} times in a row: {reason}")
+
+
+def request_of(state: GenerateState, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what ``/generate`` is asked for the rest of a response, or None when it is as long as it may be.
+
+    Raises:
+        ConfigurationError: when the prompt is not text.
+    """
+    if not sample.tokens:
+        if not isinstance(sample.prompt, str):
+            raise ConfigurationError("the prompt is a list of messages; use --apply-chat-template to render it")
+        sample.tokens = state.tokenizer.encode(sample.prompt, add_special_tokens=False)
+    budget = sampling_params["max_new_tokens"] - sample.response_length
+    if budget <= 0:
+        return None
+    parameters = {**sampling_params, "max_new_tokens": budget}
+    return {"input_ids": list(sample.tokens), "sampling_params": parameters, "return_logprob": True}
 
 
 def take_answer(args: Namespace, sample: Sample, answer: dict[str, Any]) -> None:

@@ -38,7 +38,8 @@ def _new_client(connections: int = 512) -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=None, limits=limits)
 
 
-def _client() -> httpx.AsyncClient:
+def shared_client() -> httpx.AsyncClient:
+    """Return the process-wide client, made on first use."""
     global _http_client
     if _http_client is None:
         _http_client = _new_client()
@@ -49,7 +50,7 @@ async def _request(method: str, url: str, payload: Any, headers: dict | None, ma
     delay = FIRST_DELAY_SECONDS
     for attempt in range(1, max(1, max_retries) + 1):
         try:
-            response = await _client().request(method, url, json=payload, headers=headers)
+            response = await shared_client().request(method, url, json=payload, headers=headers)
         except httpx.TransportError as error:
             if attempt >= max_retries:
                 raise

@@ -1,0 +1,99 @@
+"""``--custom-generate-function-path slime.rollout.sglang_streaming_rollout.generate_streaming``: one turn, token by token.
+
+Guarantee: what an engine has sent stays. When it goes away in the middle of a response, the next one goes on from there, while the
+built-in `generate` would ask for all of it again. Costs an event per token; use it for long responses on engines that may go away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from argparse import Namespace
+from typing import Any
+
+import httpx
+
+from slime.exceptions import HttpStatusError
+from slime.rollout.engine_pool import router_url, routing_headers
+from slime.rollout.generation import GenerateState, add_weight_spans, mask_older_weights, request_of
+from slime.utils import http_utils
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+TRIES = 60
+_DATA, _DONE = "data: ", "[DONE]"
+
+
+async def generate_streaming(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Answer one prompt in one turn; ``sample`` grows with every event of the engine.
+
+    Raises:
+        HttpStatusError: on a 4xx answer at once, on a 5xx answer after `TRIES` tries without a new token.
+        httpx.TransportError: when the engines could not be reached in as many tries.
+    """
+    state = GenerateState(args)
+    url = f"{router_url(args)}/generate"
+    tries, delay = 0, http_utils.FIRST_DELAY_SECONDS
+    while (payload := request_of(state, sample, sampling_params)) is not None:
+        before = sample.response_length
+        payload["stream"] = True
+        try:
+            stream = http_utils.shared_client().stream("POST", url, json=payload, headers=routing_headers(sample))
+            async with stream as response:
+                if response.status_code != 200:
+                    raise HttpStatusError(url, response.status_code, (await response.aread()).decode(errors="replace"))
+                await _read(args, sample, response)
+            if sample.status != Sample.Status.ABORTED or state.aborted:
+                return sample
+            error: Exception = httpx.RemoteProtocolError("the engine broke the request off")
+        except httpx.TransportError as failure:
+            error = failure
+        except HttpStatusError as failure:
+            if failure.status < 500:
+                raise
+            error = failure
+        if sample.response_length > before:
+            tries, delay = 0, http_utils.FIRST_DELAY_SECONDS
+        tries += 1
+        if tries >= TRIES:
+            raise error
+        logger.warning("sample %s goes on after %d tokens: %s", sample.index, sample.response_length, error)
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, http_utils.LONGEST_DELAY_SECONDS)
+    sample.status = Sample.Status.TRUNCATED
+    return sample
+
+
+async def _read(args: Namespace, sample: Sample, response: httpx.Response) -> None:
+    """Append the events of one answer; raises httpx.RemoteProtocolError when it ends before the response does."""
+    start, spans = sample.response_length, len(sample.weight_spans)
+    text_start = len(sample.response)
+    async for line in response.aiter_lines():
+        if not line.startswith(_DATA) or line == _DATA + _DONE:
+            continue
+        event = json.loads(line.removeprefix(_DATA))
+        if "error" in event:
+            raise HttpStatusError(str(response.url), event["error"].get("code") or 500, str(event["error"]))
+        meta, have = event["meta_info"], sample.response_length - start
+        entries, text = meta.get("output_token_logprobs") or [], event["text"]
+        new = meta["completion_tokens"] - have
+        if len(entries) > new:  # an engine that repeats what it has sent
+            entries, text = entries[len(entries) - new :], text[len(sample.response) - text_start :]
+        sample.append_response_tokens([e[1] for e in entries], [float(e[0]) for e in entries], text=text)
+        finished = meta.get("finish_reason") is not None
+        if finished and meta.get("weight_versions"):
+            del sample.weight_spans[spans:]
+            add_weight_spans(sample, start, meta)
+        elif entries:
+            add_weight_spans(sample, start + have, {"weight_version": meta.get("weight_version")})
+        if getattr(args, "mask_offpolicy_in_partial_rollout", False):
+            mask_older_weights(sample)
+        if finished:
+            sample.update_from_meta_info(args, meta)
+            sample.weight_versions = list(dict.fromkeys(sample.weight_versions))
+            return
+        if sample.weight_spans and sample.weight_spans[-1][0] not in sample.weight_versions:
+            sample.weight_versions.append(sample.weight_spans[-1][0])
+    raise httpx.RemoteProtocolError("the answer ended before the response did")
