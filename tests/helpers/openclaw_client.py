@@ -17,8 +17,8 @@ from tests.helpers.live_run import wait_until
 
 TOKEN = "gateway-token"
 CONTEXT_WINDOW = 32768
-START_SECONDS = 240.0
-COMMAND_SECONDS = 180.0
+START_SECONDS = 480.0
+COMMAND_SECONDS = 360.0
 
 
 def provider(base_url: str, *, thinking: bool = True) -> dict[str, Any]:
