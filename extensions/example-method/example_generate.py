@@ -13,6 +13,7 @@ async def generate(args, sample, sampling_params, evaluation=False):
     """Answer twice; the remark's tokens are in the response under mask 0. Evaluation is one reply."""
     tokenizer = GenerateState(args).tokenizer
     sample.tokens = tokenizer.encode(sample.prompt, add_special_tokens=False)
+    sample.response, sample.response_length = "", 0
     sample.loss_mask, sample.rollout_log_probs = [], []
     turns = 1 if evaluation else 2
     budget = sampling_params["max_new_tokens"]
