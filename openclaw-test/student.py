@@ -1,7 +1,8 @@
-r"""A simulated student who talks to the assistant about homework and has one taste: no bold, no list, no ``\boxed``.
+r"""A simulated user who talks to the assistant about homework and has one taste, by default the student's: no bold, no
+list, no ``\boxed``.
 
-Guarantees: deterministic in ``seed`` and the replies; the taste is a fixed rule (`tiny_models.replies.follows_rule`),
-the words are those held out from the judge's training. What the assistant gets is what any user's client sends: chat
+Guarantees: deterministic in ``seed`` and the replies; the taste is a fixed rule of its persona (`personas`), the student's
+words are those held out from the judge's training. What the assistant gets is what any user's client sends: chat
 completions over the OpenAI SDK with a session id. A disliked reply gets a complaint, a liked one thanks and the next
 problem, so that every reply but the last of a session has a next state. Nothing is retried: a refused request is counted.
 """
@@ -11,17 +12,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from measure import Item
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
-from tiny_models.feedback import approval, complaint
-from tiny_models.problems import draw_short
-from tiny_models.replies import follows_rule
+from personas import STUDENT, Persona, draw_item
 
 RECENT = 50
-MAX_TOKENS = 160
 LAST_WORD_TOKENS = 16
 REFUSED_PAUSE_SECONDS = 0.5
 TURN_TYPE_MAIN = "main"
@@ -64,7 +63,9 @@ class Student:
         *,
         seed: int = 0,
         max_turns: int = 3,
-        name: str = "student",
+        name: str | None = None,
+        persona: Persona = STUDENT,
+        problems: Sequence[Item] = (),
         may_go_on: Callable[[], Awaitable[None]] = always,
     ) -> None:
         """Bind the student.
@@ -74,13 +75,16 @@ class Student:
             model: name that requests carry.
             seed: of problems and words.
             max_turns: user messages of a session; the last one only reacts.
-            name: prefix of session ids.
+            name: prefix of session ids; default: the persona's.
+            persona: who the user is.
+            problems: what the conversations are about, in turn; default: generated ones.
             may_go_on: awaited before each session; a way to wait for the trainer.
         """
         if max_turns < 2:
             raise ValueError("max_turns must be 2 or more: the first reply needs a reaction")
         self._client, self._model = client, model
-        self._seed, self._max_turns, self._name = seed, max_turns, name
+        self._seed, self._max_turns, self._name = seed, max_turns, name or persona.name
+        self._persona, self._problems = persona, problems
         self._may_go_on = may_go_on
         self.tally = Tally()
 
@@ -111,7 +115,7 @@ class Student:
         """
         rng = random.Random(f"{self._seed}/{number}")
         session_id = f"{self._name}-{self._seed}-{number}"
-        messages: list[dict[str, Any]] = [{"role": "user", "content": draw_short(rng, "train").question}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": self._opening(rng, number)}]
         self.tally.sessions += 1
         for turn in range(self._max_turns):
             last = turn == self._max_turns - 1
@@ -119,19 +123,24 @@ class Student:
             messages.append({"role": "assistant", "content": reply})
             if last:
                 break
-            liked = follows_rule(reply)
+            liked = self._persona.likes(reply)
             if turn == 0:
                 self.tally.recent.append(liked)
-            messages.append(
-                {"role": "user", "content": self._reaction(rng, liked, closing=turn == self._max_turns - 2)}
-            )
+            closing = turn == self._max_turns - 2
+            content = self._reaction(rng, liked, None if closing else number + 1)
+            messages.append({"role": "user", "content": content})
         return messages
 
-    def _reaction(self, rng: random.Random, liked: bool, closing: bool) -> str:
+    def _opening(self, rng: random.Random, number: int) -> str:
+        item = self._problems[number % len(self._problems)] if self._problems else draw_item(rng)
+        return self._persona.opening(item)
+
+    def _reaction(self, rng: random.Random, liked: bool, following: int | None) -> str:
+        """Complain, or approve and go on with the problem ``following``; None ends the conversation."""
         self.tally.complaints += not liked
         if not liked:
-            return complaint(rng, "held")
-        return approval(rng, "held", None if closing else draw_short(rng, "train").question)
+            return self._persona.complain(rng)
+        return self._persona.approve(rng, None if following is None else self._opening(rng, following))
 
     async def _ask(self, messages: list[dict[str, Any]], session_id: str, last: bool) -> str:
         headers = {"X-Session-Id": session_id, "X-Turn-Type": TURN_TYPE_MAIN}
@@ -142,7 +151,7 @@ class Student:
             completion = await self._client.chat.completions.create(
                 model=self._model,
                 messages=messages,  # type: ignore[arg-type]
-                max_tokens=LAST_WORD_TOKENS if last else MAX_TOKENS,
+                max_tokens=LAST_WORD_TOKENS if last else self._persona.max_tokens,
                 extra_headers=headers,
             )
         except (APIConnectionError, APIStatusError) as error:

@@ -1,63 +1,11 @@
-"""The simulated student on the command line: `python openclaw-test/student_chat.py --base-url URL`.
-
-Talks to a running server and prints the conversations; exit status 1 when a request was refused.
-"""
+"""The simulated student: no bold text, no numbered lists, no boxes. `python openclaw-test/student_chat.py --base-url URL`."""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import os
 import sys
 
-from openai import AsyncOpenAI
-from rich.console import Console
-from student import Refused, Student
-from tiny_models.replies import follows_rule
-
-
-async def converse(arguments: argparse.Namespace, console: Console) -> int:
-    """Hold the conversations, ``arguments.sessions`` at a time, and print each when it is over."""
-    key = os.environ.get("OPENCLAW_API_KEY") or os.environ.get("SGLANG_API_KEY") or "none"
-    async with AsyncOpenAI(base_url=arguments.base_url, api_key=key, max_retries=0, timeout=120) as client:
-        student = Student(client, arguments.model, seed=arguments.seed, max_turns=arguments.max_turns, name="chat")
-        slots = asyncio.Semaphore(arguments.sessions)
-
-        async def hold(number: int) -> None:
-            async with slots:
-                try:
-                    messages = await student.session(number)
-                except Refused as error:
-                    console.print(f"[red]refused:[/] {error}")
-                    return
-            console.rule(f"session {number}")
-            for message in messages:
-                mark = "" if message["role"] == "user" else (" +" if follows_rule(message["content"]) else " -")
-                console.print(f"[bold]{message['role']}{mark}[/]", highlight=False)
-                console.print(message["content"], markup=False, highlight=False)
-
-        await asyncio.gather(*(hold(number) for number in range(arguments.num_problems)))
-    tally = student.tally
-    rate = tally.recent_rule_rate
-    console.rule()
-    console.print(
-        f"{tally.sessions} sessions, {tally.turns} turns, {tally.complaints} complaints, {tally.refused} refused; "
-        f"first replies liked: {'-' if rate is None else f'{rate:.2f}'}"
-    )
-    return 1 if tally.refused else 0
-
-
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="student_chat.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1", help="of the server (default: %(default)s)")
-    parser.add_argument("--model", default="tiny", help="model name in requests (default: %(default)s)")
-    parser.add_argument("--num-problems", type=int, default=8, help="sessions in all (default: %(default)s)")
-    parser.add_argument("--max-turns", type=int, default=3, help="user messages per session (default: %(default)s)")
-    parser.add_argument("--sessions", type=int, default=4, help="sessions at once (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of problems and words (default: %(default)s)")
-    return asyncio.run(converse(parser.parse_args(), Console()))
-
+from chat import main
+from personas import STUDENT
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(STUDENT, "student_chat.py"))

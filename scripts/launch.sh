@@ -29,9 +29,18 @@ launch() {
         exec "$python" -m openclaw.launch --name "$name" "${added[@]}" "$@"
 }
 
+# Becomes a program of this repository: a file, or -m and a module, with its arguments.
+program() {
+    if [ ! -x "$openclaw_root/.venv/bin/python" ]; then
+        echo "no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2
+        exit 2
+    fi
+    PYTHONPATH="$openclaw_root:$openclaw_root/slime:$openclaw_root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
+        exec "$openclaw_root/.venv/bin/python" "$@"
+}
+
 # Sets up the CPU environment if it is missing and becomes the demo of one method.
 demo() {
     bash "$openclaw_root/scripts/setup.sh" cpu
-    PYTHONPATH="$openclaw_root:$openclaw_root/slime:$openclaw_root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
-        exec "$openclaw_root/.venv/bin/python" "$openclaw_root/openclaw-test/demo.py" "$@"
+    program "$openclaw_root/openclaw-test/demo.py" "$@"
 }

@@ -46,7 +46,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
     sources = "".join(
         path.read_text()
         for folder in (
-            *("openclaw", "openclaw-test", "benchmarks", "slime/tools", "slime/slime/utils"),
+            *("openclaw", "openclaw_combine", "openclaw-test", "benchmarks", "slime/tools", "slime/slime/utils"),
             *("slime/slime/contract", "extensions/example-method"),
         )
         for path in (repository / folder).rglob("*.py")

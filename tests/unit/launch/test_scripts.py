@@ -13,7 +13,9 @@ import pytest
 from openclaw.launch.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("openclaw-*/run_*.sh"))
+SCRIPTS = sorted(
+    str(path.relative_to(ROOT)) for path in ROOT.glob("openclaw-*/run_*.sh") if path.parent.name != "openclaw-test"
+)
 GPU_SCRIPTS = [script for script in SCRIPTS if not script.endswith("run_tiny_cpu.sh")]
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
 VARIANTS = {"rl": ("", "_lora"), "opd": ("", "_lora"), "combine": ("", "_lora")}

@@ -1,0 +1,165 @@
+"""Serves a checkpoint and lets it do a few small tasks: `bash openclaw-test/run_eval.sh --model-path P --eval-tasks conversation`.
+
+Guarantees: what was started is stopped; nothing is recorded or trained. A server that runs already is asked with
+``--base-url``. Exit status 1 when a request was refused, 2 when nothing could be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from eval_tasks import MAX_TOKENS, RUNS_CODE, TASKS, Ask
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from rich.console import Console
+from rich.progress import Progress
+
+from slime.utils.http_utils import find_available_port
+from slime.utils.process import ChildProcess, spawn
+
+START_SECONDS = 900.0
+PARALLEL = 8
+
+
+class EvalFailed(RuntimeError):
+    """Nothing could be asked."""
+
+
+def task_names(text: str) -> list[str]:
+    """Parse ``conversation,coding``."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in TASKS]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"no task {', '.join(unknown) or repr(text)}; there are: {', '.join(TASKS)}")
+    return names
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="run_eval.sh",
+        description="Serve a checkpoint and let it do small tasks. Other options go to python -m openclaw.server "
+        "(--gpu-ids 0,1).",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model-path", metavar="P", help="checkpoint folder")
+    add("--base-url", help="ask this server instead, for example http://127.0.0.1:30000/v1")
+    add("--eval-tasks", type=task_names, default=list(TASKS), help=f"of {','.join(TASKS)} (default: all)")
+    add("--num-problems", type=int, default=16, help="per task (default: %(default)s)")
+    add("--allow-code-execution", action="store_true", help="run the Python that the model writes (needed for coding)")
+    add("--report", type=Path, metavar="FILE", help="also write the figures as JSON")
+    return parser
+
+
+async def evaluate(
+    client: AsyncOpenAI, model: str, tasks: Sequence[str], count: int, console: Console
+) -> dict[str, float]:
+    """Return the share of problems solved per task.
+
+    Raises:
+        EvalFailed: when a request is refused.
+    """
+    slots, run = asyncio.Semaphore(PARALLEL), uuid.uuid4().hex[:8]
+
+    def asker(session: str) -> Ask:
+        headers = {"X-Turn-Type": "side", "X-Session-Id": session}
+
+        async def ask(messages: list[dict[str, Any]], **fields: Any) -> Any:
+            completion = await client.chat.completions.create(
+                model=model,
+                messages=list(messages),  # type: ignore[arg-type]
+                max_tokens=MAX_TOKENS,
+                extra_headers=headers,
+                **fields,
+            )
+            return completion.choices[0].message
+
+        return ask
+
+    async def solve(task: str, number: int) -> bool:
+        async with slots:
+            solved = await TASKS[task](asker(f"eval-{run}-{task}-{number}"), number)
+        progress.advance(bar)
+        return solved
+
+    with Progress(console=console) as progress:
+        bar = progress.add_task("asking", total=len(tasks) * count)
+        try:
+            solved = {task: await asyncio.gather(*(solve(task, number) for number in range(count))) for task in tasks}
+        except (APIConnectionError, APIStatusError) as error:
+            raise EvalFailed(f"a request was refused: {error}") from error
+    return {task: round(sum(hits) / count, 4) for task, hits in solved.items()}
+
+
+def wait_ready(child: ChildProcess, url: str) -> None:
+    """Return when the server answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if not child.alive():
+            raise EvalFailed(f"the server ended with exit code {child.returncode}:\n{child.log_tail(12)}")
+        try:
+            if httpx.get(f"{url}/healthz", timeout=2.0, trust_env=False).is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+    raise EvalFailed(f"the server did not answer within {START_SECONDS:.0f} s")
+
+
+async def ask_all(options: argparse.Namespace, base_url: str, console: Console) -> dict[str, float]:
+    """Open a client and evaluate."""
+    key = os.environ.get("OPENCLAW_API_KEY") or os.environ.get("SGLANG_API_KEY") or "none"
+    async with AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=600) as client:
+        return await evaluate(client, "policy", options.eval_tasks, options.num_problems, console)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser, console = build_parser(), Console(stderr=True)
+    options, extra = parser.parse_known_args(argv)
+    if bool(options.model_path) == bool(options.base_url):
+        parser.error("give --model-path P to serve a checkpoint, or --base-url URL of a server that runs")
+    if set(RUNS_CODE) & set(options.eval_tasks) and not options.allow_code_execution:
+        parser.error(
+            "the task coding runs Python that the model writes, with your rights: add --allow-code-execution, "
+            "or leave it out with --eval-tasks conversation,tool-use"
+        )
+    if options.base_url and extra:
+        parser.error(f"unknown argument {extra[0]}")
+    with tempfile.TemporaryDirectory() as folder:
+        child = None
+        try:
+            base_url = options.base_url
+            if not base_url:
+                port = find_available_port()
+                command = [sys.executable, "-m", "openclaw.server", "--model-path", options.model_path]
+                log = Path(folder) / "server.log"
+                child = spawn([*command, "--port", str(port), *extra], log_path=log, name="server")
+                wait_ready(child, f"http://127.0.0.1:{port}")
+                base_url = f"http://127.0.0.1:{port}/v1"
+            figures = asyncio.run(ask_all(options, base_url, console))
+        except EvalFailed as error:
+            print(f"run_eval.sh: {error}", file=sys.stderr)
+            return 1
+        finally:
+            if child is not None:
+                child.stop(30.0)
+    values = {"model": options.model_path or options.base_url, "problems": options.num_problems, "solved": figures}
+    print(json.dumps(values, indent=1))
+    if options.report:
+        options.report.write_text(json.dumps(values, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Names that guides import; the method itself is in ``openclaw-combine/``."""

@@ -1,0 +1,15 @@
+"""``train.py --advantage-estimator grpo`` under the name that guides know."""
+
+from __future__ import annotations
+
+import sys
+
+from train import train
+
+from slime.arguments import parse_args
+from slime.ray.run import execute
+from slime.utils.process import watch_lifeline
+
+if __name__ == "__main__":
+    watch_lifeline()
+    sys.exit(execute(parse_args(["--advantage-estimator", "grpo", *sys.argv[1:]]), train))
