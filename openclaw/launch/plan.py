@@ -276,6 +276,8 @@ def make_plan(
         child.setdefault("OMP_NUM_THREADS", "1")
     if ids is not None:
         child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
+    elif args.share_gpu:
+        ids = (0,) * (counts["actor"] + args.rollout_num_gpus + args.prm_num_gpus)
     command = (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words)
     sources = runtime_sources(environment, profile, votes)
     return Plan(profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources)

@@ -55,6 +55,21 @@ GPU4_LORA = replace(
     },
 )
 
+# Computed for Qwen3-1.7B, see instructions/scripts.md: three copies of the weights, two caches, one step's activations.
+GPU1_24GB = replace(
+    GPU4_LORA,
+    name="gpu1_24gb",
+    variables={
+        **GPU4_LORA.variables,
+        "NUM_GPUS": 1,
+        "ACTOR_GPUS": "1",
+        "MAX_RESPONSE_LENGTH": 4096,
+        "MEM_FRACTION_STATIC": 0.5,
+    },
+    runtime={"CONTEXT_LENGTH": "12288", "PRM_MAX_NEW_TOKENS": "2048"},
+    flags=("--share-gpu", "--sglang-max-total-tokens", "16384", "--sglang-max-running-requests", "8"),
+)
+
 # Learning rates and KL weights were measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
 TINY_CPU = Profile(
     "tiny_cpu",
@@ -89,5 +104,5 @@ TINY_CPU = Profile(
     flags=("--serve-when-done",),
 )
 
-PROFILES: dict[str, Profile] = {profile.name: profile for profile in (GPU8, GPU8_FP8, GPU4_LORA, TINY_CPU)}
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, TINY_CPU)}
 DEFAULT_PROFILE, LORA_PROFILE = GPU8.name, GPU4_LORA.name

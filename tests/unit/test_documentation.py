@@ -64,6 +64,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES) for name in variable.names}
     others = {
         "PYTHONPATH",
+        "CUDA_VISIBLE_DEVICES",
         "WANDB_API_KEY",
         "WANDB_KEY",
         "METHOD",

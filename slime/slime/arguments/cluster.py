@@ -24,6 +24,12 @@ CLUSTER = Group(
         Option("--rollout-num-gpus-per-engine", "GPUs per policy engine", int, 1),
         Option("--ray-address", "join this Ray cluster instead of starting one"),
         Option("--run-dir", "logs, metrics and engine logs; default: runs/<date>-<time>"),
+        Option(
+            "--share-gpu",
+            "trainer, policy engine and judge engine on one GPU at the same time; nothing is offloaded, so their memory "
+            "has to fit together (--sglang-max-total-tokens)",
+            bool,
+        ),
         Option("--colocate", "share GPUs between trainer and engines", bool),
     ),
 )

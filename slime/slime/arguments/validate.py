@@ -163,10 +163,16 @@ def _check_roles(args: Namespace) -> list[str]:
         + (0 if args.debug_train_only or args.rollout_external_engine_addrs else args.rollout_num_gpus)
         + args.prm_num_gpus
     )
-    if args.num_gpus is not None and needed > args.num_gpus:
+    if args.num_gpus is not None and needed > args.num_gpus and not args.share_gpu:
         problems.append(
             f"{actor} actor + {args.rollout_num_gpus} rollout + {args.prm_num_gpus} judge GPUs are {needed}, "
             f"but --num-gpus is {args.num_gpus}; lower one of them"
+        )
+    if args.share_gpu and (
+        args.colocate or (actor, args.rollout_num_gpus, args.prm_num_gpus) not in ((1, 1, 1), (1, 1, 0))
+    ):
+        problems.append(
+            "--share-gpu is for one trainer rank, one policy engine and one judge engine of one GPU each, without --colocate"
         )
     if bool(args.prm_router_ip) != bool(args.prm_router_port):
         problems.append("--prm-router-ip and --prm-router-port go together")

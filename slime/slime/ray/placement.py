@@ -85,6 +85,8 @@ def describe_placement(args: Namespace) -> Placement:
         )
     rollout_start = 0 if args.colocate else actor_count
     judge_start = rollout_start + rollout_count
+    if getattr(args, "share_gpu", False):
+        rollout_start = judge_start = 0
     placement = Placement(
         actor=tuple(range(actor_count)),
         rollout=tuple(range(rollout_start, rollout_start + rollout_count)),

@@ -63,7 +63,9 @@ class BroadcastWeightSync:
         offsets = [1 + sum(ranks[:index]) for index in range(len(ranks))]
         world_size = 1 + sum(ranks)
         name = f"slime-weights-{next(GROUP_NUMBERS)}"
-        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        # NCCL refuses two ranks on one GPU.
+        shared = getattr(self._args, "share_gpu", False)
+        backend = "nccl" if self._device.type == "cuda" and not shared else "gloo"
         self._group = HostedGroup(
             address=self._address,
             world_size=world_size,

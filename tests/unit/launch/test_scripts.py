@@ -18,6 +18,7 @@ SCRIPTS = sorted(
 )
 GPU_SCRIPTS = [script for script in SCRIPTS if not script.endswith("run_tiny_cpu.sh")]
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
+SMALL = {"qwen3_1_7b": "qwen3-1.7B"}
 VARIANTS = {"rl": ("", "_lora"), "opd": ("", "_lora"), "combine": ("", "_lora")}
 WRAPPERS = (
     "openclaw-rl/run_binary_rl.sh",
@@ -60,6 +61,7 @@ def test_every_script_that_guides_name_is_there() -> None:
         for model in MODELS:
             for ending in endings:
                 assert f"openclaw-{method}/run_{model}_openclaw_{method}{ending}.sh" in GPU_SCRIPTS
+        assert f"openclaw-{method}/run_qwen3_1_7b_openclaw_{method}_24gb.sh" in GPU_SCRIPTS
     assert set(WRAPPERS) <= set(GPU_SCRIPTS)
 
 
@@ -78,7 +80,7 @@ def test_a_script_plans_the_same_run_from_every_folder(
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
     words = " ".join(lines)
     assert ("--use-lora" in words) == ("_lora" in script or "24gb" in script)
-    for file_name, shape in MODELS.items():
+    for file_name, shape in (MODELS | SMALL).items():
         if f"/run_{file_name}_" in script:
             assert f"/models/{shape.replace('qwen', 'Qwen')} " in words
 
@@ -130,6 +132,17 @@ def test_lora_is_an_option_of_every_script(monkeypatch: pytest.MonkeyPatch, caps
     assert "--use-lora" in output
 
 
+def test_one_gpu_holds_all_roles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", CLEAN)
+    main(plan_words("openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("  GPU ")] == [
+        "  GPU 0  actor    rank 0",
+        "  GPU 0  rollout  engine 0",
+        "  GPU 0  judge    engine 0",
+    ]
+
+
 def test_help_names_the_options_and_where_the_rest_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([*plan_words(WRAPPERS[0]), "--help"])
@@ -143,6 +156,7 @@ def test_help_names_the_options_and_where_the_rest_is(capsys: pytest.CaptureFixt
     ("flags", "says"),
     [
         (("--sglang-quantization", "fp8"), "use --sglang-kv-cache-dtype fp8_e4m3"),
+        (("--share-gpu",), "--share-gpu is for one trainer rank"),
         (("--train-backend", "fsdp", "--model", "qwen3-5B"), "no model shape 'qwen3-5B'"),
     ],
 )

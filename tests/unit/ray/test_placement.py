@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime.exceptions import ConfigurationError
-from slime.ray.placement import describe_placement
+from slime.ray.placement import ACTOR_GPU_SHARE, ENGINE_GPU_SHARE, describe_placement
 
 
 def arguments(**changes: Any) -> Namespace:
@@ -26,6 +26,17 @@ def arguments(**changes: Any) -> Namespace:
         "num_gpus": 8,
     }
     return Namespace(**{**values, **changes})
+
+
+def test_one_gpu_is_shared_by_all_roles() -> None:
+    one = {"actor_num_gpus_per_node": 1, "rollout_num_gpus": 1, "prm_num_gpus": 1, "num_gpus": 1}
+    per_engine = {"rollout_num_gpus_per_engine": 1, "prm_num_gpus_per_engine": 1}
+    placement = describe_placement(arguments(share_gpu=True, **one, **per_engine))
+    assert (placement.actor, placement.rollout, placement.judge) == ((0,), (0,), (0,))
+    assert placement.total == 1
+    assert ACTOR_GPU_SHARE + 2 * ENGINE_GPU_SHARE <= 1
+    with pytest.raises(ConfigurationError, match="need 3"):
+        describe_placement(arguments(**one, **per_engine))
 
 
 def test_eight_gpus_are_four_two_two() -> None:
