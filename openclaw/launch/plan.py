@@ -20,6 +20,7 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import MethodLines, find_method
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
+from slime.arguments.critic import critic_gpus
 from slime.arguments.parser import parser_for
 from slime.arguments.plugin_paths import resolve_plugin_files
 from slime.arguments.refused import refusals
@@ -67,9 +68,19 @@ class Plan:
 
     @property
     def gpus_needed(self) -> int:
-        """GPUs that the three roles use together."""
+        """GPUs that the roles use together."""
+        return sum(count for _, count in self.roles)
+
+    @property
+    def roles(self) -> tuple[tuple[str, int], ...]:
+        """The roles in the order of their GPUs, each with how many it uses."""
         args = self.args
-        return args.actor_num_nodes * args.actor_num_gpus_per_node + args.rollout_num_gpus + args.prm_num_gpus
+        return (
+            ("actor", args.actor_num_nodes * args.actor_num_gpus_per_node),
+            ("critic", critic_gpus(args)),
+            ("rollout", args.rollout_num_gpus),
+            ("judge", args.prm_num_gpus),
+        )
 
 
 def model_flags(model: str | None) -> tuple[str, ...]:

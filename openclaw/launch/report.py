@@ -12,15 +12,14 @@ TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 
 
 def placement_lines(plan: Plan) -> Iterator[str]:
-    """Yield one line per GPU, in the order actor, rollout, judge."""
+    """Yield one line per GPU, in the order actor, critic, rollout, judge."""
     args = plan.args
-    actor = args.actor_num_nodes * args.actor_num_gpus_per_node
-    roles = [f"actor    rank {rank}" for rank in range(actor)]
-    for title, total, size in (
-        ("rollout ", args.rollout_num_gpus, args.rollout_num_gpus_per_engine),
-        ("judge   ", args.prm_num_gpus, args.prm_num_gpus_per_engine),
-    ):
-        roles += [f"{title} engine {index // size}" for index in range(total)]
+    sizes = {"rollout": args.rollout_num_gpus_per_engine, "judge": args.prm_num_gpus_per_engine}
+    roles = [
+        f"{role:<8} engine {index // sizes[role]}" if role in sizes else f"{role:<8} rank {index}"
+        for role, count in plan.roles
+        for index in range(count)
+    ]
     kind = "GPU" if args.device == "cuda" else "logical GPU"
     ids = plan.gpu_ids or range(len(roles))
     for number, role in zip(ids, roles, strict=True):
@@ -49,18 +48,15 @@ def variable_lines(plan: Plan) -> Iterator[str]:
 
 def summary_lines(plan: Plan) -> Iterator[str]:
     """Yield one line per role: its GPUs as a range."""
-    args = plan.args
     ids = list(plan.gpu_ids or range(plan.gpus_needed))
-    actor = args.actor_num_nodes * args.actor_num_gpus_per_node
-    cuts = (
-        ("actor", 0, actor),
-        ("rollout", actor, args.rollout_num_gpus),
-        ("judge", actor + args.rollout_num_gpus, args.prm_num_gpus),
-    )
-    for role, start, count in cuts:
+    start = 0
+    for role, count in plan.roles:
+        if role == "critic" and not count:
+            continue
         numbers = ids[start : start + count]
         contiguous = numbers == list(range(numbers[0], numbers[0] + count)) if numbers else False
         shown = f"{numbers[0]}-{numbers[-1]}" if contiguous and count > 1 else ",".join(map(str, numbers)) or "none"
+        start += count
         yield f"  {role:<8} {shown}"
 
 

@@ -86,7 +86,7 @@ def test_megatron_flags_say_what_to_use(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_every_argument_that_is_read_is_declared(repository: Path) -> None:
-    declared = set(vars(build_parser().parse_args([]))) | {"eval_datasets"}
+    declared = set(vars(build_parser().parse_args([]))) | {"eval_datasets", "use_critic"}
     undeclared = {}
     for path in [
         *repository.glob("slime/**/*.py"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from tests.helpers.reference_policy import reference_advantages, reference_policy_loss
+from tests.helpers.reference_policy import reference_advantages, reference_policy_loss, reference_value_loss
 
 
 def reference(
@@ -46,6 +46,36 @@ def reference(
     loss = total / (tokens if args.calculate_per_token_loss else len(new))
     gradients = torch.autograd.grad(loss, list(leaves.values()))
     return float(loss.detach()), dict(zip(leaves, gradients, strict=True))
+
+
+def reference_critic(
+    args: Namespace, data: dict[str, Any], head: dict[str, Tensor]
+) -> tuple[list[Tensor], float, dict[str, Tensor]]:
+    """Return the values of each sample, the critic's loss of a step, and the gradient of each parameter of the critic.
+
+    ``head`` is the value head's ``weight`` and ``bias``; old log probabilities are the engine's.
+    """
+    model = AutoModelForCausalLM.from_pretrained(args.hf_checkpoint, dtype=torch.float64, attn_implementation="eager")
+    backbone = model.model
+    leaves = {f"hf.{name}": value.detach().clone().requires_grad_() for name, value in backbone.named_parameters()}
+    leaves |= {f"head.{name}": value.double().requires_grad_() for name, value in head.items()}
+    weights = {name.removeprefix("hf."): value for name, value in leaves.items() if name.startswith("hf.")}
+    values, refs = [], []
+    for tokens, response in zip(data["tokens"], data["response_lengths"], strict=True):
+        hidden = functional_call(backbone, weights, (torch.tensor([tokens]),), {"use_cache": False}).last_hidden_state[
+            0
+        ]
+        states = hidden[len(tokens) - response - 1 : -1]
+        values.append((states @ leaves["head.weight"].T + leaves["head.bias"])[:, 0])
+        refs.append(_log_probs(model, dict(model.named_parameters()), tokens, response, args.rollout_temperature)[0])
+    old = [value.detach() for value in values]
+    batch = _batch(data, [ref.detach() for ref in refs], [ref.detach() for ref in refs], from_engine=True)
+    advantages = reference_advantages(args, batch | {"values": old})
+    returns = [a + v for a, v in zip(advantages, old, strict=True)]
+    total = reference_value_loss(old, values, returns, batch["loss_masks"], args.value_clip)
+    loss = total / len(values)
+    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return old, float(loss.detach()), dict(zip(leaves, gradients, strict=True))
 
 
 def _log_probs(model, weights, tokens, response, temperature) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ def random_batch(
 
 
 def reference_advantages(args: Namespace, batch: dict[str, Any]) -> list[Tensor]:
-    """Return float64 advantages of grpo's kind or of REINFORCE++, with the teacher's term and the whitening."""
+    """Return float64 advantages of grpo's kind, of REINFORCE++ or of PPO, with the teacher's term and the whitening."""
     rows = []
     for i, mask in enumerate(batch["loss_masks"]):
         row = [float(batch["rewards"][i])] * len(mask)
@@ -47,6 +47,11 @@ def reference_advantages(args: Namespace, batch: dict[str, Any]) -> list[Tensor]
             for reward in reversed(token_rewards(batch, i, args.kl_coef)):
                 after = reward + args.gamma * after
                 row.insert(0, after)
+        if args.advantage_estimator == "ppo":
+            rewards = token_rewards(batch, i, args.kl_coef)
+            row = reference_generalized_advantages(
+                rewards, batch["values"][i].tolist(), mask.tolist(), args.gamma, args.lambd
+            )
         teacher = batch["teacher_log_probs"][i] if args.use_opd else None
         if teacher is not None:
             distances = (teacher - batch["log_probs"][i]).tolist()
@@ -55,6 +60,37 @@ def reference_advantages(args: Namespace, batch: dict[str, Any]) -> list[Tensor]
     if args.normalize_advantages:
         rows = whitened(rows, [mask.tolist() for mask in batch["loss_masks"]])
     return [torch.tensor(row, dtype=torch.float64) for row in rows]
+
+
+def reference_generalized_advantages(
+    rewards: list[float], values: list[float], mask: list[int], gamma: float, lambd: float
+) -> list[float]:
+    """Return the advantages of PPO in plain floats, backwards over the unmasked tokens."""
+    result, after, advantage = [0.0] * len(mask), 0.0, 0.0
+    for t in reversed(range(len(mask))):
+        if mask[t]:
+            advantage = rewards[t] + gamma * after - values[t] + gamma * lambd * advantage
+            result[t], after = advantage, values[t]
+    return result
+
+
+def reference_value_loss(
+    old: list[Tensor],
+    new: list[Tensor],
+    returns: list[Tensor],
+    masks: list[Tensor],
+    value_clip: float,
+    *,
+    per_token: bool = False,
+) -> Tensor:
+    """Return the sum over samples (or tokens) of the critic's loss, one token at a time."""
+    total = torch.zeros((), dtype=torch.float64)
+    for before, now, target, mask in zip(old, new, returns, masks, strict=True):
+        denominator = 1 if per_token else max(1, int(mask.sum()))
+        for t in range(len(mask)):
+            near = torch.minimum(torch.maximum(now[t], before[t] - value_clip), before[t] + value_clip)
+            total = total + mask[t] * torch.maximum((now[t] - target[t]) ** 2, (near - target[t]) ** 2) / denominator
+    return total
 
 
 def token_rewards(batch: dict[str, Any], i: int, kl_coef: float) -> list[float]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slime.backends.fsdp_utils import train_step
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.backends.fsdp_utils.critic import FSDPCriticActor
 from slime.backends.fsdp_utils.weights import gather
 from tests.helpers import trainer
 
@@ -107,4 +108,73 @@ def train_save_train(
             },
             out,
         )
+    actor.shutdown()
+
+
+class CriticBesideActor(FSDPCriticActor):
+    """A critic in the process of a policy's rank, whose group it shares."""
+
+    def _join(self) -> torch.device:
+        return CPU
+
+    def shutdown(self) -> None:
+        """The group is the policy's to leave."""
+
+
+def start_critic(args: Any, rank: int, world_size: int, start: int) -> CriticBesideActor:
+    """Return a ready critic; an actor must have been started."""
+    critic = CriticBesideActor(world_size, rank, "", 0)
+    critic.init(args)
+    critic.load_checkpoint(start)
+    return critic
+
+
+def whole(model: Any, of: Callable[[Tensor], Tensor | None] = lambda p: p) -> dict[str, Tensor]:
+    """Return whole copies of a model's parameters (or of what ``of`` makes of them), by name."""
+    found = {name: of(parameter) for name, parameter in model.named_parameters()}
+    return {name: gather(value, CPU).clone() for name, value in found.items() if value is not None}
+
+
+def from_all_ranks(value: Any) -> list[Any]:
+    """What each rank has."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def ppo_rollout(actor: FSDPTrainActor, critic: FSDPCriticActor, rollout_id: int, shard: Any, learn: bool = True) -> Any:
+    """Train both on a rollout, in the order of the trainer; return the metrics."""
+    values = from_all_ranks(critic.values(rollout_id, shard))
+    returns = from_all_ranks(actor.prepare(rollout_id, shard, values))
+    return {**(critic.step(rollout_id, returns) or {}), **(actor.step(rollout_id, learn) or {})}
+
+
+def ppo_gradients(rank: int, world_size: int, port: int, changes: dict[str, Any], model: str, out: str) -> None:
+    """Take one step with a random value head; write metrics, head, and the gradients of critic and policy."""
+    from torch.distributed.tensor import distribute_tensor
+
+    args = trainer.trainer_args(model, **changes)
+    actor, start = start_actor(args, rank, world_size, port)
+    critic = start_critic(args, rank, world_size, start)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in critic.model.head.parameters():
+            value = torch.randn(parameter.shape, generator=generator) * 0.1
+            parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements))
+    head = whole(critic.model.head)
+    captured: list[dict[str, Tensor]] = []
+    original = train_step.apply_gradients
+
+    def capture(model, optimizer, schedule, clip_grad):
+        captured.append(whole(model, lambda parameter: parameter.grad))
+        return original(model, optimizer, schedule, clip_grad)
+
+    train_step.apply_gradients = capture
+    try:
+        shard = trainer.shards(args, trainer.train_data(), world_size)[rank]
+        metrics = ppo_rollout(actor, critic, 0, shard)
+    finally:
+        train_step.apply_gradients = original
+    if rank == 0:
+        torch.save((metrics, head, *captured), out)
     actor.shutdown()

@@ -8,6 +8,7 @@ ESTIMATORS = (
     "grpo",
     "gspo",
     "cispo",
+    "ppo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "step_wise",
@@ -20,7 +21,7 @@ ALGORITHM = Group(
         Option("--advantage-estimator", "advantage of a token", str, "grpo", ESTIMATORS),
         Option("--custom-advantage-function-path", "sets advantages and returns in place of the estimator"),
         Option("--normalize-advantages", "whiten advantages over the unmasked tokens of all ranks", bool),
-        Option("--gamma", "discount per token of reinforce_plus_plus", float, 1.0),
+        Option("--gamma", "discount per token of reinforce_plus_plus and ppo", float, 1.0),
         Option("--kl-coef", "KL to the reference in the reward of each token; loads the reference", float, 0.0),
         Option(
             "--dynamic-history",

@@ -103,13 +103,13 @@ def _check_advantages(args: Namespace) -> list[str]:
         )
     if args.normalize_advantages and estimator == "step_wise":
         problems.append("--normalize-advantages would standardise the steps twice; remove it")
-    if args.kl_coef and estimator not in WHITENED and not custom:
+    if args.kl_coef and estimator not in (*WHITENED, "ppo") and not custom:
         problems.append(
             f"--kl-coef has no effect with --advantage-estimator {estimator}; use --use-kl-loss --kl-loss-coef, or "
             "--advantage-estimator reinforce_plus_plus"
         )
-    if args.gamma != 1.0 and estimator != "reinforce_plus_plus" and not custom:
-        problems.append(f"--gamma has no effect with --advantage-estimator {estimator}; use reinforce_plus_plus")
+    if args.gamma != 1.0 and estimator not in ("reinforce_plus_plus", "ppo") and not custom:
+        problems.append(f"--gamma has no effect with --advantage-estimator {estimator}; use reinforce_plus_plus or ppo")
     if not 0.0 <= args.gamma <= 1.0:
         problems.append(f"--gamma {args.gamma}: give a discount between 0 and 1")
     if not args.rewards_normalization and estimator == "reinforce_plus_plus_baseline":

@@ -18,6 +18,7 @@ import yaml
 from slime.arguments.algorithm import ALGORITHM
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER
+from slime.arguments.critic import CRITIC
 from slime.arguments.judge import JUDGE
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.optimizer import OPTIMIZER
@@ -37,6 +38,7 @@ GROUPS = (
     DATA,
     EVALUATION,
     ALGORITHM,
+    CRITIC,
     JUDGE,
     TRAINER,
     LORA,

@@ -10,7 +10,6 @@ import argparse
 _MEGATRON = "belongs to the Megatron back end, which is not there yet; FSDP2 shards over all actor GPUs by itself"
 _LATER = "is not implemented yet; remove it"
 _COLOCATE = "belongs to --colocate, which is not implemented yet"
-_CRITIC = "belongs to a critic, which is not implemented yet; use --advantage-estimator grpo"
 _BUFFER = "belongs to an external rollout buffer, which is not implemented; use --rollout-function-path"
 _DISK = "belongs to weight updates over a disk, which are not implemented yet; weights are broadcast"
 _PROFILE = "is not implemented yet; times of each phase are in metrics.jsonl"
@@ -31,8 +30,6 @@ _GROUPS: dict[str, str] = {
         use-precision-aware-optimizer""",
     "is always 0 here; remove it": "attention-dropout hidden-dropout",
     _COLOCATE: "offload offload-train offload-rollout release-train",
-    _CRITIC: """critic-num-nodes critic-num-gpus-per-node num-critic-only-steps critic-load critic-save critic-lr
-        critic-lr-warmup-iters value-clip lambd""",
     _BUFFER: "rollout-buffer-url fetch-trajectory-retry-times min-batch-collection-ratio rollout-task-type",
     _DISK: """update-weight-mode update-weight-transport update-weight-disk-dir update-weight-disk-keep-files
         update-weight-delta-encoding update-weight-delta-checksum update-weight-local-checkpoint-dir

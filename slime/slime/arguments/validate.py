@@ -14,6 +14,7 @@ from pathlib import Path
 
 from slime.arguments.check_algorithm import check_algorithm
 from slime.arguments.check_rewards import check_rewards
+from slime.arguments.critic import check_critic, critic_gpus, derive_critic
 from slime.arguments.model_shape import check_model_shape, check_trainable
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -32,6 +33,7 @@ def validate(args: Namespace) -> list[str]:
     """Derive what was left open and return the problems, empty when the run can start."""
     _derive_paths(args)
     _derive_roles(args)
+    derive_critic(args, LATEST)
     _derive_batches(args)
     _derive_rollout(args)
     problems = [
@@ -39,6 +41,7 @@ def validate(args: Namespace) -> list[str]:
         *_check_roles(args),
         *_check_batches(args),
         *check_algorithm(args),
+        *check_critic(args, LATEST),
         *check_rewards(args),
         *_check_staleness(args),
         *_check_features(args),
@@ -158,14 +161,15 @@ def _check_roles(args: Namespace) -> list[str]:
             problems.append(f"--{role}-num-gpus {total} is not a multiple of --{role}-num-gpus-per-engine {size}")
     if args.prm_enable and args.prm_num_gpus < 1 and not args.prm_router_ip:
         problems.append("--prm-enable needs --prm-num-gpus 1 or more, or --prm-router-ip of a judge that runs already")
+    critic = critic_gpus(args)
     needed = (
-        (0 if args.debug_rollout_only else actor)
+        (0 if args.debug_rollout_only else actor + critic)
         + (0 if args.debug_train_only or args.rollout_external_engine_addrs else args.rollout_num_gpus)
         + args.prm_num_gpus
     )
     if args.num_gpus is not None and needed > args.num_gpus and not args.share_gpu:
         problems.append(
-            f"{actor} actor + {args.rollout_num_gpus} rollout + {args.prm_num_gpus} judge GPUs are {needed}, "
+            f"{actor} actor + {f'{critic} critic + ' if critic else ''}{args.rollout_num_gpus} rollout + {args.prm_num_gpus} judge GPUs are {needed}, "
             f"but --num-gpus is {args.num_gpus}; lower one of them"
         )
     if args.share_gpu and (

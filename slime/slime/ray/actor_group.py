@@ -1,4 +1,4 @@
-"""The training ranks as one object.
+"""The training ranks of a role, policy or critic, as one object.
 
 Guarantees: a call returns when every rank has returned; when a rank dies or raises, the call raises :class:`TrainerError`
 that names the rank at once, also while the others wait for it in a collective operation.
@@ -17,17 +17,23 @@ from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.utils.misc import load_function
 
 FSDP_ACTOR = "slime.backends.fsdp_utils.actor.FSDPTrainActor"
+FSDP_CRITIC = "slime.backends.fsdp_utils.critic.FSDPCriticActor"
 _SHUTDOWN_TIMEOUT_SECONDS = 20.0
 
 
 class TrainGroup:
-    """Owns one actor per rank, on the actor GPUs of the placement in order."""
+    """Owns one actor per rank, on the role's GPUs of the placement in order."""
 
-    def __init__(self, args: Namespace, reserved: ReservedPlacement, actor_path: str = FSDP_ACTOR) -> None:
+    def __init__(
+        self, args: Namespace, reserved: ReservedPlacement, actor_path: str | None = None, role: str = "actor"
+    ) -> None:
+        """``role`` is ``actor`` or ``critic``; ``actor_path`` names another class than the role's."""
         self._args = args
-        gpus = reserved.placement.actor
+        self._noun = "training rank" if role == "actor" else "critic rank"
+        actor_path = actor_path or (FSDP_ACTOR if role == "actor" else FSDP_CRITIC)
+        gpus = reserved.placement.actor if role == "actor" else reserved.placement.critic
         master = reserved.bundles[gpus[0]]
-        per_node = args.actor_num_gpus_per_node
+        per_node = args.actor_num_gpus_per_node if role == "actor" else args.critic_num_gpus_per_node
         actor_class = ray.remote(load_function(actor_path))
         self._ranks: list[Any] = []
         for rank, gpu in enumerate(gpus):
@@ -48,10 +54,14 @@ class TrainGroup:
 
     def init(self) -> int:
         """Build model and optimizer on every rank, load a checkpoint, and return the first rollout to train on."""
-        starts = self._call("init", self._args)
+        starts = self.gather("init", self.send_init())
         if len(set(starts)) != 1:
             raise TrainerError(f"ranks disagree on the first rollout: {starts}; use one --load for all nodes")
         return starts[0]
+
+    def send_init(self) -> list[Any]:
+        """Start ``init`` on every rank, without waiting; return the references for :meth:`gather`."""
+        return [rank.init.remote(self._args) for rank in self._ranks]
 
     def connect_rollout_engines(self, engines: list[Any]) -> None:
         """Build the weight update group of rank 0 and the engines; again after an engine was started again."""
@@ -59,10 +69,7 @@ class TrainGroup:
 
     def train(self, rollout_id: int, shards: list[Any]) -> dict[str, Any]:
         """Train on one shard per rank and return rank 0's metrics."""
-        if len(shards) != len(self._ranks):
-            raise TrainerError(f"{len(shards)} shards for {len(self._ranks)} ranks")
-        references = [rank.train.remote(rollout_id, shard) for rank, shard in zip(self._ranks, shards, strict=True)]
-        return self._gather("train", references)[0] or {}
+        return self.gather("train", self.send("train", rollout_id, shards))[0] or {}
 
     def update_weights(self) -> str:
         """Push the weights to the engines and return their new version."""
@@ -71,6 +78,15 @@ class TrainGroup:
     def save(self, rollout_id: int) -> str:
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
         return self._call("save", rollout_id)[0]
+
+    def send(self, method: str, rollout_id: int, shards: list[Any] | None = None, *more: Any) -> list[Any]:
+        """Call ``method(rollout_id, shard, *more)`` on each rank, without waiting; return the references for :meth:`gather`."""
+        if shards is None:
+            return [getattr(rank, method).remote(rollout_id, *more) for rank in self._ranks]
+        if len(shards) != len(self._ranks):
+            raise TrainerError(f"{len(shards)} shards for {len(self._ranks)} ranks")
+        pairs = zip(self._ranks, shards, strict=True)
+        return [getattr(rank, method).remote(rollout_id, shard, *more) for rank, shard in pairs]
 
     def shutdown(self) -> None:
         """Leave the process groups and end the actors."""
@@ -81,9 +97,10 @@ class TrainGroup:
         self._ranks = []
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        return self._gather(method, [getattr(rank, method).remote(*arguments) for rank in self._ranks])
+        return self.gather(method, [getattr(rank, method).remote(*arguments) for rank in self._ranks])
 
-    def _gather(self, method: str, references: list[Any]) -> list[Any]:
+    def gather(self, method: str, references: list[Any]) -> list[Any]:
+        """Wait for what ``method`` returns on every rank; see the module for what happens when one fails."""
         waiting: dict[Any, int] = {reference: rank for rank, reference in enumerate(references)}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
@@ -92,12 +109,12 @@ class TrainGroup:
                 ray.get(done)
             except RayActorError as error:
                 raise TrainerError(
-                    f"training rank {rank} died in {method}: {error}. Start again with --resume to continue at the last "
+                    f"{self._noun} {rank} died in {method}: {error}. Start again with --resume to continue at the last "
                     "checkpoint"
                 ) from error
             except RayTaskError as error:
                 cause = error.cause
                 raise TrainerError(
-                    f"training rank {rank} failed in {method}: {type(cause).__name__}: {cause}"
+                    f"{self._noun} {rank} failed in {method}: {type(cause).__name__}: {cause}"
                 ) from error
         return ray.get(references)

@@ -1,7 +1,7 @@
 """Which GPUs each role gets, and the Ray placement group that holds them.
 
 Guarantees: :func:`describe_placement` is pure and says what a run will do on any machine; :func:`create_placement` gives
-exactly that on a cluster. The order is actor, rollout, judge; a machine without GPUs has logical ones. Ray is imported only
+exactly that on a cluster. The order is actor, critic, rollout, judge; a machine without GPUs has logical ones. Ray is imported only
 by the functions that talk to it.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slime.arguments.critic import critic_gpus
 from slime.backends.sglang_utils.server_args import EngineSpec, Role
 from slime.exceptions import ConfigurationError
 
@@ -33,11 +34,12 @@ class Placement:
     judge: tuple[int, ...]
     rollout_gpus_per_engine: int = 1
     judge_gpus_per_engine: int = 1
+    critic: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
         """Number of GPUs that any role uses."""
-        return len({*self.actor, *self.rollout, *self.judge})
+        return len({*self.actor, *self.critic, *self.rollout, *self.judge})
 
     def gpus(self, role: Role) -> tuple[int, ...]:
         """GPUs of the policy engines or of the judge engines."""
@@ -55,6 +57,7 @@ class Placement:
         engines = {role: f"{len(self.engines(role))} engine(s)" for role in ("policy", "prm")}
         rows = [
             ("actor", self.actor, f"{len(self.actor)} rank(s)"),
+            ("critic", self.critic, f"{len(self.critic)} rank(s)"),
             ("rollout", self.rollout, f"{engines['policy']} of {self.rollout_gpus_per_engine}"),
             ("judge", self.judge, f"{engines['prm']} of {self.judge_gpus_per_engine}"),
         ]
@@ -64,6 +67,7 @@ class Placement:
 def describe_placement(args: Namespace) -> Placement:
     """Return the placement of a run; raises :class:`ConfigurationError` with the flag to change."""
     actor_count = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
+    trainer_count = actor_count + (0 if args.debug_rollout_only else critic_gpus(args))
     external_policy = bool(getattr(args, "sglang_router_ip", None))
     external_judge = bool(getattr(args, "prm_router_ip", None))
     if external_policy and actor_count:
@@ -83,7 +87,7 @@ def describe_placement(args: Namespace) -> Placement:
         raise ConfigurationError(
             f"--prm-num-gpus {judge_count} is not a multiple of --prm-num-gpus-per-engine {judge_per_engine}"
         )
-    rollout_start = 0 if args.colocate else actor_count
+    rollout_start = 0 if args.colocate else trainer_count
     judge_start = rollout_start + rollout_count
     if getattr(args, "share_gpu", False):
         rollout_start = judge_start = 0
@@ -93,11 +97,13 @@ def describe_placement(args: Namespace) -> Placement:
         judge=tuple(range(judge_start, judge_start + judge_count)),
         rollout_gpus_per_engine=per_engine,
         judge_gpus_per_engine=judge_per_engine,
+        critic=tuple(range(actor_count, trainer_count)),
     )
     available = getattr(args, "num_gpus", None)
     if available is not None and placement.total > available:
         raise ConfigurationError(
-            f"actor {actor_count} + rollout {rollout_count} + judge {judge_count} GPUs need {placement.total}, "
+            f"actor {actor_count} + {f'critic {trainer_count - actor_count} + ' if placement.critic else ''}"
+            f"rollout {rollout_count} + judge {judge_count} GPUs need {placement.total}, "
             f"--num-gpus is {available}"
         )
     return placement

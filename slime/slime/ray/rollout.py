@@ -39,9 +39,10 @@ _MANAGER_THREADS = 16
 
 
 class RolloutBatch(TypedDict):
-    """What ``generate`` returns: one object reference per training rank, and metrics."""
+    """What ``generate`` returns: one object reference per training rank and per rank of the critic, and metrics."""
 
     shards: list[Any]
+    critic_shards: list[Any]
     metrics: dict[str, Any]
 
 
@@ -54,6 +55,7 @@ class RolloutManager:
         self.args = args
         self._groups = engine_groups(args, reserved)
         self._dp_size = max(1, len(reserved.placement.actor))
+        self._critic_size = len(reserved.placement.critic)
         self._engines_lock = threading.Lock()
         self._revived = 0
         self._closing = threading.Event()
@@ -143,15 +145,19 @@ class RolloutManager:
         custom_log = getattr(self.args, "custom_rollout_log_function_path", None)
         if custom_log and load_function(custom_log)(rollout_id, self.args, samples, extra, seconds):
             metrics = {"perf/rollout_time": seconds}
-        return {"shards": self._shards(samples), "metrics": metrics}
+        shards, critic_shards = self._shards(samples)
+        return {"shards": shards, "critic_shards": critic_shards, "metrics": metrics}
 
-    def _shards(self, samples: list[Sample]) -> list[Any]:
+    def _shards(self, samples: list[Sample]) -> tuple[list[Any], list[Any]]:
+        """The training data of ``samples`` split over the policy's ranks, and over the critic's."""
         custom_convert = getattr(self.args, "custom_convert_samples_to_train_data_path", None)
         if custom_convert:
             train_data = convert_with(load_function(custom_convert), self.args, samples)
         else:
             train_data = convert(self.args, samples)
-        return [ray.put(shard) for shard in split_by_dp(train_data, self._dp_size, self.args)]
+        sizes = {self._dp_size, self._critic_size} - {0}
+        split = {size: [ray.put(shard) for shard in split_by_dp(train_data, size, self.args)] for size in sizes}
+        return split[self._dp_size], split.get(self._critic_size, [])
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Run the evaluation function and return metrics ``eval/<dataset>``."""

@@ -19,10 +19,10 @@ import ray
 from ray.exceptions import RayTaskError
 
 from slime.exceptions import TrainerError
-from slime.ray.actor_group import TrainGroup
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import create_placement, describe_placement
-from slime.ray.rollout import compute_rollout_step, create_rollout_manager
+from slime.ray.rollout import RolloutBatch, compute_rollout_step, create_rollout_manager
+from slime.ray.trainer import Trainer
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
@@ -48,7 +48,7 @@ class Run:
         self.start_rollout_id = 0
         self.weight_version = ""
         self._manager: Any = None
-        self._trainer: TrainGroup | None = None
+        self._trainer: Trainer | None = None
         self._resources = contextlib.ExitStack()
         self._trained: int | None = None
         self._saved: int | None = None
@@ -80,7 +80,7 @@ class Run:
         if args.num_rollout is None:
             args.num_rollout = args.num_epoch * self.wait(self._manager.rollouts_per_epoch.remote())
         if placement.actor:
-            self._trainer = TrainGroup(args, reserved)
+            self._trainer = Trainer(args, reserved)
             self._resources.callback(self._trainer.shutdown)
             self.start_rollout_id = self._trainer.init()
         for role, url in self.wait(self._manager.addresses.remote()).items():
@@ -121,14 +121,14 @@ class Run:
         assert self._manager is not None
         return self._manager.generate.remote(rollout_id)
 
-    def train(self, rollout_id: int, batch: dict[str, Any]) -> None:
+    def train(self, rollout_id: int, batch: RolloutBatch) -> None:
         """Take the steps of one batch, make the new weights live, and report."""
         if self._trainer is None:
             self._report(rollout_id, batch["metrics"], {}, 0.0)
             return
         start = time.monotonic()
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
-        metrics = self._trainer.train(rollout_id, batch["shards"])
+        metrics = self._trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
         self._trained = rollout_id
         if self._serves_engines():
             self._send_weights(connect=self._engines_came_back() > 0)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.algorithms.advantages import compute_advantages
-from slime.algorithms.advantages.reinforce_plus_plus import discounted_returns
+from slime.algorithms.advantages.discounted import discounted_returns
 from slime.algorithms.advantages.whiten import on_one_rank, whiten
 from tests.helpers.reference_policy import reference_advantages
 from tests.helpers.trainer import trainer_args

@@ -71,6 +71,19 @@ def test_modes(changes: dict[str, Any], expected: tuple[tuple[int, ...], ...]) -
     assert (placement.actor, placement.rollout, placement.judge) == expected
 
 
+def test_the_critic_stands_between_actor_and_rollout() -> None:
+    critic = {"use_critic": True, "critic_num_nodes": 1, "critic_num_gpus_per_node": 2, "num_gpus": 10}
+    placement = describe_placement(arguments(**critic))
+    assert (placement.actor, placement.critic) == ((0, 1, 2, 3), (4, 5))
+    assert (placement.rollout, placement.judge, placement.total) == ((6, 7), (8, 9), 10)
+    assert placement.lines()[1].split() == ["critic", "GPU", "4-5", "2", "rank(s)"]
+    alone = describe_placement(arguments(**critic, debug_train_only=True))
+    assert (alone.critic, alone.rollout, alone.total) == ((4, 5), (), 6)
+    assert describe_placement(arguments(**critic, debug_rollout_only=True)).critic == ()
+    with pytest.raises(ConfigurationError, match=r"actor 4 [+] critic 2 [+] rollout 2 [+] judge 2 GPUs need 10"):
+        describe_placement(arguments(**{**critic, "num_gpus": 9}))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

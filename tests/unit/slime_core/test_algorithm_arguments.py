@@ -13,6 +13,7 @@ from slime.rollout.rewards import GROUP_RELATIVE
 from tests.helpers.checkpoints import config_only
 
 WHITE = "--advantage-estimator reinforce_plus_plus --normalize-advantages"
+PPO = "--advantage-estimator ppo"
 MISMATCH = "--custom-tis-function-path a.b"
 
 
@@ -45,6 +46,8 @@ def test_the_command_line_offers_every_estimator() -> None:
         f"--get-mismatch-metrics --tis-clip 5 {MISMATCH}",
         "--custom-pg-loss-reducer-function-path slime.algorithms.losses.dr_grpo.constant_denominator"
         " --rollout-max-response-len 64",
+        f"{PPO} --gamma 0.99 --lambd 0.95 --value-clip 0.2 --kl-coef 0.01 --critic-lr 1e-5 --normalize-advantages",
+        f"{PPO} --num-critic-only-steps 5 --critic-lr-warmup-iters 3 --critic-num-gpus-per-node 2 --critic-num-nodes 1",
         "--loss-type sft_loss --disable-compute-advantages-and-returns --calculate-per-token-loss",
         "--loss-type custom_loss --custom-loss-function-path a.b --tis-clip 3 --disable-compute-advantages-and-returns",
     ],
@@ -92,8 +95,22 @@ def test_what_works_together_parses(base: list[str], words: str) -> None:
             " --calculate-per-token-loss",
             "remove --calculate-per-token-loss",
         ),
-        ("--advantage-estimator ppo", "invalid choice: 'ppo'"),
-        ("--critic-lr 1e-5", "--critic-lr belongs to a critic"),
+        ("--critic-lr 1e-5", "--critic-lr has no effect without --advantage-estimator ppo"),
+        ("--lambd 0.9 --value-clip 0.5", "--lambd, --value-clip has no effect without --advantage-estimator ppo"),
+        (f"{PPO} --use-lora", "--use-lora does not go with --advantage-estimator ppo"),
+        (f"{PPO} --loss-type sft_loss", "--loss-type sft_loss has no use for the critic"),
+        (
+            f"{PPO} --loss-type custom_loss --custom-loss-function-path a.b --disable-compute-advantages-and-returns",
+            "--disable-compute-advantages-and-returns has no use for the critic",
+        ),
+        (f"{PPO} --lambd 1.1", "--lambd 1.1: give a number between 0 and 1"),
+        (f"{PPO} --value-clip 0", "--value-clip 0.0: give a number above 0"),
+        (f"{PPO} --critic-num-nodes 2", "several nodes (--critic-num-nodes) are not supported yet"),
+        (f"{PPO} --critic-num-gpus-per-node 9", "--critic-num-gpus-per-node 9: give 1 to --num-gpus-per-node 8"),
+        (f"{PPO} --num-gpus 9", "8 actor + 8 critic + 1 rollout + 0 judge GPUs are 17, but --num-gpus is 9"),
+        (f"{PPO} --critic-save there", "--critic-save needs --save"),
+        (f"{PPO} --save there --critic-save there", "is --save, where the policy's checkpoints go"),
+        (f"{PPO} --critic-load /nowhere", "--critic-load /nowhere: neither a Hugging Face folder nor"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(
@@ -103,3 +120,16 @@ def test_what_would_have_no_effect_is_refused(
         parse_args([*base, *words.split()])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_critic_has_the_actors_layout_and_a_folder_in_save(base: list[str], tmp_path: Path) -> None:
+    save = tmp_path / "save"
+    args = parse_args([*base, *PPO.split(), "--actor-num-gpus-per-node", "2", "--save", str(save)])
+    assert (args.critic_num_nodes, args.critic_num_gpus_per_node) == (1, 2)
+    assert (args.critic_save, args.critic_load) == (str(save / "critic"), None)
+    for folder in (save, save / "critic"):
+        folder.mkdir()
+        (folder / "latest_checkpointed_iteration.txt").write_text("3")
+    assert parse_args([*base, *PPO.split(), "--load", str(save)]).critic_load == str(save / "critic")
+    resumed = parse_args([*base, *PPO.split(), "--save", str(save), "--resume"])
+    assert (resumed.critic_save, resumed.critic_load) == (str(save / "critic"), None)

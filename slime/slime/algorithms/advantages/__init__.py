@@ -2,7 +2,8 @@
 
 A new estimator is a file with a function ``(args, rollout) -> list of [R_i]`` and a line in :data:`ESTIMATORS`. ``rollout``
 maps names to per-sample lists: ``rewards``, ``response_lengths``, ``loss_masks``, ``log_probs`` (the old policy), ``kl`` (of
-the old policy to the reference), ``teacher_log_probs``, ... gspo and cispo have GRPO's advantages; they differ in the loss.
+the old policy to the reference), ``values`` (of a critic), ``teacher_log_probs``, ... gspo and cispo have GRPO's advantages;
+they differ in the loss.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from slime.algorithms.advantages.custom import custom_advantages
 from slime.algorithms.advantages.grpo import grpo
 from slime.algorithms.advantages.on_policy_distillation import on_policy_distillation
 from slime.algorithms.advantages.opd_term import add_opd_term
+from slime.algorithms.advantages.ppo import ppo
 from slime.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus
 from slime.algorithms.advantages.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
 from slime.algorithms.advantages.reward_kl import reference_kl
@@ -30,6 +32,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "grpo": grpo,
     "gspo": grpo,
     "cispo": grpo,
+    "ppo": ppo,
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "step_wise": step_wise,
@@ -42,8 +45,9 @@ def compute_advantages(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the advantages and the returns ``[R_i]`` of every sample of ``rollout``, and set ``rollout["kl"]``.
 
-    The returns are the estimator's; the advantages have the teacher's term of ``--use-opd`` added, and then the whitening
-    of ``--normalize-advantages``, for which all ranks must call this together.
+    The returns are the estimator's advantages, plus the critic's ``values`` where there are any. The advantages then have the
+    teacher's term of ``--use-opd`` added, and the whitening of ``--normalize-advantages``, for which all ranks must call this
+    together.
     """
     rollout["kl"] = reference_kl(args, rollout)
     if args.custom_advantage_function_path:
@@ -54,6 +58,8 @@ def compute_advantages(
             known = ", ".join(sorted(ESTIMATORS))
             raise ValueError(f"--advantage-estimator {args.advantage_estimator!r} is not one of: {known}")
         advantages = returns = estimator(args, rollout)
+        if rollout.get("values") is not None:
+            returns = [advantage + value for advantage, value in zip(advantages, rollout["values"], strict=True)]
     if args.use_opd:
         advantages = add_opd_term(advantages, rollout, args.opd_kl_coef)
     if args.normalize_advantages:

@@ -11,29 +11,13 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from slime.algorithms.advantages.discounted import discounted_returns
+from slime.algorithms.advantages.reward_kl import token_rewards
 
 
 def reinforce_plus_plus(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from ``rewards``, ``kl`` and ``loss_masks``."""
-    returns = []
-    for reward, kl, mask in zip(rollout["rewards"], rollout["kl"], rollout["loss_masks"], strict=True):
-        rewards = -args.kl_coef * kl.double()
-        kept = mask.nonzero()
-        if len(kept):
-            rewards[kept[-1]] += float(reward)
-        returns.append(discounted_returns(rewards, args.gamma).float())
-    return returns
-
-
-def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    """Return ``G`` ``[R]`` with ``G_t = r_t + gamma G_{t+1}``, in ``log2(R)`` steps over the whole tensor.
-
-    ``1 + x + x^2 + ... = (1 + x)(1 + x^2)(1 + x^4)...`` for the operator ``x``: shift by one and multiply by ``gamma``.
-    """
-    returns, shift = rewards.clone(), 1
-    while shift < len(rewards):
-        returns = torch.cat([returns[:-shift] + gamma**shift * returns[shift:], returns[-shift:]])
-        shift *= 2
-    return returns
+    streams = zip(rollout["rewards"], rollout["kl"], rollout["loss_masks"], strict=True)
+    return [discounted_returns(token_rewards(args, *stream), args.gamma).float() for stream in streams]

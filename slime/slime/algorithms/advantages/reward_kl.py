@@ -23,3 +23,15 @@ def reference_kl(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
         return [torch.zeros(len(mask), dtype=torch.float32) for mask in masks]
     streams = zip(rollout["log_probs"], rollout["ref_log_probs"], masks, strict=True)
     return [compute_approx_kl(old, ref, args.kl_loss_type) * mask for old, ref, mask in streams]
+
+
+def token_rewards(args: Namespace, reward: float, kl: Tensor, mask: Tensor) -> Tensor:
+    """Return ``[R]`` float64 rewards of a sample's tokens: ``- kl_coef * KL_t``, and ``reward`` on its last unmasked token.
+
+    A sample without an unmasked token has none to put its reward on.
+    """
+    rewards = -args.kl_coef * kl.double()
+    kept = mask.nonzero()
+    if len(kept):
+        rewards[kept[-1]] += float(reward)
+    return rewards

@@ -1,6 +1,4 @@
-"""One training rank: owns the sharded policy, its optimizer, its schedule, its reference model and its weight version.
-
-A plain class; the actor group makes it a Ray actor. All methods are collective over the ranks unless they say otherwise.
+"""One rank of the policy: owns its shard, its reference model and its weight version, besides what every rank owns.
 
 The old log probabilities are computed by one forward pass over the whole rollout before the first optimizer step, always,
 unless ``--use-rollout-logprobs`` takes the engine's: exact for any number of steps, at the price of one forward pass.
@@ -10,17 +8,11 @@ The weight version counts the pushes of changed weights: a push after no success
 from __future__ import annotations
 
 import logging
-import os
-import random
-import time
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -30,14 +22,13 @@ from slime.backends.fsdp_utils.export import export_adapter
 from slime.backends.fsdp_utils.lora import adapters_off
 from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.fsdp_utils.model import PolicyModel, build_policy
-from slime.backends.fsdp_utils.optimizer import build_optimizer
+from slime.backends.fsdp_utils.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.fsdp_utils.train_step import Metrics, log_prob_pass, optimizer_step
 from slime.backends.fsdp_utils.weights import full_weights
 from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.hf_folder import export_hf
 from slime.backends.trainer.postprocess import postprocess
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
 from slime.utils.misc import load_function
 from slime.weight_sync.broadcast import BroadcastWeightSync
@@ -45,44 +36,38 @@ from slime.weight_sync.broadcast import BroadcastWeightSync
 logger = logging.getLogger(__name__)
 
 # Per-token streams whose means are logged; the first only with --kl-coef, without which it is all zero.
-_DESCRIBED = ("kl", "advantages", "returns", "log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs")
+_DESCRIBED = (
+    *("kl", "advantages", "returns", "values", "log_probs", "ref_log_probs", "rollout_log_probs"),
+    "teacher_log_probs",
+)
 
 
-class FSDPTrainActor:
+class FSDPTrainActor(TrainRank):
     """See the module. Call ``init`` first."""
 
-    args: Namespace
-    policy: PolicyModel
-    optimizer: torch.optim.AdamW
-    schedule: Schedule
-    device: torch.device
-
     def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
-        self.world_size = world_size
-        self.rank = rank
-        self._master = (master_addr, master_port)
+        super().__init__(world_size, rank, master_addr, master_port)
         self._reference: PolicyModel | None = None
         self._sync: BroadcastWeightSync | None = None
-        self._seconds: Metrics = {}
+        self._data: RolloutShard | None = None
         self.weight_version = 0
         self._changed_since_push = False
+
+    @property
+    def policy(self) -> PolicyModel:
+        """The model that is trained."""
+        return self.model
 
     # Start and end
 
     def init(self, args: Namespace) -> int:
         """Build everything, load a checkpoint if there is one to load, and return the first rollout to train on."""
-        default_dtype = "bfloat16" if args.device == "cuda" else "float32"
-        self.args = Namespace(**(vars(args) | {"train_dtype": args.train_dtype or default_dtype}))
+        self._begin(args)
         args = self.args
-        logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
-        self.device = self._join()
         if args.loss_type == "custom_loss":
             load_function(args.custom_loss_function_path)  # what is wrong with it shows before the model is read
             group_of_one()
-        self.policy = build_policy(args, self._start_weights(), device=self.device)
-        self.optimizer = build_optimizer(args, self.policy)
-        steps = (args.num_steps_per_rollout or 1) * args.num_rollout if args.num_rollout else None
-        self.schedule = Schedule(args, steps)
+        self._set_model(build_policy(args, self._start_weights(), device=self.device))
         if self._needs_reference() and not args.use_lora:
             self._reference = build_policy(
                 args, args.ref_load or args.hf_checkpoint, device=self.device, trainable=False
@@ -92,36 +77,6 @@ class FSDPTrainActor:
         self._sync = BroadcastWeightSync(args, device=self.device, address=self._master[0])
         return start
 
-    def _start_weights(self) -> str:
-        """The Hugging Face folder that training starts from: --load when it is one, --ref-load, --hf-checkpoint."""
-        args = self.args
-        if args.load and (Path(args.load) / "config.json").exists():
-            return args.load
-        return args.ref_load or args.hf_checkpoint
-
-    def _join(self) -> torch.device:
-        """Join the ranks' default group and return this rank's device."""
-        if self.args.device == "cuda":
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-            torch.cuda.set_device(device)
-        else:
-            device = torch.device("cpu")
-            torch.set_num_threads(1)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"tcp://{self._master[0]}:{self._master[1]}",
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=timedelta(minutes=self.args.distributed_timeout_minutes),
-        )
-        return device
-
-    def _seed(self) -> None:
-        seed = self.args.seed + self.rank
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-
     def _needs_reference(self) -> bool:
         return self.args.loss_type != "sft_loss" and (self.args.use_kl_loss or self.args.kl_coef != 0)
 
@@ -129,30 +84,51 @@ class FSDPTrainActor:
         """Leave the process groups."""
         if self._sync is not None:
             self._sync.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        super().shutdown()
 
     # One rollout
 
     def train(self, rollout_id: int, shard: Any) -> dict[str, Any] | None:
-        """Take the optimizer steps of one rollout; ``shard`` is this rank's data or a Ray reference to it.
+        """Take the optimizer steps of one rollout: :meth:`prepare`, then :meth:`step`."""
+        self.prepare(rollout_id, shard)
+        return self.step(rollout_id)
+
+    def prepare(self, rollout_id: int, shard: Any, values: Sequence[Any] = ()) -> dict[int, torch.Tensor]:
+        """Take this rank's data and compute what the loss needs.
+
+        Args:
+            rollout_id: whose data it is.
+            shard: the data, or a Ray reference to it.
+            values: what each rank of the critic gave for the rollout, or references; empty without a critic.
+
+        Returns:
+            With a critic, the returns of this rank's samples by their position in the rollout.
+        """
+        with self._timed("train"):
+            self._data = data = RolloutShard(fetch(shard))
+            if values:
+                data.set_from_positions("values", [fetch(part) for part in values])
+            if self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss":
+                self._prepare(data)
+            postprocess(self.args, rollout_id, data)
+        return data.by_position("returns") if values else {}
+
+    def step(self, rollout_id: int, learn: bool = True) -> dict[str, Any] | None:
+        """Take the optimizer steps of the data that :meth:`prepare` took; without ``learn`` only describe them.
 
         Returns:
             The metrics on rank 0 (means over the steps), None elsewhere.
         """
-        with self._timed("train"):
-            data = RolloutShard(_fetch(shard))
-            if self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss":
-                self._prepare(data)
-            postprocess(self.args, rollout_id, data)
-            with self._timed("actor_train"):
-                steps = []
-                for step in range(len(data.micro_batches)):
-                    metrics = optimizer_step(
-                        self.args, self.policy, self.optimizer, self.schedule, data, step, self.device
-                    )
-                    self._changed_since_push |= not metrics["skipped_steps"]
-                    steps.append(metrics)
+        data, self._data = self._data, None
+        assert data is not None, "call prepare first"
+        steps = []
+        with self._timed("train"), self._timed("actor_train"):
+            for number in range(len(data.micro_batches) if learn else 0):
+                metrics = optimizer_step(
+                    self.args, self.policy, self.optimizer, self.schedule, data, number, self.device
+                )
+                self._changed_since_push |= not metrics["skipped_steps"]
+                steps.append(metrics)
         rollout = self._describe(data)
         if self.rank != 0:
             return None
@@ -247,14 +223,7 @@ class FSDPTrainActor:
         return full_weights(self.policy, dtype=DTYPES[self.args.train_dtype], device=self.device)
 
     def _meta(self, rollout_id: int) -> dict[str, Any]:
-        return {
-            "rollout_id": rollout_id,
-            "weight_version": self._next_version(),
-            "schedule": self.schedule.state_dict(),
-            "world_size": self.world_size,
-            "lora": bool(self.args.use_lora),
-            "hf_checkpoint": str(self.args.hf_checkpoint),
-        }
+        return self._common_meta(rollout_id) | {"weight_version": self._next_version()}
 
     def _load_checkpoint(self) -> int:
         """Load what --resume or --load names and return the rollout to start with."""
@@ -265,47 +234,12 @@ class FSDPTrainActor:
             if args.resume:
                 raise CheckpointError(f"--resume found no checkpoint in {root}: start without --resume")
             return args.start_rollout_id or 0
-        meta = checkpoint.load(folder, self.policy, self.optimizer, wants_lora=bool(args.use_lora))
-        self.schedule.load_state_dict(meta["schedule"])
+        meta = self._restore(folder)
         self.weight_version = int(meta["weight_version"])
-        logger.info("continuing from %s with weights %d", folder, self.weight_version)
         return int(meta["rollout_id"]) + 1 if args.start_rollout_id is None else args.start_rollout_id
-
-    # Timing
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[name] = time.perf_counter() - start
-
-    def _take_seconds(self) -> Metrics:
-        seconds, self._seconds = self._seconds, {}
-        return {f"perf/{name}_time": value for name, value in seconds.items()}
-
-
-def mean_of_steps(steps: list[Metrics]) -> Metrics:
-    """Means over the optimizer steps of a rollout; the last learning rate, and the sum of skipped steps."""
-    names = sorted({name for step in steps for name in step})
-    result = {}
-    for name in names:
-        values = [step[name] for step in steps if name in step]
-        result[name] = sum(values) / len(values)
-    if steps:
-        result["lr-pg_0"] = steps[-1]["lr-pg_0"]
-        result["skipped_steps"] = sum(step["skipped_steps"] for step in steps)
-    return result
 
 
 def _sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     total = values.clone()
     dist.all_reduce(total)
     return total
-
-
-def _fetch(shard: Any) -> dict[str, Any]:
-    if isinstance(shard, dict):
-        return shard
-    import ray
-
-    return ray.get(shard)

@@ -1,13 +1,14 @@
-"""The policy: a Hugging Face causal language model, sharded with FSDP2, that returns log probabilities.
+"""The policy: a Hugging Face causal language model that returns log probabilities; and how models are built and sharded (FSDP2).
 
 Guarantees: only rank 0 reads the checkpoint into memory, the others get their shards from it; every value, non-persistent
 buffers included, is the checkpoint's on every rank; master weights are float32 (frozen base weights of a LoRA run have the
-compute dtype). Owner of the parameters: the training actor.
+compute dtype). Owner of the parameters: the training rank.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,14 +48,7 @@ class PolicyModel(nn.Module):
 
         The logits are of all real tokens, sample after sample, and are not divided by the temperature.
         """
-        arguments: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-        if batch.position_ids is not None:
-            arguments["position_ids"] = batch.position_ids
-            arguments |= packed_attention.attention_arguments(
-                self.implementation, batch.sequence_lengths, batch.input_ids.device
-            )
-        hidden = self.hf.base_model(**arguments).last_hidden_state
-        hidden = hidden.reshape(-1, hidden.size(-1))
+        hidden = hidden_states(self.hf, self.implementation, batch)
         lm_head = self.hf.get_output_embeddings()
         if want_logits:
             return lm_head(hidden[batch.token_rows]).float().unsqueeze(0)
@@ -68,33 +62,46 @@ class PolicyModel(nn.Module):
         )
 
 
+def hidden_states(hf: Any, implementation: str, batch: MicroBatch) -> Tensor:
+    """Return the last hidden states ``[T, H]`` of the flattened input of ``batch``."""
+    arguments: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    if batch.position_ids is not None:
+        arguments["position_ids"] = batch.position_ids
+        arguments |= packed_attention.attention_arguments(
+            implementation, batch.sequence_lengths, batch.input_ids.device
+        )
+    hidden = hf.base_model(**arguments).last_hidden_state
+    return hidden.reshape(-1, hidden.size(-1))
+
+
 def build_policy(args: Namespace, path: str, *, device: torch.device, trainable: bool = True) -> PolicyModel:
     """Return the sharded model of the checkpoint folder ``path``; collective over all ranks.
 
     With ``args.use_lora`` and ``trainable`` it has adapters. ``trainable=False`` gives a frozen reference.
     """
+    from transformers import AutoModelForCausalLM
+
     with_lora = trainable and args.use_lora
-    compute_dtype = DTYPES[args.train_dtype]
-    weight_dtype = compute_dtype if with_lora or not trainable else torch.float32
-    torch.manual_seed(args.seed)
-    if dist.get_world_size() == 1:
-        policy = _construct(args, path, weight_dtype, with_lora=with_lora, empty=False).to(device)
-        return _shard(args, policy, device, compute_dtype, trainable)
-    source = None
-    if dist.get_rank() == 0:
-        source = _construct(args, path, weight_dtype, with_lora=with_lora, empty=False)
-    policy = _construct(args, path, weight_dtype, with_lora=with_lora, empty=True)
-    policy = _shard(args, policy, device, compute_dtype, trainable)
-    policy.to_empty(device=torch.device("cpu") if args.fsdp_cpu_offload else device)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(policy, source.state_dict() if source is not None else {}, options=options)
-    _broadcast_buffers(policy, source, device)
-    return policy
+    dtype = DTYPES[args.train_dtype] if with_lora or not trainable else torch.float32
+
+    def construct(empty: bool) -> PolicyModel:
+        hf, implementation = load_hf(args, path, AutoModelForCausalLM, dtype, empty=empty)
+        if with_lora:
+            lora.add_adapters(args, hf)
+        hf.tie_weights()
+        if args.gradient_checkpointing:
+            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        return PolicyModel(hf, implementation)
+
+    return sharded(args, construct, device=device, trainable=trainable)
 
 
-def _construct(args: Namespace, path: str, dtype: torch.dtype, *, with_lora: bool, empty: bool) -> PolicyModel:
-    """The unsharded model: with its weights, or ``empty`` on the meta device."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def load_hf(args: Namespace, path: str, auto_class: Any, dtype: torch.dtype, *, empty: bool) -> tuple[Any, str]:
+    """Return the unsharded model of ``path`` and its attention: with its weights, or ``empty`` on the meta device.
+
+    ``auto_class`` is one of transformers' ``AutoModel`` classes.
+    """
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path)
     text_config = config.get_text_config()
@@ -106,38 +113,52 @@ def _construct(args: Namespace, path: str, dtype: torch.dtype, *, with_lora: boo
     )
     if empty:
         with torch.device("meta"):
-            hf = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
-    else:
-        hf = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=implementation)
-    if with_lora:
-        lora.add_adapters(args, hf)
-    hf.tie_weights()
-    if args.gradient_checkpointing:
-        hf.gradient_checkpointing_enable({"use_reentrant": False})
-    return PolicyModel(hf, implementation)
+            return auto_class.from_config(config, dtype=dtype, attn_implementation=implementation), implementation
+    return auto_class.from_pretrained(path, dtype=dtype, attn_implementation=implementation), implementation
 
 
-def _shard(
-    args: Namespace, policy: PolicyModel, device: torch.device, compute_dtype: torch.dtype, trainable: bool
-) -> PolicyModel:
+def sharded(
+    args: Namespace, construct: Callable[[bool], Any], *, device: torch.device, trainable: bool, head: str | None = None
+) -> Any:
+    """Return the model that ``construct(empty)`` builds, spread over all ranks; collective.
+
+    The model has its transformers model as ``hf``. Its module ``head``, if named, computes in float32.
+    """
+    torch.manual_seed(args.seed)
+    if dist.get_world_size() == 1:
+        return _shard(args, construct(False).to(device), device, trainable, head)
+    source = construct(False) if dist.get_rank() == 0 else None
+    model = _shard(args, construct(True), device, trainable, head)
+    model.to_empty(device=torch.device("cpu") if args.fsdp_cpu_offload else device)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, source.state_dict() if source is not None else {}, options=options)
+    _broadcast_buffers(model, source, device)
+    return model
+
+
+def _shard(args: Namespace, model: Any, device: torch.device, trainable: bool, head: str | None) -> Any:
     """Freeze a reference, then shard each decoder layer and the rest."""
     if not trainable:
-        policy.requires_grad_(False)
+        model.requires_grad_(False)
+    compute_dtype = DTYPES[args.train_dtype]
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy()
     if compute_dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if args.fsdp_cpu_offload else OffloadPolicy()
-    for layer in policy.hf.base_model.layers:
+    for layer in model.hf.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
-    fully_shard(policy, mesh=mesh, mp_policy=precision, offload_policy=offload)
-    return policy.train(trainable)
+    if head is not None:
+        exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+        fully_shard(model.get_submodule(head), mesh=mesh, mp_policy=exact, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    return model.train(trainable)
 
 
-def _broadcast_buffers(policy: PolicyModel, source: PolicyModel | None, device: torch.device) -> None:
+def _broadcast_buffers(model: nn.Module, source: nn.Module | None, device: torch.device) -> None:
     """Give every rank the buffers of rank 0's ``source``; ``to_empty`` left garbage in rotary frequencies."""
     originals = dict(source.named_buffers()) if source is not None else {}
-    for name, buffer in policy.named_buffers():
+    for name, buffer in model.named_buffers():
         value = buffer.data.to(device)
         if source is not None:
             value.copy_(originals[name])

@@ -8,6 +8,8 @@ same number of forward and backward passes.
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss
-from slime.algorithms.losses.reduce import make_reducer
+from slime.algorithms.losses.reduce import Reducer, make_reducer
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.optimizer import apply_gradients
 from slime.backends.trainer.packing import MicroBatch, build
@@ -24,6 +26,7 @@ from slime.backends.trainer.schedule import Schedule
 from slime.utils.misc import load_function
 
 Metrics = dict[str, float]
+LossOfMicroBatch = Callable[[Namespace, Any, RolloutShard, list[int], torch.device], tuple[Tensor, dict[str, Tensor]]]
 
 
 def model_input(args: Namespace, shard: RolloutShard, indices: list[int], device: torch.device) -> MicroBatch:
@@ -35,19 +38,39 @@ def model_input(args: Namespace, shard: RolloutShard, indices: list[int], device
 
 
 @torch.no_grad()
-def log_prob_pass(args: Namespace, model: PolicyModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
-    """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
+def per_sample_pass(
+    args: Namespace,
+    model: torch.nn.Module,
+    shard: RolloutShard,
+    device: torch.device,
+    forward: Callable[[MicroBatch], Tensor],
+) -> list[Tensor]:
+    """Return ``[R_i]`` per sample of the shard, on the CPU, of what ``forward`` gives per response row of a micro-batch."""
     training = model.training
     model.eval()
     results: list[Tensor] = [torch.empty(0)] * shard.num_samples
     for step in shard.micro_batches:
         for indices in step:
             inputs = model_input(args, shard, indices, device)
-            log_probs, _ = model(inputs, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)
-            for index, values in zip(indices, inputs.per_sample(log_probs), strict=True):
+            for index, values in zip(indices, inputs.per_sample(forward(inputs)), strict=True):
                 results[index] = values.cpu()
     model.train(training)
     return results
+
+
+def log_prob_pass(args: Namespace, model: PolicyModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
+    """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
+
+    def forward(inputs: MicroBatch) -> Tensor:
+        return model(inputs, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)[0]
+
+    return per_sample_pass(args, model, shard, device, forward)
+
+
+def reducer_of(args: Namespace, batch: dict[str, Any], response_lengths: list[int]) -> Reducer:
+    """The reducer of a micro-batch, which may be empty."""
+    masks, sums = batch.get("loss_masks", []), batch.get("rollout_mask_sums")
+    return make_reducer(args.calculate_per_token_loss, response_lengths, masks, sums)
 
 
 def micro_batch_loss(
@@ -56,12 +79,7 @@ def micro_batch_loss(
     """Return the summed loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path."""
     inputs = model_input(args, shard, indices, device)
     batch = shard.batch(indices, device)
-    reduce = make_reducer(
-        args.calculate_per_token_loss,
-        inputs.response_lengths,
-        batch.get("loss_masks", []),
-        batch.get("rollout_mask_sums"),
-    )
+    reduce = reducer_of(args, batch, inputs.response_lengths)
     if args.loss_type == "custom_loss":
         logits = model(inputs, temperature=1.0, chunk_size=args.log_probs_chunk_size, want_logits=True)
         if inputs.is_filler:
@@ -83,19 +101,20 @@ def micro_batch_loss(
 
 def optimizer_step(
     args: Namespace,
-    model: PolicyModel,
+    model: Any,
     optimizer: torch.optim.Optimizer,
     schedule: Schedule,
     shard: RolloutShard,
     step: int,
     device: torch.device,
+    loss_of: LossOfMicroBatch = micro_batch_loss,
 ) -> Metrics:
     """Take optimizer step ``step`` of the shard and return its metrics, equal on all ranks."""
     counts = shard.global_token_counts if args.calculate_per_token_loss else shard.global_batch_sizes
     denominator = max(1, counts[step])
     sums: dict[str, Tensor] = {}
     for indices in shard.micro_batches[step]:
-        loss, metrics = micro_batch_loss(args, model, shard, indices, device)
+        loss, metrics = loss_of(args, model, shard, indices, device)
         (loss * (dist.get_world_size() / denominator)).backward()
         for name, value in metrics.items():
             sums[name] = sums.get(name, torch.zeros((), device=device)) + value

@@ -6,6 +6,7 @@ micro-batch at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ _AS_THEY_ARE = (
     *("step_wise_step_rewards", "step_wise_step_token_spans", "step_wise_step_indices"),
 )
 # What a training step adds, under the names of the contract.
-_COMPUTED = ("log_probs", "ref_log_probs", "advantages", "returns")
+_COMPUTED = ("log_probs", "ref_log_probs", "values", "advantages", "returns")
 
 
 class RolloutShard:
@@ -29,6 +30,7 @@ class RolloutShard:
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.tokens: list[list[int]] = data["tokens"]
+        self.partition: list[int] = data["partition"]
         self.micro_batches: list[list[list[int]]] = data["micro_batch_indices"]
         self.global_batch_sizes: list[int] = data["global_batch_sizes"]
         self.global_token_counts: list[int] = data["global_token_counts"]
@@ -65,6 +67,15 @@ class RolloutShard:
         if name not in _COMPUTED:
             raise KeyError(f"{name} is not one of {_COMPUTED}")
         self.fields[name] = values
+
+    def by_position(self, name: str) -> dict[int, Tensor]:
+        """Return the values of a computed field by the position of their sample in the whole rollout."""
+        return dict(zip(self.partition, self.fields[name], strict=True))
+
+    def set_from_positions(self, name: str, parts: Sequence[dict[int, Tensor]]) -> None:
+        """Store what other ranks' ``by_position`` gave; together ``parts`` have every sample of this shard."""
+        values = {position: value for part in parts for position, value in part.items()}
+        self.set_computed(name, [values[position] for position in self.partition])
 
     def batch(self, indices: list[int], device: torch.device) -> dict[str, Any]:
         """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``."""

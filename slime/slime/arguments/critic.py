@@ -1,0 +1,88 @@
+"""The critic of ``--advantage-estimator ppo``: its flags, what follows from them, and what they do not go with."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from slime.arguments.option import Group, Option
+
+CRITIC = Group(
+    "critic of --advantage-estimator ppo",
+    (
+        Option("--lambd", "lambda of the generalized advantage estimation; 1: no bias, 0: least variance", float, 1.0),
+        Option("--value-clip", "how far a value may move in a step before its loss is cut", float, 0.2),
+        Option("--num-critic-only-steps", "first rollouts of which only the critic learns", int, 0),
+        Option("--critic-lr", "learning rate of the critic; default: --lr", float),
+        Option("--critic-lr-warmup-iters", "warm-up steps of the critic", int, 0),
+        Option(
+            "--critic-load",
+            "the critic's start: a checkpoint root of a critic, or a Hugging Face folder for its backbone; default: the "
+            "folder critic of --load, else the policy's start weights",
+        ),
+        Option("--critic-save", "checkpoint root of the critic; default: the folder critic in --save"),
+        Option("--critic-num-nodes", "critic nodes; default: --actor-num-nodes", int),
+        Option("--critic-num-gpus-per-node", "critic GPUs on each node; default: --actor-num-gpus-per-node", int),
+    ),
+)
+
+
+def derive_critic(args: Namespace, latest: str) -> None:
+    """Set ``use_critic`` and fill what was left open; ``latest`` is the file that a checkpoint root has."""
+    args.use_critic = args.advantage_estimator == "ppo"
+    if not args.use_critic:
+        return
+    for name in ("num_nodes", "num_gpus_per_node"):
+        if getattr(args, f"critic_{name}") is None:
+            setattr(args, f"critic_{name}", getattr(args, f"actor_{name}"))
+    if args.save and not args.critic_save:
+        args.critic_save = str(Path(args.save) / "critic")
+    if not args.critic_load and not args.resume and args.load and (Path(args.load) / "critic" / latest).is_file():
+        args.critic_load = str(Path(args.load) / "critic")
+
+
+def critic_gpus(args: Namespace) -> int:
+    """GPUs of the critic; 0 without one."""
+    return args.critic_num_nodes * args.critic_num_gpus_per_node if getattr(args, "use_critic", False) else 0
+
+
+def check_critic(args: Namespace, latest: str) -> list[str]:
+    """Return the problems, one line each."""
+    if not args.use_critic:
+        given = [option.flag for option in CRITIC.options if getattr(args, option.attribute) != option.default]
+        return [f"{', '.join(given)} has no effect without --advantage-estimator ppo; remove it"] if given else []
+    problems = []
+    if args.use_lora:
+        problems.append(
+            "--use-lora does not go with --advantage-estimator ppo: the critic trains all weights; use grpo, or all weights"
+        )
+    if args.loss_type == "sft_loss" or not args.compute_advantages_and_returns:
+        flag = "--loss-type sft_loss" if args.loss_type == "sft_loss" else "--disable-compute-advantages-and-returns"
+        problems.append(f"{flag} has no use for the critic of --advantage-estimator ppo; remove one of them")
+    if args.critic_num_nodes > 1:
+        problems.append("several nodes (--critic-num-nodes) are not supported yet; use --critic-num-nodes 1")
+    if not 1 <= args.critic_num_gpus_per_node <= args.num_gpus_per_node:
+        problems.append(
+            f"--critic-num-gpus-per-node {args.critic_num_gpus_per_node}: give 1 to --num-gpus-per-node {args.num_gpus_per_node}"
+        )
+    if not 0.0 <= args.lambd <= 1.0:
+        problems.append(f"--lambd {args.lambd}: give a number between 0 and 1")
+    if not args.value_clip > 0.0:
+        problems.append(f"--value-clip {args.value_clip}: give a number above 0, or inf for no clip")
+    if args.critic_load and args.resume:
+        problems.append("--critic-load contradicts --resume, which goes on from --critic-save; remove one of them")
+    elif args.critic_load and not _holds_weights(Path(args.critic_load), latest):
+        problems.append(
+            f"--critic-load {args.critic_load}: neither a Hugging Face folder nor a checkpoint root of a critic"
+        )
+    if args.critic_save and not args.save:
+        problems.append("--critic-save needs --save FOLDER: both are written together")
+    if args.save and args.critic_save and Path(args.critic_save).resolve() == Path(args.save).resolve():
+        problems.append(
+            f"--critic-save {args.critic_save} is --save, where the policy's checkpoints go; name another folder"
+        )
+    return problems
+
+
+def _holds_weights(folder: Path, latest: str) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "meta.json", latest))

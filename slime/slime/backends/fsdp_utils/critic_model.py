@@ -1,0 +1,68 @@
+"""The critic: the backbone of a Hugging Face language model and a linear head that gives one number per token.
+
+Guarantees: the value of a response token is read where the policy reads its probability, from the hidden state before it; the
+head starts at zero, so that a new critic expects a return of 0 everywhere, and computes in float32.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slime.algorithms.losses.value_loss import value_loss
+from slime.backends.fsdp_utils.model import hidden_states, load_hf, sharded
+from slime.backends.fsdp_utils.train_step import model_input, per_sample_pass, reducer_of
+from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.rollout_data import RolloutShard
+
+
+class ValueModel(nn.Module):
+    """Backbone and value head in one forward, so that FSDP sees one root."""
+
+    def __init__(self, hf: Any, implementation: str) -> None:
+        super().__init__()
+        self.hf = hf
+        self.implementation = implementation
+        device = next(hf.parameters()).device
+        self.head = nn.Linear(hf.config.get_text_config().hidden_size, 1, dtype=torch.float32, device=device)
+        if device.type != "meta":
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Return the values ``[N]`` float32 of the response rows."""
+        values = self.head(hidden_states(self.hf, self.implementation, batch)[batch.rows])
+        return values.squeeze(-1).clone()  # FSDP wants no view as the output of a root
+
+
+def build_critic(args: Namespace, path: str, *, device: torch.device) -> ValueModel:
+    """Return the sharded critic with the backbone of the checkpoint folder ``path``; collective over all ranks."""
+    from transformers import AutoModel
+
+    def construct(empty: bool) -> ValueModel:
+        hf, implementation = load_hf(args, path, AutoModel, torch.float32, empty=empty)
+        if args.gradient_checkpointing:
+            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        return ValueModel(hf, implementation)
+
+    return sharded(args, construct, device=device, trainable=True, head="head")
+
+
+def value_pass(args: Namespace, model: ValueModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
+    """Return ``[R_i]`` values of every sample of the shard, on the CPU."""
+    return per_sample_pass(args, model, shard, device, model)
+
+
+def value_micro_batch_loss(
+    args: Namespace, model: ValueModel, shard: RolloutShard, indices: list[int], device: torch.device
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the summed value loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path."""
+    inputs = model_input(args, shard, indices, device)
+    values = model(inputs)
+    if inputs.is_filler or not sum(inputs.response_lengths):
+        return values.sum() * 0.0, {}
+    batch = shard.batch(indices, device)
+    return value_loss(args, batch, inputs.per_sample(values), reducer_of(args, batch, inputs.response_lengths))

@@ -1,0 +1,143 @@
+"""What every training rank has, whether it trains the policy or the critic: a group, a model, an optimizer, a schedule.
+
+A plain class; the trainer makes its subclasses Ray actors. All methods are collective over the ranks of a role unless they
+say otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slime.backends.fsdp_utils import checkpoint
+from slime.backends.fsdp_utils.optimizer import build_optimizer
+from slime.backends.fsdp_utils.train_step import Metrics
+from slime.backends.trainer.schedule import Schedule
+
+logger = logging.getLogger(__name__)
+
+
+class TrainRank:
+    """Owner of the model's shard, its optimizer, its schedule and this rank's random state."""
+
+    args: Namespace
+    model: Any
+    optimizer: torch.optim.AdamW
+    schedule: Schedule
+    device: torch.device
+
+    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
+        self.world_size = world_size
+        self.rank = rank
+        self._master = (master_addr, master_port)
+        self._seconds: Metrics = {}
+
+    def _begin(self, args: Namespace) -> None:
+        """Settle the arguments and join the group."""
+        default_dtype = "bfloat16" if args.device == "cuda" else "float32"
+        self.args = Namespace(**(vars(args) | {"train_dtype": args.train_dtype or default_dtype}))
+        logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
+        self.device = self._join()
+
+    def _join(self) -> torch.device:
+        """Join the ranks' default group and return this rank's device."""
+        if self.args.device == "cuda":
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(device)
+        else:
+            device = torch.device("cpu")
+            torch.set_num_threads(1)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{self._master[0]}:{self._master[1]}",
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(minutes=self.args.distributed_timeout_minutes),
+        )
+        return device
+
+    def _set_model(self, model: Any) -> None:
+        """Take ``model`` and give it an optimizer and a schedule."""
+        args = self.args
+        self.model = model
+        self.optimizer = build_optimizer(args, model)
+        steps = (args.num_steps_per_rollout or 1) * args.num_rollout if args.num_rollout else None
+        self.schedule = Schedule(args, steps)
+
+    def _seed(self) -> None:
+        seed = self.args.seed + self.rank
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+
+    def _start_weights(self) -> str:
+        """The Hugging Face folder that training starts from: --load when it is one, --ref-load, --hf-checkpoint."""
+        args = self.args
+        if args.load and (Path(args.load) / "config.json").exists():
+            return args.load
+        return args.ref_load or args.hf_checkpoint
+
+    def _restore(self, folder: Path) -> dict[str, Any]:
+        """Load model, optimizer, schedule and random state of a checkpoint and return its meta."""
+        meta = checkpoint.load(folder, self.model, self.optimizer, wants_lora=bool(self.args.use_lora))
+        self.schedule.load_state_dict(meta["schedule"])
+        logger.info("continuing from %s", folder)
+        return meta
+
+    def _common_meta(self, rollout_id: int) -> dict[str, Any]:
+        return {
+            "rollout_id": rollout_id,
+            "schedule": self.schedule.state_dict(),
+            "world_size": self.world_size,
+            "lora": bool(self.args.use_lora),
+            "hf_checkpoint": str(self.args.hf_checkpoint),
+        }
+
+    def shutdown(self) -> None:
+        """Leave the process groups."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def _take_seconds(self) -> Metrics:
+        seconds, self._seconds = self._seconds, {}
+        return {f"perf/{name}_time": value for name, value in seconds.items()}
+
+
+def mean_of_steps(steps: list[Metrics]) -> Metrics:
+    """Means over the optimizer steps of a rollout; the last learning rate, and the sum of skipped steps."""
+    names = sorted({name for step in steps for name in step})
+    result = {}
+    for name in names:
+        values = [step[name] for step in steps if name in step]
+        result[name] = sum(values) / len(values)
+    if steps:
+        result["lr-pg_0"] = steps[-1]["lr-pg_0"]
+        result["skipped_steps"] = sum(step["skipped_steps"] for step in steps)
+    return result
+
+
+def fetch(value: Any) -> Any:
+    """The value behind a Ray reference; a value that is none is returned as it is."""
+    if isinstance(value, dict):
+        return value
+    import ray
+
+    return ray.get(value)

@@ -1,0 +1,68 @@
+"""What trains in a run, as the driver sees it: the policy's ranks, and with PPO the critic's.
+
+Guarantees: values come from the critic's weights before its step, as old log probabilities do from the policy's; the steps of
+the two run side by side; a checkpoint of the policy never exists without the critic's of the same rollout.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from slime.ray.actor_group import TrainGroup
+from slime.ray.placement import ReservedPlacement
+
+
+class Trainer:
+    """Owns the group of the policy, and of the critic if the placement has one."""
+
+    def __init__(self, args: Namespace, reserved: ReservedPlacement) -> None:
+        self._critic_only = args.num_critic_only_steps
+        self._actor = TrainGroup(args, reserved)
+        self._critic = TrainGroup(args, reserved, role="critic") if reserved.placement.critic else None
+
+    def init(self) -> int:
+        """Build models and optimizers, load checkpoints, and return the first rollout to train on."""
+        if self._critic is None:
+            return self._actor.init()
+        building = self._critic.send_init()
+        start = self._actor.init()
+        self._critic.gather("init", building)
+        self._critic.gather("load_checkpoint", self._critic.send("load_checkpoint", start))
+        return start
+
+    def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any]) -> dict[str, Any]:
+        """Take the optimizer steps of a rollout, given as one shard per rank, and return the metrics."""
+        if self._critic is None:
+            return self._actor.train(rollout_id, shards)
+        values = self._critic.send("values", rollout_id, critic_shards)
+        returns = self._actor.send("prepare", rollout_id, shards, values)
+        critic_steps = self._critic.send("step", rollout_id, None, returns)
+        steps = self._actor.send("step", rollout_id, None, rollout_id >= self._critic_only)
+        self._critic.gather("values", values)
+        self._actor.gather("prepare", returns)
+        critic_metrics = self._critic.gather("step", critic_steps)[0]
+        return {**critic_metrics, **(self._actor.gather("step", steps)[0] or {})}
+
+    def connect_rollout_engines(self, engines: list[Any]) -> None:
+        """Build the weight update group of the policy's rank 0 and the engines; again after an engine was started again."""
+        self._actor.connect_rollout_engines(engines)
+
+    def update_weights(self) -> str:
+        """Push the policy's weights to the engines and return their new version."""
+        return self._actor.update_weights()
+
+    def save(self, rollout_id: int) -> str:
+        """Write checkpoints that contain the step of ``rollout_id`` and return the policy's folder."""
+        if self._critic is None:
+            return self._actor.save(rollout_id)
+        self._critic.save(rollout_id)
+        folder = self._actor.save(rollout_id)
+        self._critic.gather("publish", self._critic.send("publish", rollout_id))
+        return folder
+
+    def shutdown(self) -> None:
+        """Leave the process groups and end the actors."""
+        for group in (self._actor, self._critic):
+            if group is not None:
+                group.shutdown()
