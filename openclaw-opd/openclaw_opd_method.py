@@ -3,7 +3,8 @@
     A[k] = log pi_T(a[k] | s + hint) - log pi_old(a[k] | s)
 
 Guarantees: a turn is a sample when a hint was accepted and the teacher scored the reply under it; else it is none and
-says why. The estimator is ``on_policy_distillation``, so that the reward of a sample has no part in its gradient.
+says why. The estimator is ``on_policy_distillation``, so that the reward of a sample has no part in its gradient. With
+``--distill-topk`` the sample has the teacher's top K as well, for `topk_distillation_loss`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ class OnPolicyDistillation:
         if verdict.teacher_log_probs is None:
             return SampleDecision(reason="no_teacher_log_probs")
         sample = make_sample(
-            turn, 0.0, score=None, teacher_log_probs=verdict.teacher_log_probs, metadata={"hint": verdict.hint}
+            *(turn, 0.0),
+            score=None,
+            teacher_log_probs=verdict.teacher_log_probs,
+            teacher_topk=verdict.teacher_topk,
+            metadata={"hint": verdict.hint},
         )
         return SampleDecision([sample])
 

@@ -77,6 +77,7 @@ class RuntimeConfig:
     combine_w_opd: float = 1.0
     rl_session_weight: float = 0.1
     opd_teacher: Literal["policy", "prm"] = "policy"
+    distill_topk: int = 0
     opd_teacher_lp_max_concurrency: int = 4
     log_level: str = "INFO"
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)

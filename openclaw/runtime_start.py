@@ -48,9 +48,9 @@ def ledger_path(args: Any, environment: Mapping[str, str] = os.environ) -> Path:
 def runtime_environment(args: Any, method_path: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of the runtime process: the caller's variables, over values from the arguments.
 
-    The child imports from where this process does. The addresses, the ledger, the temperature and the teacher are the
-    run's; a variable that says otherwise about the last two is an error, because turns sampled at another temperature
-    could not be trained.
+    The child imports from where this process does. The addresses, the ledger, the temperature, the teacher and its
+    top K are the run's; a variable that says otherwise about the last three is an error, because turns sampled at another
+    temperature could not be trained, nor a loss on tokens that nobody asked for.
 
     Raises:
         ValueError: when the run has no judge engine, or could train none of its turns.
@@ -66,12 +66,14 @@ def runtime_environment(args: Any, method_path: str, environment: Mapping[str, s
         "OPENCLAW_JUDGE_TOKENIZER": str(args.prm_model_path or args.hf_checkpoint),
         "OPENCLAW_LEDGER": str(ledger_path(args, environment)),
         "OPENCLAW_OPD_TEACHER": args.opd_teacher,
+        "OPENCLAW_DISTILL_TOPK": str(args.distill_topk),
         "OPENCLAW_TEMPERATURE": str(args.rollout_temperature),
     }
     caller = RuntimeConfig.from_env(environment)
     for name, (field, flag, value) in {
         "OPENCLAW_TEMPERATURE": ("temperature", "--rollout-temperature", args.rollout_temperature),
         "OPENCLAW_OPD_TEACHER": ("opd_teacher", "--opd-teacher", args.opd_teacher),
+        "OPENCLAW_DISTILL_TOPK": ("distill_topk", "--distill-topk", args.distill_topk),
     }.items():
         if caller.sources[name] != "default" and getattr(caller, field) != value:
             raise ValueError(f"{name}={getattr(caller, field)} contradicts {flag} {value}; unset {name}")

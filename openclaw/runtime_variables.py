@@ -256,6 +256,14 @@ VARIABLES: tuple[Variable, ...] = (
         choices=("policy", "prm"),
     ),
     Variable(
+        "OPENCLAW_DISTILL_TOPK",
+        "distill_topk",
+        int,
+        0,
+        "tokens per position whose probabilities the teacher gives too; 0: only those of the reply",
+        minimum=0,
+    ),
+    Variable(
         "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY",
         "opd_teacher_lp_max_concurrency",
         int,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from openclaw.ledger.records import Turn
+from openclaw.ledger.records import TopK, Turn
 from openclaw.text import response_text
 from slime.utils.types import Sample
 
@@ -19,6 +19,7 @@ def make_sample(
     *,
     score: int | None,
     teacher_log_probs: Sequence[float] | None = None,
+    teacher_topk: TopK | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Sample:
     """Return the sample that trains all response tokens of ``turn`` with ``reward``.
@@ -28,6 +29,7 @@ def make_sample(
         reward: the number that becomes the advantage of each token (Binary RL) or its first term (Combine).
         score: the PRM's verdict, logged as raw reward; None when the PRM was not asked.
         teacher_log_probs: one per response token, or None for a sample without a distillation term.
+        teacher_topk: the teacher's most likely tokens at each position, for a loss on them.
         metadata: what else the method wants to keep with the sample.
     """
     return Sample(
@@ -40,6 +42,8 @@ def make_sample(
         weight_versions=list(dict.fromkeys(span.version for span in turn.weight_versions)),
         rollout_log_probs=list(turn.response_logprobs),
         teacher_log_probs=None if teacher_log_probs is None else list(teacher_log_probs),
+        teacher_topk_log_probs=None if teacher_topk is None else teacher_topk.log_probs,
+        teacher_topk_indices=None if teacher_topk is None else teacher_topk.ids,
         session_id=turn.session_id,
         status=Sample.Status.TRUNCATED if turn.finish_reason == "length" else Sample.Status.COMPLETED,
         metadata={

@@ -11,7 +11,8 @@ temperature 1 only. Both prompts are therefore scored, and with s = the reply wi
 
 so that teacher_log_probs - response_logprobs, the advantage of on-policy distillation, is exactly the log ratio of the
 two distributions at temperature 1, free of any temperature mismatch. Both scores come from the same weights: when the
-engine's weights change in between, they are taken again.
+engine's weights change in between, they are taken again. The top K (`TopK`) are the engine's own numbers at temperature 1,
+at which the loss compares them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from openclaw.judge.client import Engine, together
 from openclaw.judge.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.prompts import append_hint
-from openclaw.ledger.records import Message, Turn
+from openclaw.ledger.records import Message, TopK, Turn
 
 Render = Callable[[Sequence[Message], list[dict[str, Any]] | None, dict[str, Any]], list[int]]
 VERSION_TRIES = 3
@@ -33,22 +34,24 @@ VERSION_TRIES = 3
 
 @dataclass(frozen=True)
 class Scores:
-    """Log-probabilities of response tokens at temperature 1, and the weights that gave them."""
+    """Log-probabilities of response tokens at temperature 1, the weights that gave them, and the top K if asked for."""
 
     log_probs: list[float]
     weight_version: str
+    topk: TopK | None = None
 
 
 @dataclass(frozen=True)
 class TeacherScore:
-    """Teacher log-probabilities of a turn's response tokens, and the weight versions of both scores."""
+    """Teacher log-probabilities of a turn's response tokens, the weight versions of both scores, and the teacher's top K."""
 
     log_probs: tuple[float, ...]
     versions: tuple[str, ...]
+    topk: TopK | None = None
 
 
-async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Scores:
-    """Return log p(response_ids[k] | prompt_ids, response_ids[:k]) for each k.
+async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequence[int], topk: int = 0) -> Scores:
+    """Return log p(response_ids[k] | prompt_ids, response_ids[:k]) for each k, and the ``topk`` most likely tokens there.
 
     Raises:
         TeacherMismatchError: when the engine scored other tokens, other many, or gave a value that is not finite.
@@ -61,6 +64,7 @@ async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequenc
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": start,
+            **({"top_logprobs_num": topk} if topk else {}),
         }
     )
     meta = answer["meta_info"]
@@ -74,13 +78,24 @@ async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequenc
     values = [entry[0] for entry in entries[1:]]
     if not all(value is not None and math.isfinite(value) for value in values):
         raise TeacherMismatchError("the engine gave a log-probability that is not a finite number")
-    return Scores(values, str(meta.get("weight_version", "")))
+    found = _topk(meta.get("input_top_logprobs"), len(response_ids), topk) if topk else None
+    return Scores(values, str(meta.get("weight_version", "")), found)
+
+
+def _topk(rows: list[Any] | None, length: int, topk: int) -> TopK:
+    """Return the top K of each response token; ``rows`` has one entry more, without value, for the position before."""
+    if rows is None or len(rows) != length + 1 or any(row is None or len(row) != topk for row in rows[1:]):
+        raise TeacherMismatchError(f"asked for the top {topk} of {length} positions, the engine gave something else")
+    log_probs = [[entry[0] for entry in row] for row in rows[1:]]
+    if not all(math.isfinite(value) for row in log_probs for value in row):
+        raise TeacherMismatchError("the engine gave a log-probability among its top ones that is not a finite number")
+    return TopK(log_probs, [[entry[1] for entry in row] for row in rows[1:]])
 
 
 class TeacherScorer:
     """Scores replies under their hint with at most ``concurrency`` turns under way."""
 
-    def __init__(self, *, policy: Engine, teacher: Engine, render: Render, concurrency: int) -> None:
+    def __init__(self, *, policy: Engine, teacher: Engine, render: Render, concurrency: int, topk: int = 0) -> None:
         """Bind the engines.
 
         Args:
@@ -90,7 +105,9 @@ class TeacherScorer:
             render: messages, tools and template keywords to prompt ids, as the gateway renders them; called in a
                 thread.
             concurrency: most turns under way.
+            topk: tokens per position whose probabilities the teacher gives too; 0 for none.
         """
+        self._topk = topk
         self._policy = policy
         self._teacher = teacher
         self._render = render
@@ -114,7 +131,7 @@ class TeacherScorer:
         async with self._slots:
             for _ in range(VERSION_TRIES):
                 teacher, student = await together(
-                    score(self._teacher, hinted, turn.response_ids),
+                    score(self._teacher, hinted, turn.response_ids, self._topk),
                     score(self._policy, turn.prompt_ids, turn.response_ids),
                 )
                 if self._teacher is not self._policy or teacher.weight_version == student.weight_version:
@@ -129,4 +146,5 @@ class TeacherScorer:
                 turn.response_logprobs, teacher.log_probs, student.log_probs, strict=True
             )
         )
-        return TeacherScore(log_probs, tuple(dict.fromkeys((teacher.weight_version, student.weight_version))))
+        versions = tuple(dict.fromkeys((teacher.weight_version, student.weight_version)))
+        return TeacherScore(log_probs, versions, teacher.topk)

@@ -81,6 +81,7 @@ def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, regi
         teacher=policy if config.opd_teacher == "policy" else judge,
         render=render,
         concurrency=config.opd_teacher_lp_max_concurrency,
+        topk=config.distill_topk,
     )
     worker = JudgeWorker(
         ledger,

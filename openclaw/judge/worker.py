@@ -243,7 +243,9 @@ class JudgeWorker:
             self._metrics.teacher_failures.labels(kind=kind).inc()
             logger.error("turn %s has a hint but no teacher logprobs (%s): %s", turn.id, kind, error)
             return verdict
-        return replace(verdict, teacher_log_probs=scored.log_probs, teacher_versions=scored.versions)
+        return replace(
+            verdict, teacher_log_probs=scored.log_probs, teacher_versions=scored.versions, teacher_topk=scored.topk
+        )
 
     def _count(self, votes: list[Vote]) -> None:
         for vote in votes:

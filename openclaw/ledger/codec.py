@@ -16,7 +16,7 @@ from typing import Any
 from openclaw.ledger.records import Feedback, Turn, Verdict, VersionSpan
 from slime.utils.types import Sample
 
-_SAMPLE_ARRAYS = ("tokens", "rollout_log_probs", "teacher_log_probs")
+_SAMPLE_ARRAYS = ("tokens", "rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices")
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -43,6 +43,23 @@ def unpack_floats(blob: bytes | None) -> list[float] | None:
     values = array("d")
     values.frombytes(blob)
     return values.tolist()
+
+
+def flat(rows: Sequence[Sequence[Any]] | None) -> list[Any] | None:
+    """Return the values of a matrix, row after row; None stays None. Raises ValueError when it is not rectangular."""
+    if rows is None:
+        return None
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError("the rows of a sample's top K have different lengths")
+    return [value for row in rows for value in row]
+
+
+def in_rows(values: list[Any] | None, count: int) -> list[list[Any]] | None:
+    """Inverse of `flat` for ``count`` rows."""
+    if values is None or not count:
+        return values
+    width = len(values) // count
+    return [values[start : start + width] for start in range(0, len(values), width)]
 
 
 def encode_turn(turn: Turn) -> dict[str, Any]:
@@ -124,6 +141,7 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
     sample.validate()
     values = sample.to_dict()
     arrays = {name: values.pop(name, None) for name in _SAMPLE_ARRAYS}
+    topk_ids = flat(arrays["teacher_topk_indices"])
     try:
         text = json.dumps(values)
     except TypeError as error:
@@ -133,6 +151,8 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
         "tokens": pack_ids(arrays["tokens"]),
         "rollout_log_probs": pack_floats(arrays["rollout_log_probs"]),
         "teacher_log_probs": pack_floats(arrays["teacher_log_probs"]),
+        "teacher_topk_log_probs": pack_floats(flat(arrays["teacher_topk_log_probs"])),
+        "teacher_topk_indices": None if topk_ids is None else pack_ids(topk_ids),
     }
 
 
@@ -142,6 +162,10 @@ def decode_sample(row: sqlite3.Row) -> Sample:
     values["tokens"] = unpack_ids(row["tokens"])
     values["rollout_log_probs"] = unpack_floats(row["rollout_log_probs"])
     values["teacher_log_probs"] = unpack_floats(row["teacher_log_probs"])
+    if row["teacher_topk_indices"] is not None:
+        count = values["response_length"]
+        values["teacher_topk_log_probs"] = in_rows(unpack_floats(row["teacher_topk_log_probs"]), count)
+        values["teacher_topk_indices"] = in_rows(unpack_ids(row["teacher_topk_indices"]), count)
     sample = Sample.from_dict(values)
     sample.metadata = {**sample.metadata, "ledger_id": row["id"], "turn_id": row["turn_id"]}
     return sample

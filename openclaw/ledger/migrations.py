@@ -116,6 +116,11 @@ _VERSION_4 = """
 CREATE INDEX turns_by_session_state ON turns(session_id, state, number);
 """
 
+_VERSION_5 = """
+ALTER TABLE samples ADD COLUMN teacher_topk_log_probs BLOB;  -- K float64 per response token
+ALTER TABLE samples ADD COLUMN teacher_topk_indices BLOB;    -- K int32 per response token
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of the main turns that were recorded before there was a column for it."""
@@ -155,5 +160,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(2, "conversation digests, signals, feedback, what was forgotten", _VERSION_2, fill_conversations),
     Migration(3, "an index of the sessions that have not ended", _VERSION_3),
     Migration(4, "an index of the turns of a session by state", _VERSION_4),
+    Migration(5, "the teacher's top K with a sample", _VERSION_5),
 )
 VERSION = MIGRATIONS[-1].version

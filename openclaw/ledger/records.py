@@ -6,7 +6,7 @@ disagree cannot be stored. Nobody owns state here; the rows live in `openclaw.le
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 TurnKind = Literal["main", "side"]
@@ -115,6 +115,14 @@ class Vote:
 
 
 @dataclass(frozen=True)
+class TopK:
+    """The K most likely tokens at each position of a reply: log-probabilities and ids, a row of K per response token."""
+
+    log_probs: list[list[float]]
+    ids: list[list[int]]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the judges said about a turn.
 
@@ -125,6 +133,7 @@ class Verdict:
         votes: every vote that was cast, both judges.
         teacher_log_probs: per response token, see `openclaw.judge.teacher`; None without a hint or a teacher.
         teacher_versions: weight versions of the engine that scored them; empty for a static teacher.
+        teacher_topk: what the teacher would have said at each position; stored with the samples of the turn only.
         seconds: from the first vote asked to the last answer.
     """
 
@@ -133,13 +142,14 @@ class Verdict:
     votes: tuple[Vote, ...] = ()
     teacher_log_probs: tuple[float, ...] | None = None
     teacher_versions: tuple[str, ...] = ()
+    teacher_topk: TopK | None = None
     seconds: float = 0.0
     score_source: Literal["judge", "feedback"] = "judge"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON-ready values, without the teacher's logprobs (stored as exact floats apart)."""
-        values = asdict(self)
-        del values["teacher_log_probs"]
+        values = asdict(replace(self, teacher_topk=None))
+        del values["teacher_log_probs"], values["teacher_topk"]
         return values
 
     @staticmethod

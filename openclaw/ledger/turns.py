@@ -249,14 +249,16 @@ class TurnQueries(Database):
     def _insert_sample(self, connection: sqlite3.Connection, turn_id: str, sample: Sample) -> None:
         columns = encode_sample(sample)
         connection.execute(
-            "INSERT INTO samples (turn_id, sample, tokens, rollout_log_probs, teacher_log_probs, state, created_at)"
-            " VALUES (?, ?, ?, ?, ?, 'ready', ?)",
+            "INSERT INTO samples (turn_id, sample, tokens, rollout_log_probs, teacher_log_probs, teacher_topk_log_probs,"
+            " teacher_topk_indices, state, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'ready', ?)",
             (
                 turn_id,
                 columns["sample"],
                 columns["tokens"],
                 columns["rollout_log_probs"],
                 columns["teacher_log_probs"],
+                columns["teacher_topk_log_probs"],
+                columns["teacher_topk_indices"],
                 self.clock(),
             ),
         )

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 Score = Callable[[Sequence[int]], list[float]]
+TopKOf = Callable[[Sequence[int], int], list[list[tuple[float, int]]]]
 
 
 class FakeEngine:
@@ -18,8 +19,17 @@ class FakeEngine:
         answer: Callable[[dict[str, Any]], str] | None = None,
         score: Score | None = None,
         versions: Sequence[str] = ("1",),
+        topk: TopKOf | None = None,
     ) -> None:
-        """``versions``: weight version of each scoring answer in turn; the last one repeats."""
+        """Script the engine.
+
+        Args:
+            answer: what it says.
+            score: log probability of each id; the first is not read.
+            versions: weight version of each scoring answer in turn; the last one repeats.
+            topk: the K most likely (log probability, id) at each id's position; the first is not read.
+        """
+        self._topk = topk
         self.payloads: list[dict[str, Any]] = []
         self._answer = answer
         self._score = score
@@ -36,7 +46,12 @@ class FakeEngine:
         entries = [[None, ids[start], None]]
         entries += [[values[position], ids[position], None] for position in range(start + 1, len(ids))]
         version = self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
-        return {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": version}}
+        meta = {"input_token_logprobs": entries, "weight_version": version}
+        if payload.get("top_logprobs_num"):
+            assert self._topk is not None
+            rows = self._topk(ids, payload["top_logprobs_num"])[start + 1 :]
+            meta["input_top_logprobs"] = [None, *([[value, token, None] for value, token in row] for row in rows)]
+        return {"text": "", "meta_info": meta}
 
 
 def scripted_transport(replies: Sequence[int | Exception | dict[str, Any]]) -> tuple[httpx.MockTransport, list[Any]]:

@@ -24,6 +24,7 @@ def rollout_args(run_dir: Path, **changes: Any) -> Namespace:
         "hf_checkpoint": "/models/policy",
         "prm_model_path": "/models/judge",
         "opd_teacher": "policy",
+        "distill_topk": 0,
         "rollout_temperature": 0.6,
         "rollout_top_p": 1.0,
         "rollout_max_response_len": 512,

@@ -45,6 +45,18 @@ def forward(model: Any, prompt: Sequence[int], response: Sequence[int], temperat
     return log_probs[-len(response) :].tolist()
 
 
+def assert_top_k(model: Any, topk: Any, prompt: Sequence[int], response: Sequence[int]) -> None:
+    """The values are the model's largest, and each id has the value that is said of it."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+    table = torch.log_softmax(logits, -1)
+    found, ids = torch.tensor(topk.log_probs), torch.tensor(topk.ids)
+    assert found.shape == (len(response), 50)
+    torch.testing.assert_close(found, table.topk(50).values, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(found, table.gather(-1, ids), atol=TOLERANCE, rtol=0)
+    assert all(len(set(row)) == 50 for row in topk.ids)
+
+
 async def test_advantage_is_the_forwards_log_ratio(url: str, reference: Any, tokenizer: Any) -> None:
     def render(messages: Any, tools: Any, keywords: dict[str, Any]) -> list[int]:
         return tokenizer.apply_chat_template(
@@ -64,8 +76,9 @@ async def test_advantage_is_the_forwards_log_ratio(url: str, reference: Any, tok
         entries = answer["meta_info"]["output_token_logprobs"]
         sampled, response = [entry[0] for entry in entries], [entry[1] for entry in entries]
         assert sampled == pytest.approx(forward(reference, prompt, response, TEMPERATURE), abs=TOLERANCE)
-        scores = await score(engine, prompt, response)
+        scores = await score(engine, prompt, response, topk=50)
         assert scores.log_probs == pytest.approx(forward(reference, prompt, response), abs=TOLERANCE)
+        assert_top_k(reference, scores.topk, prompt, response)
         turn = make_turn(
             messages=MESSAGES,
             prompt_ids=prompt,

@@ -49,6 +49,12 @@ ALGORITHM = Group(
             "policy",
             ("policy", "prm"),
         ),
+        Option(
+            "--distill-topk",
+            "tokens per position whose probabilities the teacher gives with its hinted prompt, for a top-K loss; 0: none",
+            int,
+            0,
+        ),
         Option("--loss-type", "loss", str, "policy_loss", ("policy_loss", "sft_loss", "custom_loss")),
         Option("--custom-loss-function-path", "loss for --loss-type custom_loss"),
         Option("--eps-clip", "lower clip of the ratio", float, 0.2),

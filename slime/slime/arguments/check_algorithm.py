@@ -50,6 +50,13 @@ def _check_loss(args: Namespace) -> list[str]:
         problems.append("--loss-type custom_loss needs --custom-loss-function-path module.attr")
     if args.custom_loss_function_path and args.loss_type != "custom_loss":
         problems.append("--custom-loss-function-path has no effect without --loss-type custom_loss")
+    if args.distill_topk < 0:
+        problems.append(f"--distill-topk {args.distill_topk}: give 0 or more")
+    if args.distill_topk and args.loss_type != "custom_loss":
+        problems.append(
+            "--distill-topk has no effect on a built-in loss; add --loss-type custom_loss --custom-loss-function-path "
+            "slime.algorithms.losses.topk_distillation.topk_distillation_loss"
+        )
     if args.loss_type == "sft_loss":
         useless = [_flag(name) for name, off in _POLICY_TERMS.items() if getattr(args, name) != off]
         if useless:

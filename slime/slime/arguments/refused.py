@@ -64,9 +64,6 @@ _GROUPS: dict[str, str] = {
 
 REFUSED: dict[str, str] = {
     **{flag: reason for reason, names in _GROUPS.items() for flag in names.split()},
-    "distill-topk": "is not implemented yet: nothing here asks the teacher for its top K. Use --use-opd (token-level), or samples "
-    "with teacher_topk_log_probs and --custom-loss-function-path "
-    "slime.algorithms.losses.topk_distillation.topk_distillation_loss",
     "load-forge-rollout-data": "is not offered; replay with --load-debug-rollout-data PATH",
     "use-distributed-post": "is not needed; remove it",
     "multimodal-keys": "is not implemented yet: text only",

@@ -153,11 +153,26 @@ def test_the_custom_loss_is_the_mean_kl_of_samples_with_a_teacher(reverse: bool)
         end += len(tokens)
         for t in range(response if ids is not None else 0):
             row = end - response - 1 + t
-            p, q = buckets(logits[0, row] / 0.7, ids[t].tolist()), buckets(teacher_logits[row], ids[t].tolist())
+            # both at temperature 1, although the run samples at 0.7
+            p, q = buckets(logits[0, row], ids[t].tolist()), buckets(teacher_logits[row], ids[t].tolist())
             expected += (kl(p, q) if reverse else kl(q, p)) / response
     assert float(loss) == pytest.approx(expected, rel=1e-4)
     assert metrics["topk_kl"] == loss
     assert 0 < float(metrics["topk_tail"]) < 2
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
+    """Whatever the sampling temperature is: a loss at 0.7 against a teacher at 1 would flatten the policy step by step."""
+    data, logits, _ = batch([True, True])
+    end = 0
+    for n, (tokens, response) in enumerate(zip(data["unconcat_tokens"], data["response_lengths"], strict=True)):
+        end += len(tokens)
+        own = torch.log_softmax(logits[0, end - response - 1 : end - 1], -1)
+        data["teacher_topk_log_probs"][n] = own.gather(-1, data["teacher_topk_indices"][n])
+    logits.requires_grad_()
+    loss, _ = reduced(topk_distillation_loss, data, logits, rollout_temperature=0.5)
+    assert float(loss.detach()) == pytest.approx(0.0, abs=1e-6)
+    assert float(torch.autograd.grad(loss, logits)[0].abs().max()) < 1e-6
 
 
 def test_a_sample_without_a_teacher_has_no_gradient_and_no_sample_with_one_is_an_error() -> None:

@@ -30,8 +30,18 @@ class Forward:
         with torch.no_grad():
             logits = self.model(torch.tensor([list(ids)])).logits[0] / temperature
         log_probs = torch.log_softmax(logits[:-1].double(), dim=-1)
+        self.table = log_probs
         picked = log_probs.gather(1, torch.tensor(list(ids[1:]))[:, None])[:, 0]
         return [0.0, *picked.tolist()]
+
+    def topk(self, ids: Sequence[int], count: int) -> list[list[tuple[float, int]]]:
+        """The ``count`` most likely tokens at each position, at temperature 1; entry 0 is meaningless."""
+        self(ids)
+        found = self.table.topk(count)
+        return [
+            [],
+            *(list(zip(*row, strict=True)) for row in zip(found.values.tolist(), found.indices.tolist(), strict=True)),
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +113,39 @@ async def test_ids_are_joined_and_never_tokenised_again(forward: Forward, render
     engine = FakeEngine(score=forward)
     await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(turn, HINT)
     assert all(payload["input_ids"][-3:] == split for payload in engine.payloads)
+
+
+async def test_top_k_is_that_of_the_model_with_the_hint_first_token_included(forward: Forward, render: Any) -> None:
+    turn = turn_of(forward, render, temperature=0.6, response_ids=[300, 11, 12, 40])
+    engine = FakeEngine(score=forward, topk=forward.topk)
+    scorer = TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1, topk=5)
+    topk = (await scorer.score_turn(turn, HINT)).topk
+    assert topk is not None
+    hinted = render(append_hint(turn.messages, HINT), None, {})
+    with torch.no_grad():
+        logits = forward.model(torch.tensor([[*hinted, *turn.response_ids]])).logits[0, len(hinted) - 1 : -1]
+    wanted = torch.log_softmax(logits.double(), -1).topk(5)
+    assert topk.ids == wanted.indices.tolist()
+    for found, values in zip(topk.log_probs, wanted.values.tolist(), strict=True):
+        assert found == pytest.approx(values, abs=1e-9)
+    # only the teacher is asked for it
+    assert sorted(payload.get("top_logprobs_num", 0) for payload in engine.payloads) == [0, 5]
+    plain = TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1)
+    assert (await plain.score_turn(turn, HINT)).topk is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[(-1.0, 3), (-2.0, 4)]] * 3, "gave something else"),
+        ([[(-1.0, 3)]] * 4, "gave something else"),
+        ([[(-1.0, 3), (float("-inf"), 4)]] * 4, "not a finite number"),
+    ],
+)
+async def test_a_top_k_that_does_not_fit_is_an_error(rows: Any, message: str) -> None:
+    engine = FakeEngine(score=lambda ids: [-1.0] * len(ids), topk=lambda ids, count: rows)
+    with pytest.raises(TeacherMismatchError, match=message):
+        await score(engine, [1, 2], [3, 4], 2)
 
 
 async def test_scores_of_different_weights_are_taken_again(forward: Forward, render: Any) -> None:

@@ -4,7 +4,9 @@ Reverse, ``KL(pi || pi_T) = sum_k p_k (log p_k - log q_k)``, follows the teacher
 sum_k q_k (log q_k - log p_k)``, covers them. ``k`` runs over the support and the tail, whose probability is ``1 - sum_k``.
 Merging tokens into a bucket never raises a KL, so both are lower bounds of the KL over the vocabulary (Gu et al., "MiniLLM",
 2023, and Agarwal et al., "On-Policy Distillation of Language Models", 2024, for the two directions). One gather over the
-logits, whatever K is. There is no importance weight: the gradient is that of the KL at the sampled states.
+logits, whatever K is. There is no importance weight: the gradient is that of the KL at the sampled states. Both
+distributions are those at temperature 1, at which engines score: a student at ``--rollout-temperature`` against a teacher at 1
+would be pulled towards other logits than the teacher's.
 
 Use: ``--loss-type custom_loss --custom-loss-function-path slime.algorithms.losses.topk_distillation.topk_distillation_loss``
 (or ``.forward_topk_distillation_loss``), with samples that have ``teacher_topk_log_probs`` and ``teacher_topk_indices``
@@ -73,7 +75,7 @@ def _loss(
     divergence: Divergence, args: Namespace, batch: dict[str, Any], logits: Tensor, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     divergences, outside = [], []
-    for chunk, values, ids in student_and_teacher(args, batch, logits):
+    for chunk, values, ids in student_and_teacher(Namespace(rollout_temperature=1.0), batch, logits):
         if values is None or ids is None:
             divergences.append(chunk.sum(-1) * 0.0)
             outside.append(torch.zeros(len(chunk), device=chunk.device))
@@ -88,7 +90,7 @@ def _loss(
 def student_and_teacher(
     args: Namespace, batch: dict[str, Any], logits: Tensor
 ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
-    """Yield per sample its response logits ``[R, V]``, and the teacher's log probabilities and ids ``[R, K]`` or None."""
+    """Yield per sample its response logits ``[R, V]`` over ``args.rollout_temperature``, and the teacher's log probabilities and ids ``[R, K]`` or None."""
     values, ids = batch["teacher_topk_log_probs"], batch["teacher_topk_indices"]
     if values is None or ids is None:
         raise ValueError(

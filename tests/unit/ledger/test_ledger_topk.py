@@ -1,0 +1,54 @@
+"""The teacher's top K goes through the ledger with its sample, number by number, and reaches the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from openclaw_opd_method import OnPolicyDistillation
+
+from openclaw.config import RuntimeConfig
+from openclaw.ledger.records import TopK, Verdict
+from openclaw.ledger.store import Ledger
+from openclaw.samples import make_sample
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.rollout.train_data import convert, split_by_dp
+from tests.helpers.ledger_records import USER_NEXT, make_turn
+from tests.unit.ray.test_trajectories import arguments
+
+TOPK = TopK([[-0.1, -2.5], [-1.0 / 3.0, -1.5], [-2.5e-7, -20.0]], [[5, 9], [6, 2**31 - 1], [0, 7]])
+
+
+def test_a_hinted_turn_is_a_sample_with_the_teachers_top_k(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    method = OnPolicyDistillation(RuntimeConfig())
+    verdict = Verdict(hint="Write plain prose.", teacher_log_probs=(-1.0, -2.0, -3.0), teacher_topk=TOPK)
+    for name in ("with", "without"):
+        turn = make_turn(name)
+        ledger.record_turn(turn)
+        ledger.record_next_state(name, USER_NEXT, 102.0)
+        if name == "without":
+            verdict = Verdict(hint="Write plain prose.", teacher_log_probs=(-1.0, -2.0, -3.0))
+        decision = method.samples(turn, verdict)
+        ledger.record_judged(name, verdict, decision.samples, decision.reason)
+    with_topk, without = ledger.claim_samples(0, 2)
+    assert with_topk.teacher_topk_log_probs == TOPK.log_probs
+    assert with_topk.teacher_topk_indices == TOPK.ids
+    assert (without.teacher_topk_log_probs, without.teacher_topk_indices) == (None, None)
+    args = arguments(global_batch_size=2, max_tokens_per_gpu=1000)
+    shard = RolloutShard(split_by_dp(convert(args, [with_topk, without]), 1, args)[0])
+    [values] = [values for values in shard.fields["teacher_topk_log_probs"] if values is not None]
+    [ids] = [ids for ids in shard.fields["teacher_topk_indices"] if ids is not None]
+    torch.testing.assert_close(values, torch.tensor(TOPK.log_probs))
+    assert ids.tolist() == TOPK.ids
+
+
+def test_a_top_k_with_holes_is_not_stored(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    turn = make_turn()
+    ledger.record_turn(turn)
+    ledger.record_next_state(turn.id, USER_NEXT, 102.0)
+    sample = make_sample(turn, 0.0, score=None, teacher_topk=TopK([[-1.0], [-1.0, -2.0], [-1.0]], [[1], [1, 2], [1]]))
+    with pytest.raises(ValueError, match="different lengths"):
+        ledger.record_judged(turn.id, Verdict(), [sample], None)
