@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora, padded, checkpointing": {"use_lora": True, "pack_sequences": False, "gradient_checkpointing": True},
     "sft": {"loss_type": "sft_loss"},
     "sft, padded": {"loss_type": "sft_loss", "pack_sequences": False, "gradient_checkpointing": True},
+    "sft, lora": {"loss_type": "sft_loss", "use_lora": True},
     "custom": {
         "loss_type": "custom_loss",
         "custom_loss_function_path": "tests.helpers.custom_losses.surrogate",

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.algorithms.losses.policy_loss import policy_loss
+from slime.algorithms.losses.policy_loss import policy_loss_of_logits
 from slime.algorithms.losses.reduce import Reducer
 from slime.algorithms.losses.topk_distillation import student_and_teacher, support_log_probs
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
 from slime.utils.ppo_utils import compute_policy_loss
 
 # Bound of the teacher's advantage on one token of the support.
@@ -43,15 +42,7 @@ def hybrid_loss(
     before = batch.get("rollout_topk_log_probs")
     if before is None:
         raise ValueError("the hybrid loss needs rollout_topk_log_probs on samples; none of the batch has them")
-    _, output = get_log_probs_and_entropy(
-        logits,
-        args=args,
-        unconcat_tokens=batch["unconcat_tokens"],
-        total_lengths=batch["total_lengths"],
-        response_lengths=batch["response_lengths"],
-        with_entropy=True,
-    )
-    loss, metrics = policy_loss(args, batch, output["log_probs"], output["entropy"], sum_of_sample_mean)
+    loss, metrics = policy_loss_of_logits(args, batch, logits, sum_of_sample_mean)
     losses, clipped = [], []
     for (chunk, teacher, ids), old in zip(student_and_teacher(args, batch, logits), before, strict=True):
         if teacher is None or ids is None or old is None:

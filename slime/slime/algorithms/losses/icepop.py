@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
+
+from slime.algorithms.losses.band import Correction, log_ratios, weigh_inside
 
 
 def icepop_function(
@@ -21,11 +23,9 @@ def icepop_function(
     train_log_probs: Sequence[Tensor],
     rollout_log_probs: Sequence[Tensor],
     loss_masks: Sequence[Tensor],
-    total_lengths: Sequence[int],
-    response_lengths: Sequence[int],
-) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+    **lengths: Any,
+) -> Correction:
     """Return the weighted losses ``[sum R_i]``, the masks as they were, and the metrics per token."""
-    ratio = torch.exp(torch.cat(list(train_log_probs)) - torch.cat(list(rollout_log_probs))).detach()
-    inside = (ratio >= args.tis_clip_low) & (ratio <= args.tis_clip)
-    metrics = {"tis": ratio, "tis_abs": (ratio - 1.0).abs(), "tis_clipfrac": (~inside).float()}
-    return pg_loss * torch.where(inside, ratio, torch.zeros_like(ratio)), list(loss_masks), metrics
+    ratios = log_ratios(train_log_probs, rollout_log_probs)
+    losses, _, metrics = weigh_inside(args, pg_loss, ratios, ratios)
+    return losses, list(loss_masks), metrics

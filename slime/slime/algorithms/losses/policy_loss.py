@@ -22,6 +22,7 @@ from slime.algorithms.losses.kl import kl_per_token
 from slime.algorithms.losses.opsm import off_policy_mask
 from slime.algorithms.losses.ppo_clip import ppo_clip_surrogate
 from slime.algorithms.losses.reduce import Reducer, policy_reducer
+from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
 
 Surrogate = Callable[[Namespace, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 
@@ -62,3 +63,18 @@ def policy_loss(
         metrics["kl_loss"] = kl
     metrics["loss"] = loss
     return loss, {name: value.detach() for name, value in metrics.items()}
+
+
+def policy_loss_of_logits(
+    args: Namespace, batch: dict[str, Any], logits: Tensor, reduce: Reducer
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return :func:`policy_loss` of the packed logits ``[1, T, V]``, for custom losses that add something to it."""
+    _, output = get_log_probs_and_entropy(
+        logits,
+        args=args,
+        unconcat_tokens=batch["unconcat_tokens"],
+        total_lengths=batch["total_lengths"],
+        response_lengths=batch["response_lengths"],
+        with_entropy=True,
+    )
+    return policy_loss(args, batch, output["log_probs"], output["entropy"], reduce)

@@ -9,58 +9,34 @@ Use: ``--use-tis --custom-tis-function-path slime.algorithms.losses.rejection.se
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from slime.algorithms.losses.band import Correction, log_ratios, weigh_inside
 from slime.algorithms.losses.sequence import sequence_mean
 
-Correction = tuple[Tensor, list[Tensor], dict[str, Tensor]]
+
+def token_rejection(**given: Any) -> Correction:
+    """Return the weighted losses ``[sum R_i]``, masks without the tokens outside the band, and metrics per token.
+
+    Takes the keywords of the contract of :mod:`slime.algorithms.losses.correction`.
+    """
+    ratios = log_ratios(given["train_log_probs"], given["rollout_log_probs"])
+    return _reject(given, ratios, ratios)
 
 
-def token_rejection(
-    *,
-    args: Namespace,
-    pg_loss: Tensor,
-    train_log_probs: Sequence[Tensor],
-    rollout_log_probs: Sequence[Tensor],
-    loss_masks: Sequence[Tensor],
-    total_lengths: Sequence[int],
-    response_lengths: Sequence[int],
-) -> Correction:
-    """Return the weighted losses ``[sum R_i]``, masks without the tokens outside the bounds, and metrics per token."""
-    differences = _differences(train_log_probs, rollout_log_probs)
-    return _reject(args, pg_loss, differences, differences, loss_masks)
+def sequence_rejection(**given: Any) -> Correction:
+    """Return the weighted losses ``[sum R_i]``, masks without the sequences outside the band, and metrics per token.
+
+    Takes the keywords of the contract of :mod:`slime.algorithms.losses.correction`.
+    """
+    ratios = log_ratios(given["train_log_probs"], given["rollout_log_probs"])
+    means = sequence_mean(ratios, given["loss_masks"])
+    return _reject(given, ratios, [mean.expand_as(row) for mean, row in zip(means, ratios, strict=True)])
 
 
-def sequence_rejection(
-    *,
-    args: Namespace,
-    pg_loss: Tensor,
-    train_log_probs: Sequence[Tensor],
-    rollout_log_probs: Sequence[Tensor],
-    loss_masks: Sequence[Tensor],
-    total_lengths: Sequence[int],
-    response_lengths: Sequence[int],
-) -> Correction:
-    """Return the weighted losses ``[sum R_i]``, masks without the sequences outside the bounds, and metrics per token."""
-    differences = _differences(train_log_probs, rollout_log_probs)
-    means = sequence_mean(differences, loss_masks)
-    judged = [mean.expand_as(d) for mean, d in zip(means, differences, strict=True)]
-    return _reject(args, pg_loss, differences, judged, loss_masks)
-
-
-def _differences(train: Sequence[Tensor], rollout: Sequence[Tensor]) -> list[Tensor]:
-    return [(old - sampled).detach() for old, sampled in zip(train, rollout, strict=True)]
-
-
-def _reject(
-    args: Namespace, pg_loss: Tensor, differences: list[Tensor], judged: list[Tensor], masks: Sequence[Tensor]
-) -> Correction:
-    kept = [(d.exp() >= args.tis_clip_low) & (d.exp() <= args.tis_clip) for d in judged]
-    ratio = torch.exp(torch.cat(differences))
-    metrics = {"tis": ratio, "tis_abs": (ratio - 1.0).abs(), "tis_clipfrac": (~torch.cat(kept)).float()}
-    weights = torch.where(torch.cat(kept), ratio, torch.zeros_like(ratio))
-    return pg_loss * weights, [mask * keep for mask, keep in zip(masks, kept, strict=True)], metrics
+def _reject(given: dict[str, Any], own: Sequence[Tensor], judged: Sequence[Tensor]) -> Correction:
+    losses, kept, metrics = weigh_inside(given["args"], given["pg_loss"], own, judged)
+    return losses, [mask * keep for mask, keep in zip(given["loss_masks"], kept, strict=True)], metrics
