@@ -76,6 +76,24 @@ def test_tokens_that_the_policy_did_not_write_are_passed_over() -> None:
     assert returns[0].tolist() == pytest.approx([0.171875, 9.0, 0.4375, 1.0, 7.0])
 
 
+@pytest.mark.parametrize("lambd", [1.0, 0.5, 0.0])
+def test_a_reward_that_the_critic_expects_teaches_nothing(lambd: float) -> None:
+    data = rollout([(0.7, 0, 0, True), (0.7, 0, 0, False), (0.7, 0, 0, True)], 0.7)
+    advantages, returns = compute_advantages(trainer_args("", advantage_estimator="ppo", lambd=lambd), data)
+    assert advantages[0].tolist() == pytest.approx([0.0] * 3, abs=1e-6)
+    assert returns[0].tolist() == pytest.approx([0.7] * 3)
+
+
+def test_a_group_of_one_is_compared_with_the_critic() -> None:
+    data = rollout([(0.25, 0, 0, True)], -1.0)
+    assert compute_advantages(trainer_args("", advantage_estimator="ppo"), data)[0][0].tolist() == [-1.25]
+
+
+def test_an_empty_response_has_no_advantages_and_is_no_error() -> None:
+    advantages, returns = compute_advantages(trainer_args("", advantage_estimator="ppo"), rollout([], 1.0))
+    assert (advantages[0].tolist(), returns[0].tolist()) == ([], [])
+
+
 def test_whitening_and_a_teacher_change_the_advantages_and_not_the_returns() -> None:
     data = rollout([(0.0, 0, 0, True), (0.5, 0, 0, True)], 1.0) | {
         "teacher_log_probs": [torch.tensor([0.0, 2.0]), None]
