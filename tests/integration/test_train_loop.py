@@ -72,6 +72,37 @@ def live_version(url: str) -> str | None:
         return None
 
 
+def evaluation_sets(folder: Path) -> Path:
+    """Two sets: four prompts twice under ``math``, two prompts once under ``f1``."""
+    rows = folder / "evaluation.jsonl"
+    rows.write_text("\n".join(json.dumps({"prompt": f"{n} + 1 =", "gold": str(n + 1)}) for n in range(4)))
+    config = folder / "evaluation.yaml"
+    config.write_text(
+        f"""eval:
+  defaults: {{label_key: gold, max_response_len: 8}}
+  datasets:
+    - {{name: numbers, path: {rows}, rm_type: math, n_samples: 2}}
+    - {{name: words, path: "{rows}@[0:2]", rm_type: f1, temperature: 0}}
+"""
+    )
+    return config
+
+
+def check_evaluations(driver: Driver, run_dir: Path) -> None:
+    """The weights after the second rollout were evaluated on both sets, each with its own numbers."""
+    lines = [line for line in driver.text().splitlines() if line.startswith("evaluation at ")]
+    assert lines[-1].split()[2:6] == ["1", "numbers", "0.000", "words"]
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    found = [record for record in records if "eval/numbers" in record]
+    assert len(found) == len(lines)
+    for record in found:
+        assert (record["eval/numbers/answers"], record["eval/words/answers"]) == (8, 2)
+        assert record["eval/numbers/grader_no_answer"] == 8  # random weights write no box
+        assert record["eval/numbers-pass@2"] == 0.0
+        assert record["eval/words/response_len/max"] <= 8
+        assert record["eval/numbers-aborted_ratio"] == record["eval/words-aborted_ratio"] == 0.0
+
+
 @pytest.mark.timeout(600)
 def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_random_model: Path) -> None:
     run_dir = tmp_path / "run"

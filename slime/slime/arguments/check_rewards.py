@@ -19,7 +19,9 @@ def check_rewards(args: Namespace) -> list[str]:
     return problems
 
 
-def check_grader(where: str, name: str | None, rm_url: str | None, reward_key: str | None) -> list[str]:
+def check_grader(
+    where: str, name: str | None, rm_url: str | None, reward_key: str | None, key_flag: str = "--reward-key"
+) -> list[str]:
     """Return what is wrong with the grader ``name`` that was given at ``where``; nothing when none was."""
     if not name:
         return []
@@ -32,5 +34,5 @@ def check_grader(where: str, name: str | None, rm_url: str | None, reward_key: s
         problems.append(f"{where} {name} needs --rm-url http://HOST:PORT/PATH")
     key = reward_key_of(name)
     if key and not reward_key:
-        problems.append(f"{where} {name} gives several numbers; say which to use: --reward-key {key}")
+        problems.append(f"{where} {name} gives several numbers; say which to use: {key_flag} {key}")
     return problems

@@ -101,7 +101,10 @@ EVALUATION = Group(
     (
         Option("--eval-interval", "rollouts between evaluations", int),
         Option("--eval-prompt-data", "pairs: name path", str, None, nargs="+"),
-        Option("--eval-config", "YAML with eval datasets"),
+        Option(
+            "--eval-config",
+            "YAML with evaluation sets and their own sampling and graders, see rewards_and_evaluation.md",
+        ),
         Option("--eval-input-key", "prompt column; default: --input-key"),
         Option("--eval-label-key", "label column; default: --label-key"),
         Option("--eval-reward-key", "key of a reward dict; default: --reward-key"),

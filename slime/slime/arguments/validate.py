@@ -12,6 +12,7 @@ from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
 
+import slime.arguments.eval_config as eval_config
 from slime.arguments.check_algorithm import check_algorithm
 from slime.arguments.check_rewards import check_rewards
 from slime.arguments.critic import check_critic, critic_gpus, derive_critic
@@ -45,6 +46,7 @@ def validate(args: Namespace) -> list[str]:
         *check_rewards(args),
         *_check_staleness(args),
         *_check_features(args),
+        *eval_config.check_eval_datasets(args),
     ]
     if args.hf_checkpoint and Path(args.hf_checkpoint, "config.json").is_file():
         config = json.loads(Path(args.hf_checkpoint, "config.json").read_text())
@@ -99,10 +101,7 @@ def _derive_rollout(args: Namespace) -> None:
             setattr(args, f"eval_{name}", getattr(args, f"rollout_{name}"))
     if args.rollout_max_context_len and args.rollout_max_prompt_len is None:
         args.rollout_max_prompt_len = args.rollout_max_context_len - 1
-    pairs = args.eval_prompt_data or []
-    if len(pairs) == 1:
-        pairs = ["eval", pairs[0]]
-    args.eval_datasets = [{"name": name, "path": path} for name, path in zip(pairs[::2], pairs[1::2], strict=False)]
+    args.eval_datasets = eval_config.read_eval_datasets(args)
 
 
 def _check_paths(args: Namespace) -> list[str]:
@@ -220,7 +219,9 @@ def _check_batches(args: Namespace) -> list[str]:
     if args.update_weights_interval != 1:
         problems.append("--update-weights-interval: weights go to the engines after every step; remove it")
     if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
-        problems.append("--eval-interval needs --eval-prompt-data NAME PATH or --eval-function-path")
+        problems.append(
+            "--eval-interval needs --eval-prompt-data NAME PATH, --eval-config FILE or --eval-function-path"
+        )
     longest, context = args.rollout_max_response_len, args.rollout_max_context_len
     if longest and context and longest >= context:
         problems.append(
@@ -256,8 +257,6 @@ def _check_features(args: Namespace) -> list[str]:
             f"--sglang-quantization {args.sglang_quantization}: an engine that quantised its weights at its start cannot load "
             "the trainer's; use --sglang-kv-cache-dtype fp8_e4m3, or a judge in FP8 (--prm-model-path)"
         )
-    if args.eval_config:
-        problems.append("--eval-config is not implemented yet; use --eval-prompt-data NAME PATH")
     if args.optimizer != "adam":
         problems.append("--optimizer: only adam (AdamW) is implemented")
     if args.device == "cpu" and args.attn_implementation == "flash_attention_2":

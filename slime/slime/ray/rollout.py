@@ -25,6 +25,8 @@ from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import number_of_prompts
+from slime.rollout.eval_metrics import eval_metrics
+from slime.rollout.evaluation import PROGRESS
 from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.http_utils import init_http_client
@@ -166,15 +168,15 @@ class RolloutManager:
             raise PluginError(f"{self.args.eval_function_path} returned samples; it was asked for an evaluation")
         metrics = dict(output.metrics or {})
         for name, result in output.data.items():
-            rewards = [float(reward) for reward in result["rewards"]]
-            if rewards:
-                metrics[f"eval/{name}"] = sum(rewards) / len(rewards)
-            if result.get("truncated"):
-                metrics[f"eval/{name}-truncated_ratio"] = sum(map(bool, result["truncated"])) / len(result["truncated"])
+            metrics |= eval_metrics(name, result)
         custom_log = getattr(self.args, "custom_eval_rollout_log_function_path", None)
         if custom_log and load_function(custom_log)(rollout_id, self.args, output.data, output.metrics):
             return {}
         return metrics
+
+    def evaluation_progress(self) -> tuple[int, int]:
+        """Answers that the default evaluation has, and how many it asks for."""
+        return PROGRESS.done, PROGRESS.total
 
     # State
 

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
+import slime.rollout.eval_metrics as eval_metrics
 from slime.exceptions import TrainerError
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import create_placement, describe_placement
@@ -31,6 +32,7 @@ from slime.utils.process import StopRequested
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 2.0
+_PROGRESS_SECONDS = 0.5
 _DISPOSE_TIMEOUT_SECONDS = 60.0
 PUSH_ATTEMPTS = 3
 
@@ -191,11 +193,29 @@ class Run:
 
     def evaluate_if_due(self, rollout_id: int) -> None:
         """Run the evaluation function at its interval."""
-        assert self._manager is not None
         if should_run_periodic_action(rollout_id, self.args.eval_interval, None, None):
-            metrics = self.wait(self._manager.eval.remote(rollout_id))
-            metrics["eval/step"] = compute_rollout_step(self.args, rollout_id)
-            logging_utils.log(self.args, metrics, step_key="eval/step")
+            self.evaluate(rollout_id)
+
+    def evaluate(self, rollout_id: int, on_progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+        """Run the evaluation function, report and return its metrics.
+
+        ``on_progress`` gets the answers that are there and the answers asked for, every few seconds.
+        """
+        assert self._manager is not None
+        reference = self._manager.eval.remote(rollout_id)
+        while on_progress is not None and not ray.wait([reference], timeout=_PROGRESS_SECONDS)[0] and not self.stop:
+            on_progress(*ray.get(self._manager.evaluation_progress.remote()))
+        metrics = {**self.wait(reference), "eval/step": compute_rollout_step(self.args, rollout_id)}
+        logging_utils.log(self.args, metrics, step_key="eval/step")
+        say(
+            "  ".join(
+                [
+                    f"evaluation at {rollout_id}",
+                    *(f"{name} {score:.3f}" for name, score in eval_metrics.scores(metrics).items()),
+                ]
+            )
+        )
+        return metrics
 
     def serve_until_stopped(self) -> None:
         """Keep engines and rollout plugin up until a signal comes."""

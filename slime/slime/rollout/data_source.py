@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.exceptions import CheckpointError, ConfigurationError
+from slime.rollout.rm_hub import check_samples
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -91,8 +92,10 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     return rows[start:end]
 
 
-def rows_to_samples(args: Namespace, rows: list[dict[str, Any]], input_key: str, label_key: str | None) -> list[Sample]:
-    """Return one sample per row; prompts are rendered with ``--apply-chat-template``.
+def rows_to_samples(
+    args: Namespace, rows: list[dict[str, Any]], input_key: str, label_key: str | None, tool_key: str | None = None
+) -> list[Sample]:
+    """Return one sample per row; prompts are rendered with ``--apply-chat-template``, tools are in ``tool_key`` (``--tool-key``).
 
     Raises:
         ConfigurationError: naming the missing column and those there are.
@@ -112,15 +115,15 @@ def rows_to_samples(args: Namespace, rows: list[dict[str, Any]], input_key: str,
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             prompt = tokenizer.apply_chat_template(
                 messages,
-                tools=row.get(args.tool_key),
+                tools=row.get(tool_key or args.tool_key),
                 tokenize=False,
                 add_generation_prompt=True,
                 **args.apply_chat_template_kwargs,
             )
         label = row[label_key] if label_key else None
         metadata = dict(row.get(args.metadata_key) or {})
-        if row.get(args.tool_key):
-            metadata.setdefault("tools", row[args.tool_key])
+        if row.get(tool_key or args.tool_key):
+            metadata.setdefault("tools", row[tool_key or args.tool_key])
         samples.append(Sample(prompt=prompt, label=label, metadata=metadata))
     return samples
 
@@ -144,6 +147,7 @@ class RolloutDataSource(DataSource):
             if not rows:
                 raise ConfigurationError(f"--prompt-data {args.prompt_data} has no rows")
             self.dataset = rows_to_samples(args, rows, args.input_key, args.label_key)
+            check_samples(args, self.dataset)
 
     def __len__(self) -> int:
         return len(self.dataset) if self.dataset is not None else 0

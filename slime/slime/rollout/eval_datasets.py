@@ -1,6 +1,6 @@
 """The samples of an evaluation set and how they are sampled.
 
-Guarantee: a file is read and rendered once per process; every call returns fresh samples.
+Guarantees: a file is read, rendered and checked against its grader once per process; every call returns fresh samples.
 """
 
 from __future__ import annotations
@@ -9,30 +9,61 @@ import copy
 from argparse import Namespace
 from typing import Any
 
+from slime.arguments.eval_config import EvalDataset
+from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import read_rows, rows_to_samples
+from slime.rollout.rm_hub import BY_TYPE, check_samples
 from slime.utils.types import Sample
 
-_prompts: dict[str, list[Sample]] = {}
+_prompts: dict[EvalDataset, list[Sample]] = {}
 
 
-def load_eval_samples(
-    args: Namespace, dataset: dict[str, Any], sampling_params: dict[str, Any]
-) -> tuple[list[Sample], dict[str, Any]]:
-    """Return ``n_samples_per_eval_prompt`` samples per prompt of ``{"name", "path"}``, and sampling parameters."""
-    path = dataset["path"]
-    if path not in _prompts:
-        _prompts[path] = rows_to_samples(args, read_rows(path), args.eval_input_key, args.eval_label_key)
-    samples = []
-    for group, prompt in enumerate(_prompts[path]):
-        for _ in range(args.n_samples_per_eval_prompt):
+def load_eval_groups(args: Namespace, dataset: EvalDataset) -> list[list[Sample]]:
+    """Return a group of ``n_samples_per_eval_prompt`` samples per prompt.
+
+    Raises:
+        ConfigurationError: when there are no prompts, or the set's grader does not exist.
+        SampleError: when a row lacks what its grader needs.
+    """
+    if dataset not in _prompts:
+        _prompts[dataset] = _read_prompts(args, dataset)
+    groups = []
+    number = 0
+    for position, prompt in enumerate(_prompts[dataset]):
+        group = []
+        for _ in range(dataset.n_samples_per_eval_prompt):
             sample = copy.deepcopy(prompt)
-            sample.group_index, sample.index = group, len(samples)
-            samples.append(sample)
+            sample.group_index, sample.index = position, number
+            number += 1
+            group.append(sample)
+        groups.append(group)
+    return groups
+
+
+def eval_sampling_params(dataset: EvalDataset, sampling_params: dict[str, Any]) -> dict[str, Any]:
+    """Return the rollout's ``sampling_params`` with what the set has of its own."""
     parameters = {
         **sampling_params,
-        "temperature": args.eval_temperature,
-        "top_p": args.eval_top_p,
-        "top_k": args.eval_top_k,
-        "max_new_tokens": args.eval_max_response_len,
+        "temperature": dataset.temperature,
+        "top_p": dataset.top_p,
+        "top_k": dataset.top_k,
+        "max_new_tokens": dataset.max_response_len,
     }
-    return samples, parameters
+    if dataset.min_new_tokens is not None:
+        parameters["min_new_tokens"] = dataset.min_new_tokens
+    return parameters
+
+
+def _read_prompts(args: Namespace, dataset: EvalDataset) -> list[Sample]:
+    rows = read_rows(dataset.path)
+    prompts = rows_to_samples(args, rows, dataset.input_key, dataset.label_key, tool_key=dataset.tool_key)
+    if not prompts:
+        raise ConfigurationError(f"evaluation set {dataset.name}: {dataset.path} has no prompt")
+    for prompt in prompts:
+        prompt.generate_function_path = dataset.custom_generate_function_path
+        prompt.custom_rm_path = dataset.custom_rm_path
+        if dataset.rm_type:
+            prompt.metadata["rm_type"] = dataset.rm_type
+            prompt.custom_rm_path = BY_TYPE
+    check_samples(args, prompts)
+    return prompts

@@ -1,39 +1,92 @@
 """Evaluation with the default rollout: every evaluation set is answered by the engines and scored.
 
-Guarantee: evaluation samples never mix with training samples, and every one of them is in the result.
+Guarantees: evaluation samples never mix with training samples, and every prompt has its answers in the result; the end of a
+training rollout does not abort them, it waits. An answer that was aborted counts with reward 0 and in ``aborted``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from argparse import Namespace
+from dataclasses import dataclass
 from typing import Any
 
+from slime.arguments.eval_config import EvalDataset
+from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput
-from slime.rollout.eval_datasets import load_eval_samples
+from slime.rollout.eval_datasets import eval_sampling_params, load_eval_groups
+from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.utils.types import Sample
 
 
+@dataclass
+class Progress:
+    """Answers that are there, and answers asked for, over all sets of the evaluation that runs."""
+
+    done: int = 0
+    total: int = 0
+
+
+PROGRESS = Progress()
+_lock = threading.Lock()
+
+
+def add_progress(done: int = 0, total: int = 0) -> None:
+    """Count answers."""
+    with _lock:
+        PROGRESS.done += done
+        PROGRESS.total += total
+
+
 async def eval_rollout(args: Namespace, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Any]]:
-    """Answer and score every evaluation set; empty without one."""
-    data = {}
-    for dataset in args.eval_datasets or []:
-        data.update(await eval_rollout_single_dataset(args, rollout_id, dataset))
+    """Answer and score every evaluation set, all at a time; empty without one."""
+    PROGRESS.done = PROGRESS.total = 0
+    data: dict[str, dict[str, Any]] = {}
+    if not args.eval_datasets:
+        return RolloutFnEvalOutput(data=data), []
+    for dataset in args.eval_datasets:
+        load_eval_groups(args, dataset)  # what is wrong with any file shows before the first answer
+    results = (eval_rollout_single_dataset(args, rollout_id, dataset) for dataset in args.eval_datasets)
+    async with GenerateState(args).engines_lock:
+        for result in await asyncio.gather(*results):
+            data.update(result)
     return RolloutFnEvalOutput(data=data), []
 
 
-async def eval_rollout_single_dataset(args: Namespace, rollout_id: int, cfg: Any) -> dict[str, dict[str, Any]]:
-    """Answer and score one evaluation set: ``{name: {"rewards", "truncated", "samples"}}``."""
-    from slime.rollout import sglang_rollout  # it re-exports this module
+async def eval_rollout_single_dataset(args: Namespace, rollout_id: int, cfg: EvalDataset) -> dict[str, dict[str, Any]]:
+    """Answer and score one evaluation set.
 
-    state = sglang_rollout.GenerateState(args)
-    state.aborted = False
-    samples, sampling_params = load_eval_samples(args, cfg, state.sampling_params)
-    answered = await asyncio.gather(
-        *(sglang_rollout.generate_and_rm(args, sample, dict(sampling_params), evaluation=True) for sample in samples)
-    )
-    flat = [one for answer in answered for one in (answer if isinstance(answer, list) else [answer])]
+    Returns ``{name: result}`` with ``rewards``, ``truncated``, ``aborted``, ``groups``, one per answer, and ``samples``: those that
+    the answers were cut into, in their order.
+    """
+    parameters = eval_sampling_params(cfg, GenerateState(args).sampling_params)
+    groups = load_eval_groups(args, cfg)
+    add_progress(total=sum(map(len, groups)))
+
+    async def answer(group: list[Sample]) -> list[Any]:
+        answers = await generate_and_rm_group(args, group, dict(parameters), evaluation=True)
+        add_progress(done=len(group))
+        return answers
+
+    result: dict[str, list[Any]] = {name: [] for name in ("rewards", "truncated", "aborted", "groups", "samples")}
+    for number, answers in enumerate(await asyncio.gather(*map(answer, groups))):
+        for one in answers:
+            pieces = one if isinstance(one, list) else [one]
+            result["rewards"].append(_reward(args, pieces))
+            result["truncated"].append(any(piece.status == Sample.Status.TRUNCATED for piece in pieces))
+            result["aborted"].append(not pieces or any(piece.status == Sample.Status.ABORTED for piece in pieces))
+            result["groups"].append(number)
+            result["samples"] += pieces
+    return {cfg.name: result}
+
+
+def _reward(args: Namespace, pieces: list[Sample]) -> float:
+    """The reward of an answer: that of its first piece that has one."""
+    reward = next((piece.reward for piece in pieces if piece.reward is not None), 0.0)
+    if not isinstance(reward, dict):
+        return float(reward)
     key = args.eval_reward_key or args.reward_key
-    rewards = [one.reward[key] if isinstance(one.reward, dict) else one.reward for one in flat]
-    truncated = [one.status == Sample.Status.TRUNCATED for one in flat]
-    return {cfg["name"]: {"rewards": rewards, "truncated": truncated, "samples": flat}}
+    if key not in reward:
+        raise ConfigurationError(f"a reward has {', '.join(map(str, reward))}; say which to use: --eval-reward-key KEY")
+    return float(reward[key])

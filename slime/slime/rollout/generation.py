@@ -50,6 +50,8 @@ class GenerateState(metaclass=SingletonMeta):
             "no_stop_trim": True,
             "spaces_between_special_tokens": False,
         }
+        # Whoever aborts all requests of the engines holds it, and so does an evaluation, which nobody may abort.
+        self.engines_lock = asyncio.Lock()
         self.dp_counts = [0]
         self.dp_rank = 0
         self.rollout_id: int | None = None

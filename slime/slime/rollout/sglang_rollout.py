@@ -37,12 +37,13 @@ __all__ = [
 async def abort(args: Namespace, rollout_id: int) -> list[Group]:
     """Stop what is pending, wait until every engine is idle, and return the groups to go on with later.
 
-    There are none without ``--partial-rollout``.
+    There are none without ``--partial-rollout``. An evaluation that runs is waited for.
     """
     state = GenerateState(args)
-    state.aborted = True
     tasks = [task for task in state.prompts if task in state.pendings]
-    await abort_until_idle(args, lambda: all(task.done() for task in tasks))
+    async with state.engines_lock:
+        state.aborted = True
+        await abort_until_idle(args, lambda: all(task.done() for task in tasks))
     groups = [to_go_on(task.result(), state.prompts[task], rollout_id) for task in tasks]
     state.pendings = set()
     return groups if args.partial_rollout else []
@@ -111,12 +112,12 @@ def generate_rollout(
     args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """``--rollout-function-path slime.rollout.sglang_rollout.generate_rollout``."""
+    if evaluation:
+        return run(eval_rollout(args, rollout_id))[0]
     if not args.rollout_global_dataset:
         raise ConfigurationError(
             "the default rollout needs prompts: give --prompt-data and drop --disable-rollout-global-dataset"
         )
-    if evaluation:
-        return run(eval_rollout(args, rollout_id))[0]
     output, aborted = run(generate_rollout_async(args, rollout_id, data_source.get_samples))
     if aborted:
         data_source.add_samples(aborted)

@@ -261,7 +261,7 @@ async def test_unknown_and_missing_graders_are_named() -> None:
 def test_samples_are_checked_before_anything_is_generated() -> None:
     check_samples(options("math"), [Sample(label="1")])
     check_samples(options(custom_rm_path="x.y"), [Sample()])
-    with pytest.raises(SampleError, match="no label"):
+    with pytest.raises(SampleError, match=r"row 1: .* no label"):
         check_samples(options("math"), [Sample(label="1"), Sample(label=" ")])
     with pytest.raises(ConfigurationError, match="no grader 'other'"):
         check_samples(options(), [Sample(metadata={"rm_type": "other"})])

@@ -214,8 +214,21 @@ def test_plugin_arguments_and_custom_config(base: list[str], tmp_path: Path) -> 
 
 
 def test_eval_data_as_pairs(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    args = parse_args([*base, "--eval-interval", "2", "--eval-prompt-data", "math", "m.jsonl", "aime", "a.jsonl"])
-    assert args.eval_datasets == [{"name": "math", "path": "m.jsonl"}, {"name": "aime", "path": "a.jsonl"}]
+    args = parse_args(
+        [
+            *base,
+            "--eval-interval",
+            "2",
+            "--eval-prompt-data",
+            "math",
+            "m.jsonl",
+            "aime",
+            "a.jsonl",
+            "--eval-max-response-len",
+            "9",
+        ]
+    )
+    assert [(one.name, one.path) for one in args.eval_datasets] == [("math", "m.jsonl"), ("aime", "a.jsonl")]
     assert "--eval-interval needs" in refusal(capsys, [*base, "--eval-interval", "2"])
 
 

@@ -1,4 +1,4 @@
-"""Flags about graders: what cannot score is refused at start, with what to type."""
+"""Flags about graders and evaluation sets: what cannot score is refused at start, with what to type."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def base(tmp_path: Path) -> list[str]:
         ("--rm-type remote_rm", "--rm-type remote_rm needs --rm-url"),
         ("--rm-type math --rm-url http://x", "--rm-url has no effect without --rm-type remote_rm"),
         ("--rm-type dapo", "say which to use: --reward-key score"),
+        ("--eval-prompt-data a b c", "needs pairs: NAME PATH"),
+        ("--eval-prompt-data a b --eval-config x.yaml", "both name evaluation sets"),
+        ("--eval-prompt-data a b --eval-max-response-len 0", "set a: no longest response"),
+        ("--eval-config missing.yaml", "missing.yaml: no such file"),
+        ("--eval-interval 2", "needs --eval-prompt-data NAME PATH, --eval-config FILE or --eval-function-path"),
         ("--rm-type boxed_dapo", "say which to use: --reward-key score"),
     ],
 )

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from slime.exceptions import ConfigurationError
+from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout.reward_plugin import load_reward_function
 from slime.rollout.rm_hub.registry import find_grader
 from slime.rollout.rm_hub.workers import GraderTimeout
@@ -88,12 +88,18 @@ def check_samples(args: Namespace, samples: Iterable[Sample]) -> None:
 
     Raises:
         ConfigurationError: when there is no such grader.
-        SampleError: when a sample lacks what its grader needs.
+        SampleError: naming the first sample by its position that lacks what its grader needs.
     """
-    for sample in samples:
-        path = sample.custom_rm_path or args.custom_rm_path
-        if path == BY_TYPE or (not path and (sample.metadata.get("rm_type") or args.rm_type)):
-            find_grader(_grader_name(args, sample)).check(sample)
+    run_path, run_type = getattr(args, "custom_rm_path", None), getattr(args, "rm_type", None)
+    for position, sample in enumerate(samples):
+        path = sample.custom_rm_path or run_path
+        name = sample.metadata.get("rm_type") or run_type
+        if name and path in (None, BY_TYPE):
+            grader = find_grader(str(name))
+            try:
+                grader.check(sample)
+            except SampleError as error:
+                raise SampleError(f"row {position}: {error}") from error
 
 
 def grader_problems(samples: Iterable[Sample]) -> dict[str, int]:

@@ -1,0 +1,103 @@
+"""Evaluation of a checkpoint: engines and evaluation sets, no trainer. Prints a table and writes JSON.
+
+Exit code 0 means that every answer of every set was scored; 1 that something failed, 2 that the arguments are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from slime.arguments import parse_args
+from slime.ray.run import Run, execute
+from slime.rollout.eval_metrics import PREFIX, scores
+from slime.utils.process import watch_lifeline
+
+# What the parser asks of a training run; each may be given all the same.
+NO_TRAINING = [
+    "--debug-rollout-only",
+    "--disable-rollout-global-dataset",
+    "--rollout-batch-size",
+    "1",
+    "--num-rollout",
+    "1",
+]
+PAPER_WIDTH = 140
+_COLUMNS = (
+    ("truncated", "-truncated_ratio", "{:.1%}"),
+    ("aborted", "-aborted_ratio", "{:.1%}"),
+    ("no answer", "/grader_no_answer", "{:.0f}"),
+    ("timeouts", "/grader_timeout", "{:.0f}"),
+    ("mean tokens", "/response_len/mean", "{:.0f}"),
+    ("answers", "/answers", "{:.0f}"),
+)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare this program's own flags."""
+    parser.description = (
+        "Evaluate --hf-checkpoint on the sets of --eval-config or --eval-prompt-data; "
+        "score them with --rm-type or --custom-rm-path."
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the metrics of every set there")
+
+
+def table(metrics: dict[str, Any]) -> Table:
+    """Return a row per evaluation set: score, pass@k, and how its answers ended."""
+    passes = sorted({name.rpartition("-")[2] for name in metrics if "-pass@" in name}, key=lambda name: int(name[5:]))
+    shown = [(name, f"-{name}", "{:.3f}") for name in passes] + list(_COLUMNS)
+    shown = [column for column in shown if any(name.endswith(column[1]) for name in metrics)]
+    made = Table("set", "score", *(title for title, _, _ in shown))
+    for name, score in scores(metrics).items():
+        cells = [(metrics.get(f"{PREFIX}{name}{suffix}"), form) for _, suffix, form in shown]
+        made.add_row(name, f"{score:.3f}", *("" if value is None else form.format(value) for value, form in cells))
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """Evaluate and return the exit code."""
+    args = parse_args([*NO_TRAINING, *argv], add_flags)
+    target = vars(args).pop("json")
+    if not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
+        print(
+            "eval_only.py: nothing to evaluate on; add --eval-prompt-data NAME PATH or --eval-config FILE",
+            file=sys.stderr,
+        )
+        return 2
+    if target and not Path(target).resolve().parent.is_dir():
+        print(f"eval_only.py: --json {target}: no such folder", file=sys.stderr)
+        return 2
+    console = Console(stderr=True)
+    found: dict[str, Any] = {}
+
+    def evaluate(run: Run) -> None:
+        start = time.monotonic()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+            bar = bars.add_task("answers", total=None)
+            metrics = run.evaluate(0, lambda done, total: bars.update(bar, completed=done, total=total or None))
+            answers = sum(value for name, value in metrics.items() if name.endswith("/answers"))
+            bars.update(bar, completed=answers, total=answers)
+        found.update(metrics, **{"perf/evaluation_time": time.monotonic() - start})
+
+    code = execute(args, evaluate)
+    if not found:
+        return code or 1
+    Console(width=None if sys.stdout.isatty() else PAPER_WIDTH).print(table(found))
+    if target:
+        report = {"checkpoint": args.hf_checkpoint, "metrics": found, "scores": scores(found)}
+        Path(target).write_text(json.dumps(report, indent=2) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    watch_lifeline()
+    sys.exit(main(sys.argv[1:]))
