@@ -38,7 +38,7 @@ def check_machine(plan: Plan) -> None:
     if found < needed:
         fail(
             f"this script needs {needed} GPUs and the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "
-            f"or on a CPU run: bash openclaw-{plan.method if plan.method in METHODS else 'combine'}/run_tiny_cpu.sh"
+            f"or on a CPU run: bash {METHODS.get(plan.method, METHODS['combine']).folder}/run_tiny_cpu.sh"
         )
 
 

@@ -6,9 +6,11 @@ A method folder of somebody else is named by its path, ``--method openclaw-mymet
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from openclaw.config import Value
 from openclaw.exceptions import ConfigError
 
 PPO = ("--eps-clip-high", "0.28")
@@ -23,12 +25,14 @@ class MethodLines:
         rollout_function: plugin path of the rollout function; None where the script names it.
         votes: default number of judge votes.
         flags: estimator and loss; ``{w_opd}`` is filled with ``OPENCLAW_COMBINE_W_OPD``.
+        variables: defaults of launch variables; those of a profile win.
     """
 
     folder: str
     rollout_function: str | None
     votes: int
     flags: tuple[str, ...]
+    variables: Mapping[str, Value] = field(default_factory=dict)
 
 
 METHODS: dict[str, MethodLines] = {
@@ -43,6 +47,17 @@ METHODS: dict[str, MethodLines] = {
         "openclaw_opd_rollout.generate_rollout_openclaw_opd",
         1,
         ("--advantage-estimator", "on_policy_distillation", *PPO),
+    ),
+    "opd_topk": MethodLines(
+        "openclaw-opd",
+        "openclaw_opd_rollout.generate_rollout_openclaw_opd",
+        3,
+        (
+            *("--advantage-estimator", "on_policy_distillation", "--disable-compute-advantages-and-returns"),
+            *("--distill-topk", "50", "--loss-type", "custom_loss"),
+            *("--custom-loss-function-path", "topk_distillation_loss.topk_distillation_loss_function"),
+        ),
+        {"LEARNING_RATE": 1e-6, "BATCH_SIZE": 4},
     ),
     "combine": MethodLines(
         "openclaw-combine",

@@ -258,6 +258,9 @@ def make_plan(
     check_replaced(environment)
     lines = find_method(method, REPOSITORY)
     variables = resolve(environment, {**profile.variables, **profile.methods.get(method, {})})
+    for field, entry in variables.items():
+        if entry.source == "default" and entry.variable.name in lines.variables:
+            variables[field] = replace(entry, value=lines.variables[entry.variable.name], source="method")
     if model and variables["hf_ckpt"].source == "default":
         variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=model_folder(model), source="model")
     if method == "combine" or environment.get("PRM_M") or "PRM_M" in profile.runtime:

@@ -13,6 +13,8 @@ METHODS = ("rl", "opd", "combine")
 SCRIPTS = (
     *(f"openclaw-{method}/run_{model}_openclaw_{method}{ending}.sh"
       for method in METHODS for model in ("qwen3_4b", "qwen3_8b", "qwen35_4b") for ending in ("", "_lora")),
+    *(f"openclaw-opd/run_{model}_openclaw_opd_topk{ending}.sh"
+      for model in ("qwen3_4b", "qwen3_8b", "qwen35_4b") for ending in ("", "_lora")),
     "openclaw-rl/run_binary_rl.sh",
     "openclaw-opd/run_opd_training.sh",
     "openclaw-combine/run_combine_training.sh",

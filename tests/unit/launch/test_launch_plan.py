@@ -126,6 +126,17 @@ def test_methods_differ_where_they_should(tmp_path: Path) -> None:
     assert plan("rl", model=model, MAX_WEIGHT_STALENESS="4").args.max_weight_staleness == 4
 
 
+def test_top_k_has_its_own_defaults(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    found = plan("opd_topk", model=model)
+    assert found.problems == ()
+    args = found.args
+    assert (args.lr, args.rollout_batch_size, args.prm_m, args.distill_topk) == (1e-6, 4, 3, 50)
+    assert (args.loss_type, args.compute_advantages_and_returns) == ("custom_loss", False)
+    assert found.variables["batch_size"].source == "method"
+    assert plan("opd_topk", model=model, BATCH_SIZE="8").args.rollout_batch_size == 8
+
+
 def test_gpu_lists(tmp_path: Path) -> None:
     model = config_only(tmp_path / "model")
     listed = plan(model=model, ACTOR_GPUS="2,3", ROLLOUT_GPUS="4,", PRM_GPUS="7,", TP="1", PRM_TP="1")
@@ -222,5 +233,5 @@ def test_a_method_folder_dropped_in_is_enough(tmp_path: Path) -> None:
     found = plan(str(folder), "--rollout-function-path", "my_rollout.generate")
     assert found.environment["PYTHONPATH"].startswith(f"{folder}{os.pathsep}")
     assert found.args.rollout_function_path == "my_rollout.generate"
-    with pytest.raises(ConfigError, match="use combine, opd, rl, or the path of a method folder"):
+    with pytest.raises(ConfigError, match="use combine, opd, opd_topk, rl, or the path of a method folder"):
         plan("openclaw-nowhere")

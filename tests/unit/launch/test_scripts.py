@@ -19,7 +19,7 @@ SCRIPTS = sorted(
 GPU_SCRIPTS = [script for script in SCRIPTS if not script.endswith("run_tiny_cpu.sh")]
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
 SMALL = {"qwen3_1_7b": "qwen3-1.7B"}
-VARIANTS = {"rl": ("", "_lora"), "opd": ("", "_lora"), "combine": ("", "_lora")}
+VARIANTS = {"rl": ("", "_lora"), "opd": ("", "_lora", "_topk", "_topk_lora"), "combine": ("", "_lora")}
 WRAPPERS = (
     "openclaw-rl/run_binary_rl.sh",
     "openclaw-opd/run_opd_training.sh",
