@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slime.rollout import sglang_rollout
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
+from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop
 from slime.rollout.metrics import flatten
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.types import Sample
@@ -129,3 +130,28 @@ def test_spans_of_an_update_in_the_middle_of_a_request(engine: RolloutEngine, ar
     sample = asyncio.run(sglang_rollout.generate(args, Sample(prompt=PROMPT), {"max_new_tokens": 9}))
     assert sample.weight_versions == ["4", "5"]
     assert sample.loss_mask == [0, 0, 1, 1, 1, 1, 1]
+
+
+def test_the_asynchronous_rollout_goes_on_with_what_a_partial_one_left(
+    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
+) -> None:
+    engine.holds = lambda number: number in (4, 5, 7)
+    engine.held_tokens = 3
+    sglang_rollout.generate_rollout(args, 0, source)
+    source.mark(0)
+    source.save(0)
+    resumed = RolloutDataSourceWithBuffer(source.args)
+    resumed.load(0)
+    engine.holds = lambda number: False
+    args.partial_rollout = False
+    try:
+        seen = []
+        for rollout_id in (1, 2, 3):
+            output = generate_rollout_fully_async(args, rollout_id, resumed)
+            resumed.mark(rollout_id)
+            seen += flatten(output.samples)  # type: ignore[union-attr]
+    finally:
+        stop()
+    assert {sample.group_index for sample in seen} >= {2, 3}
+    assert all(sample.tokens[-len(REPLY) :] == REPLY and sample.reward == 0.5 for sample in seen)
+    assert len({sample.index for sample in seen}) == len(seen) == 12
