@@ -134,7 +134,8 @@ def test_damaged_file_is_refused_and_salvaged(written: Path, damage, capsys: pyt
     assert written.read_bytes() == bytes_before
     ledger = Ledger(target)
     kept = turn_ids(ledger)
-    assert 20 < len(kept) < 100
+    # The pages in the middle may be of an index, which holds nothing that is not elsewhere.
+    assert 20 < len(kept) <= (99 if damage is cut_tail else 100)
     assert f"turns {len(kept)} kept" in " ".join(report.split())
     assert all(ledger.turn(turn_id).prompt_ids == [1, 2, 3, 4] for turn_id in kept)
     assert ledger.rows("PRAGMA foreign_key_check") == []

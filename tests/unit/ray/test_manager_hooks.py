@@ -45,6 +45,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> RolloutManager:
         rollout_function_path="plugin",
     )
     made._dp_size = 1
+    made._critic_size = 0
     made._generate = made._evaluate = answered
     made._data_source = Namespace()
     return made
