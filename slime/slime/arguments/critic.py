@@ -59,6 +59,8 @@ def check_critic(args: Namespace, latest: str) -> list[str]:
     if args.loss_type == "sft_loss" or not args.compute_advantages_and_returns:
         flag = "--loss-type sft_loss" if args.loss_type == "sft_loss" else "--disable-compute-advantages-and-returns"
         problems.append(f"{flag} has no use for the critic of --advantage-estimator ppo; remove one of them")
+    if args.share_gpu:
+        problems.append("--share-gpu has no room for the critic of --advantage-estimator ppo; use grpo, or more GPUs")
     if args.critic_num_nodes > 1:
         problems.append("several nodes (--critic-num-nodes) are not supported yet; use --critic-num-nodes 1")
     if not 1 <= args.critic_num_gpus_per_node <= args.num_gpus_per_node:

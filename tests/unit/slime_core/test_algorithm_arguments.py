@@ -106,6 +106,7 @@ def test_what_works_together_parses(base: list[str], words: str) -> None:
             f"{PPO} --loss-type custom_loss --custom-loss-function-path a.b --disable-compute-advantages-and-returns",
             "--disable-compute-advantages-and-returns has no use for the critic",
         ),
+        (f"{PPO} --share-gpu", "--share-gpu has no room for the critic"),
         (f"{PPO} --lambd 1.1", "--lambd 1.1: give a number between 0 and 1"),
         (f"{PPO} --value-clip 0", "--value-clip 0.0: give a number above 0"),
         (f"{PPO} --critic-num-nodes 2", "several nodes (--critic-num-nodes) are not supported yet"),
