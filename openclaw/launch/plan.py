@@ -288,10 +288,14 @@ def make_plan(
     child = {**runtime_environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}
     if profile.device == "cpu":
         child.setdefault("OMP_NUM_THREADS", "1")
+    if ids is not None and critic_gpus(args):
+        raise ConfigError(
+            "lists of GPUs leave none for a critic; write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts"
+        )
     if ids is not None:
         child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
     elif args.share_gpu:
-        ids = (0,) * (counts["actor"] + args.rollout_num_gpus + args.prm_num_gpus)
+        ids = (0,) * (counts["actor"] + critic_gpus(args) + args.rollout_num_gpus + args.prm_num_gpus)
     command = (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words)
     sources = runtime_sources(environment, profile, votes)
     return Plan(profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources)
