@@ -108,8 +108,11 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     run_dir = tmp_path / "run"
     # Twice as many groups as a batch needs: the surplus is aborted on the engine and goes on in the next batch.
     partial = ("--partial-rollout", "--over-sampling-batch-size", "4")
-    driver = Driver(repository, run_dir, tiny_random_model, "--num-rollout", "3", "--serve-when-done", *partial)
+    evaluation = ("--eval-config", str(evaluation_sets(tmp_path)), "--eval-interval", "2")
+    flags = ("--num-rollout", "3", "--serve-when-done", *partial, *evaluation)
+    driver = Driver(repository, run_dir, tiny_random_model, *flags)
     driver.wait_for("serving until")
+    check_evaluations(driver, run_dir)
     url = driver.engine_url()
     assert live_version(url) == "2"
     steps = [line for line in driver.text().splitlines() if line.startswith("step ")]
