@@ -21,7 +21,7 @@ from tests.helpers.mock_engine import serve
 SESSIONS, TURNS = 8, 4
 
 
-def stand_in(seen: list[str]) -> FastAPI:
+def stand_in(seen: list[int]) -> FastAPI:
     """What the router asks an engine, and a list of the requests."""
     app = FastAPI()
     facts: dict[str, Any] = {
@@ -36,7 +36,7 @@ def stand_in(seen: list[str]) -> FastAPI:
 
     @app.post("/generate")
     async def generate(request: Request) -> dict[str, Any]:
-        seen.append((await request.json())["sampling_params"]["name"])
+        seen.append((await request.json())["input_ids"][1])
         return {"text": "x", "meta_info": {}}
 
     return app
@@ -45,8 +45,8 @@ def stand_in(seen: list[str]) -> FastAPI:
 @pytest.mark.timeout(200)
 async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_utils, "_http_client", None)
-    first: list[str] = []
-    second: list[str] = []
+    first: list[int] = []
+    second: list[int] = []
     args = Namespace(run_dir=str(tmp_path), router="auto", sglang_router_request_timeout_secs=60)
     async with serve(stand_in(first)) as one, serve(stand_in(second)) as two:
         address = await asyncio.to_thread(serve_behind_one_address, args, "policy", [one, two])
@@ -58,11 +58,11 @@ async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest
             samples = [Sample(session_id=f"session {n}") if n % 2 else Sample(group_index=n) for n in range(SESSIONS)]
             for turn in range(TURNS):
                 for number, sample in enumerate(samples):
-                    payload = {"input_ids": [turn, number], "sampling_params": {"name": str(number)}}
-                    await post(f"{router_url(args)}/generate", payload, headers=routing_headers(sample))
+                    payload = {"input_ids": [turn, number], "sampling_params": {}}
+                    await post(f"{router_url(args)}/generate", payload, 3, routing_headers(sample))
         finally:
             address.router.stop()
-    places: dict[str, set[int]] = defaultdict(set)
+    places: dict[int, set[int]] = defaultdict(set)
     for place, seen in enumerate((first, second)):
         for name in seen:
             places[name].add(place)

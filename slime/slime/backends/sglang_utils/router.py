@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -102,11 +103,12 @@ def _answers(url: str) -> bool:
 
 
 def main() -> None:
-    """Run the router with the arguments of the command line until it is told to stop."""
-    watch_lifeline()
-    from sglang_router.launch_router import main as launch
+    """Run the router with the arguments of the command line until it is told to stop.
 
-    launch()
+    It is a process of its own in our group: inside this one it would keep the interpreter from watching the lifeline.
+    """
+    watch_lifeline()
+    sys.exit(subprocess.call([sys.executable, "-m", "sglang_router.launch_router", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":
