@@ -1,0 +1,84 @@
+"""The example method keeps its contract, and what its rollout function collects is dumped, loaded and made into shards."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from slime.contract import check
+from slime.contract.surroundings import surroundings
+from slime.ray import rollout
+from slime.ray.rollout import RolloutManager
+from slime.utils.misc import load_function
+
+PLUGINS = {
+    "rollout": "example_rollout.generate_rollout",
+    "eval": "example_rollout.generate_rollout",
+    "generate": "example_generate.generate",
+    "reward": "example_reward.reward_func",
+    "dynamic_filter": "example_filter.keep_group",
+    "data_source": "example_data_source.SumsDataSource",
+}
+WORDS = [
+    "--custom-generate-function-path",
+    "example_generate.generate",
+    "--custom-rm-path",
+    "example_reward.reward_func",
+    "--reward-key",
+    "score",
+    "--dynamic-sampling-filter-path",
+    "example_filter.keep_group",
+    "--data-source-path",
+    "example_data_source.SumsDataSource",
+    "--rollout-function-path",
+    "example_rollout.generate_rollout",
+    "--loss-type",
+    "custom_loss",
+]
+
+
+@pytest.fixture
+def words(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The example's flags, with its folder on the path."""
+    folder = repository / "extensions" / "example-method"
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    files = [
+        "--custom-loss-function-path",
+        f"{folder}/example_loss.py",
+        "--custom-arguments-path",
+        f"{folder}/example_arguments.py",
+    ]
+    return [*WORDS, *files]
+
+
+@pytest.mark.parametrize("kind", PLUGINS)
+def test_each_plugin_keeps_its_contract(kind: str, words: list[str]) -> None:
+    check(kind, PLUGINS[kind], words)
+
+
+def test_its_files_do_too(repository: Path, words: list[str]) -> None:
+    folder = repository / "extensions" / "example-method"
+    check("loss", f"{folder}/example_loss.py", words)
+    check("arguments", f"{folder}/example_arguments.py", words)
+
+
+def test_what_is_dumped_is_what_is_loaded(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout.ray, "put", lambda shard: shard)
+    dump = f"{tmp_path}/dump/{{rollout_id}}.pt"
+    with surroundings([*words, "--save-debug-rollout-data", dump]) as around:
+        manager = RolloutManager.__new__(RolloutManager)
+        manager.args, manager._dp_size, manager._critic_size = around.args, 1, 0
+        manager._generate = load_function(around.args.rollout_function_path)
+        manager._data_source = load_function(around.args.data_source_path)(around.args)
+        collected = manager.generate(0)
+        around.args.load_debug_rollout_data = dump
+        manager._generate, manager._data_source = None, SimpleNamespace()
+        loaded = manager.generate(0)
+    [shard], [again] = collected["shards"], loaded["shards"]
+    assert shard == again
+    assert len(shard["tokens"]) == 4
+    assert all(0 in mask and 1 in mask for mask in shard["loss_masks"])
+    assert collected["metrics"]["rollout/example_dropped"] == 0
