@@ -11,6 +11,7 @@ from slime.utils.process import watch_lifeline
 
 def train(run: Run) -> None:
     """One batch at a time, until ``num_rollout``."""
+    run.evaluate_start()
     for rollout_id in range(run.start_rollout_id, run.args.num_rollout):
         run.train(rollout_id, run.wait(run.generate(rollout_id)))
         run.save_if_due(rollout_id)

@@ -11,6 +11,7 @@ from slime.utils.process import watch_lifeline
 
 def train(run: Run) -> None:
     """Collect ``r + 1`` while ``r`` trains, until ``num_rollout``."""
+    run.evaluate_start()
     last = run.args.num_rollout
     batch = run.generate(run.start_rollout_id) if run.start_rollout_id < last else None
     for rollout_id in range(run.start_rollout_id, last):

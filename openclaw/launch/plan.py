@@ -6,6 +6,7 @@ Guarantees: `make_plan` starts nothing and imports neither torch nor Ray. What `
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -17,17 +18,16 @@ from pathlib import Path
 
 from openclaw.config import VARIABLES, RuntimeConfig, Value
 from openclaw.exceptions import ConfigError
-from openclaw.launch.methods import MethodLines, find_method
+from openclaw.launch.guide_files import read_guide_file
+from openclaw.launch.methods import METHODS, MethodLines, find_method
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
 from slime.arguments.critic import critic_gpus
-from slime.arguments.parser import parser_for
-from slime.arguments.plugin_paths import resolve_plugin_files
-from slime.arguments.refused import refusals
-from slime.arguments.validate import validate
+from slime.arguments.parser import parser_for, read_arguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_FOLDER = REPOSITORY / "slime" / "scripts" / "models"
+VOTES = ("PRM_M", "MAJORITY_VOTE_N")
 PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir")
 # Flags that problems name, and the variable that sets them.
 VARIABLE_OF_FLAG = {
@@ -233,6 +233,20 @@ def _sections(
     return {title: tuple(map(str, words)) for title, words in rows.items() if words}
 
 
+def _with_guide_file(
+    method: str, environment: Mapping[str, str], extra: Sequence[str]
+) -> tuple[Mapping[str, str], list[str]]:
+    """Return environment and flags with what a guide's file behind ``--config`` says below them."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config")
+    found, rest = finder.parse_known_args(list(extra))
+    guide = read_guide_file(found.config, method) if found.config else None
+    if guide is None:
+        return environment, list(extra)
+    given = {key: value for key, value in environment.items() if value}
+    return guide.variables | given, [*guide.flags, *rest]
+
+
 def make_plan(
     profile: Profile,
     method: str,
@@ -255,7 +269,8 @@ def make_plan(
         ConfigError: for a variable that cannot be used.
         SystemExit: for flags that do not parse.
     """
-    check_replaced(environment)
+    environment, extra = _with_guide_file(method, environment, extra)
+    check_replaced(environment, built_in=method in METHODS)
     lines = find_method(method, REPOSITORY)
     variables = resolve(environment, {**profile.variables, **profile.methods.get(method, {})})
     for field, entry in variables.items():
@@ -263,7 +278,7 @@ def make_plan(
             variables[field] = replace(entry, value=lines.variables[entry.variable.name], source="method")
     if model and variables["hf_ckpt"].source == "default":
         variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=model_folder(model), source="model")
-    if method == "combine" or environment.get("PRM_M") or "PRM_M" in profile.runtime:
+    if method == "combine" or any(environment.get(name) for name in VOTES) or "PRM_M" in profile.runtime:
         votes: dict[str, str] = {}
     else:
         votes = {"PRM_M": str(lines.votes)}
@@ -278,11 +293,8 @@ def make_plan(
     if extra:
         sections["CUSTOM_ARGS"] = tuple(extra)
     words = [word for section in sections.values() for word in section]
-    parser = parser_for(words)
-    args, unknown = parser.parse_known_args(words)
-    if unknown:
-        parser.unknown(unknown)
-    problems = [with_variables(problem) for problem in (*refusals(args), *resolve_plugin_files(args), *validate(args))]
+    args, found = read_arguments(parser_for(words), words)
+    problems = [with_variables(problem) for problem in found]
     paths = [REPOSITORY / lines.folder, REPOSITORY, REPOSITORY / "slime"]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**runtime_environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from openclaw.config import VARIABLES
 from openclaw.launch.plan import Plan
+from slime.tracking.redact import is_secret
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 
@@ -46,6 +47,18 @@ def variable_lines(plan: Plan) -> Iterator[str]:
         yield f"  {name:<40} {'set' if plan.environment.get(name) else 'unset':<28} env"
 
 
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with ``***`` in place of keys and passwords."""
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        secret = flag.startswith("--") and is_secret(flag[2:].replace("-", "_"))
+        shown.append(f"{flag}=***" if secret and equals else "***" if hide and not word.startswith("--") else word)
+        hide = secret and not equals
+    return shown
+
+
 def summary_lines(plan: Plan) -> Iterator[str]:
     """Yield one line per role: its GPUs as a range."""
     ids = list(plan.gpu_ids or range(plan.gpus_needed))
@@ -67,12 +80,17 @@ def describe(plan: Plan) -> str:
     for title, words in plan.sections.items():
         lines.append(f"  {title}")
         line: list[str] = []
-        for word in words:
+        for word in without_secrets(words):
             if word.startswith("--") and line:
                 lines.append("    " + shlex.join(line))
                 line = []
             line.append(word)
         if line:
             lines.append("    " + shlex.join(line))
-    lines += ["", "command:", f"  PYTHONPATH={plan.environment['PYTHONPATH']} \\", f"  {shlex.join(plan.command)}"]
+    lines += [
+        "",
+        "command:",
+        f"  PYTHONPATH={plan.environment['PYTHONPATH']} \\",
+        f"  {shlex.join(without_secrets(plan.command))}",
+    ]
     return "\n".join(lines)

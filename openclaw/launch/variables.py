@@ -105,6 +105,8 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
 # Variables of other guides that mean nothing here, each with what to use instead.
 REPLACED: dict[str, str] = {
     "GRAD_ACCUM_STEPS": "gradients accumulate over the whole batch; MAX_TOKENS_PER_GPU bounds a micro-batch",
+    "MAJORITY_VOTE_THRESHOLD": "the majority of the votes decides; unset it",
+    "MASTER_PORT": "a free port is chosen; unset it",
     "VALUE_CLIP": "no method here has a critic; unset it",
     "RESUME_CKPT": "write SAVE_CKPT=FOLDER RESUME=1 with the folder that holds the checkpoints",
     "DATA_PATH": "training from recorded conversations is not implemented yet; unset it",
@@ -113,15 +115,25 @@ REPLACED: dict[str, str] = {
     "OPENCLAW_PRM_RECORD_FILE": "every verdict is in the ledger; OPENCLAW_LEDGER says where",
     "OPENCLAW_DEBUG": "write ROLLOUT_LOG_LEVEL=DEBUG",
 }
-FEW_NODES = {"NNODES": ("", "1"), "NODE_RANK": ("", "0")}
+FEW_NODES = {"NNODES": ("", "1"), "NODE_RANK": ("", "0"), "MASTER_ADDR": ("", "127.0.0.1", "localhost")}
+# Read by the environments of method folders; the built-in methods learn from conversations.
+OF_ENVIRONMENTS = (
+    *("ENV_TYPE", "TASK_TYPE", "MAX_STEPS", "PARALLEL_ENVS", "SCREENSHOT_BACKEND", "TOOLS_CONFIG", "SWE_BENCH_PATH"),
+)
 
 
-def check_replaced(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError when a variable is set that this launcher does not honour."""
+def check_replaced(environment: Mapping[str, str], *, built_in: bool = True) -> None:
+    """Raise ConfigError when a variable is set that this launcher, or a built-in method, does not honour."""
     lines = [f"{name} is set, but {instead}" for name, instead in REPLACED.items() if environment.get(name)]
     for name, single in FEW_NODES.items():
         if environment.get(name, "") not in single:
             lines.append(f"{name}={environment[name]}: this launcher starts one machine; unset it")
+    if built_in:
+        lines += [
+            f"{name} is set, but this method learns from conversations; unset it, or run a folder with environments"
+            for name in OF_ENVIRONMENTS
+            if environment.get(name)
+        ]
     if lines:
         raise ConfigError("\n  - ".join(["variables that cannot be honoured:", *lines]))
 

@@ -21,6 +21,7 @@ from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
+from tests.helpers.arguments import default_args
 from tests.helpers.mock_engine import logprob_of
 
 REPLY = (1, 2, 3)
@@ -161,4 +162,4 @@ def rollout_args(model: Path, **changes: Any) -> Namespace:
     }
     unknown = set(changes) - set(values)
     assert not unknown, unknown
-    return Namespace(**(values | changes))
+    return default_args(**(values | changes))

@@ -14,11 +14,12 @@ import torch
 import torch.multiprocessing
 
 from slime.rollout.train_data import split_by_dp
+from tests.helpers.arguments import default_args
 from tests.helpers.new_process import ready_to_fork
 
 
 def trainer_args(model: Path | str, **changes: Any) -> Namespace:
-    """Return what the trainer reads, for ``model`` in float32 on the CPU; ``changes`` replace values."""
+    """Return the command line's defaults with small values for ``model`` in float32 on the CPU; ``changes`` replace values."""
     values: dict[str, Any] = {
         "hf_checkpoint": str(model),
         "ref_load": None,
@@ -100,9 +101,10 @@ def trainer_args(model: Path | str, **changes: Any) -> Namespace:
         "eps_clip_high": 0.28,
         "eps_clip_c": None,
     }
-    unknown = set(changes) - set(values)
+    args = default_args(**values)
+    unknown = set(changes) - set(vars(args))
     assert not unknown, unknown
-    return Namespace(**(values | changes))
+    return Namespace(**(vars(args) | changes))
 
 
 def train_data(count: int = 5, *, seed: int = 0, vocab: int = 600, longest: int = 20) -> dict[str, Any]:

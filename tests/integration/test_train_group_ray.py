@@ -16,6 +16,7 @@ from slime.exceptions import TrainerError
 from slime.ray.actor_group import TrainGroup
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import ReservedPlacement, create_placement
+from tests.helpers.arguments import default_args
 
 
 class StandInActor:
@@ -43,7 +44,7 @@ class StandInActor:
 
 @pytest.fixture(scope="module")
 def args(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
-    return Namespace(
+    return default_args(
         device="cpu",
         run_dir=str(tmp_path_factory.mktemp("run")),
         debug_rollout_only=False,

@@ -65,6 +65,10 @@ ALGORITHM = Group(
         Option("--kl-loss-type", "estimator of both KL terms", str, "k1", ("k1", "k2", "k3", "low_var_kl")),
         Option("--use-unbiased-kl", "weight the KL estimator by the importance ratio", bool),
         Option("--entropy-coef", "entropy bonus", float, 0.0),
+        Option(
+            "--use-rollout-entropy", "entropies of the old policy for losses, and their mean: rollout/entropy", bool
+        ),
+        Option("--ref-update-interval", "rollouts after which the reference takes the policy's weights", int),
         Option("--use-rollout-logprobs", "the engine's logprobs are the old policy; no extra pass", bool),
         Option("--use-tis", "truncated importance weights between trainer and engine", bool),
         Option("--tis-clip", "their upper bound", float, 2.0),

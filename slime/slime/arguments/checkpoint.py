@@ -11,7 +11,11 @@ CHECKPOINT = Group(
         Option(
             "--ref-load", "weights of the reference model, and start weights without --load; default: --hf-checkpoint"
         ),
-        Option("--load", "checkpoint root to start from (weights, optimizer, counters)"),
+        Option(
+            "--load",
+            "checkpoint root to start from (weights, optimizer, counters)",
+            aliases=("--resume-from-checkpoint",),
+        ),
         Option("--save", "checkpoint root"),
         Option("--save-interval", "rollouts between checkpoints", int),
         Option("--save-keep", "checkpoints kept in --save, the newest ones; 0 keeps all", int, 3),

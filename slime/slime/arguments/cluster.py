@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.arguments.option import Group, Option
+from slime.arguments.option import Group, Option, json_object
 
 CLUSTER = Group(
     "cluster and placement",
@@ -30,6 +30,8 @@ CLUSTER = Group(
             "has to fit together (--sglang-max-total-tokens)",
             bool,
         ),
+        Option("--train-env-vars", "JSON object: environment variables of the training ranks", json_object, {}),
+        Option("--http-proxy", "proxy of HTTP calls to other machines; engines are always called directly"),
         Option("--colocate", "share GPUs between trainer and engines", bool),
     ),
 )

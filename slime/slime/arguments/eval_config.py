@@ -38,6 +38,7 @@ class EvalDataset:
         top_k: top-k bound; -1: off.
         max_response_len: longest response in tokens.
         min_new_tokens: no end of response before as many tokens.
+        max_prompt_len: longer prompts are left out.
         rm_type: grader of this set, before any reward function of the run.
         custom_rm_path: reward function of this set.
         custom_generate_function_path: generation of one sample of this set.
@@ -54,6 +55,7 @@ class EvalDataset:
     top_k: int
     max_response_len: int
     min_new_tokens: int | None = None
+    max_prompt_len: int | None = None
     rm_type: str | None = None
     custom_rm_path: str | None = None
     custom_generate_function_path: str | None = None
@@ -61,7 +63,7 @@ class EvalDataset:
 
 _NAMES = tuple(field.name for field in fields(EvalDataset))
 _ALIASES = {"n_samples": "n_samples_per_eval_prompt"}
-_INTEGERS = ("n_samples_per_eval_prompt", "top_k", "max_response_len", "min_new_tokens")
+_INTEGERS = ("n_samples_per_eval_prompt", "top_k", "max_response_len", "min_new_tokens", "max_prompt_len")
 _NUMBERS = ("temperature", "top_p")
 
 
@@ -76,9 +78,11 @@ def read_eval_datasets(args: Namespace) -> list[EvalDataset]:
     entries = _file_entries(args.eval_config) if args.eval_config else _pair_entries(args.eval_prompt_data or [])
     shared = {
         name: getattr(args, f"eval_{name}")
-        for name in ("input_key", "label_key", *_NUMBERS, "top_k", "max_response_len")
+        for name in (
+            *("input_key", "label_key", "tool_key", *_NUMBERS),
+            *("top_k", "max_response_len", "min_new_tokens", "max_prompt_len"),
+        )
     }
-    shared["tool_key"] = args.tool_key
     shared["n_samples_per_eval_prompt"] = args.n_samples_per_eval_prompt
     datasets = [EvalDataset(**(shared | entry)) for entry in entries]
     names = [dataset.name for dataset in datasets]

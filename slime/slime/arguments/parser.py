@@ -7,18 +7,17 @@ Guarantees: an unknown flag is an error that names the nearest known one; ``--he
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import yaml
-
 from slime.arguments.algorithm import ALGORITHM
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER
 from slime.arguments.critic import CRITIC
+from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.fixed import add_fixed_arguments
 from slime.arguments.judge import JUDGE
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.optimizer import OPTIMIZER
@@ -29,6 +28,7 @@ from slime.arguments.sglang_flags import add_sglang_arguments
 from slime.arguments.tracking import DEBUG, TRACKING
 from slime.arguments.trainer import LORA, TRAINER
 from slime.arguments.validate import validate
+from slime.arguments.yaml_files import apply_custom_config, nearest, with_config_file
 from slime.exceptions import ConfigurationError
 
 GROUPS = (
@@ -46,6 +46,7 @@ GROUPS = (
     MODEL_SHAPE,
     TRACKING,
     DEBUG,
+    ENVIRONMENTS,
 )
 
 
@@ -60,8 +61,7 @@ class Parser(argparse.ArgumentParser):
         lines = []
         for word in [word for word in words if word.startswith("-")] or words:
             flag = word.split("=", 1)[0]
-            near = difflib.get_close_matches(flag, known, n=1) if flag.startswith("--") else []
-            lines.append(f"unknown argument {word}" + (f"; did you mean {near[0]}?" if near else ""))
+            lines.append(f"unknown argument {word}{nearest(flag, known)}")
         self.error("\n".join(lines))
 
 
@@ -75,11 +75,13 @@ def build_parser(
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=40, width=120),
     )
+    parser.add_argument("--config", help="YAML file of flags (same names, - or _); the command line wins over it")
     parser.add_argument("--custom-config-path", help="YAML file; every key is set on the arguments, new ones too")
     parser.add_argument(ARGUMENTS_FLAG, help="function add_custom_arguments(parser) that declares flags of a method")
     for group in GROUPS:
         group.add_to(parser)
     add_sglang_arguments(parser)
+    add_fixed_arguments(parser)
     add_refused_arguments(parser)
     if add_custom_arguments is not None:
         add_custom_arguments(parser)
@@ -102,17 +104,20 @@ def parser_for(words: Sequence[str], add_custom_arguments: AddArguments | None =
     return parser
 
 
-def _apply_custom_config(args: argparse.Namespace) -> None:
-    if not args.custom_config_path:
-        return
-    path = Path(args.custom_config_path)
-    if not path.is_file():
-        raise ConfigurationError(f"--custom-config-path {path} does not exist")
-    values = yaml.safe_load(path.read_text()) or {}
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"--custom-config-path {path} needs `key: value` lines")
-    for key, value in values.items():
-        setattr(args, key, value)
+def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the arguments, read and derived, and a line per problem.
+
+    Raises:
+        SystemExit: for words that do not parse.
+    """
+    try:
+        args, unknown = parser.parse_known_args(with_config_file(parser, argv))
+        if unknown:
+            parser.unknown(unknown)
+        problems = [*refusals(args), *apply_custom_config(parser, args)]
+        return args, [*problems, *resolve_plugin_files(args), *validate(args)]
+    except ConfigurationError as error:
+        parser.error(str(error))
 
 
 def parse_args(
@@ -133,16 +138,7 @@ def parse_args(
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = parser_for(argv, add_custom_arguments)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        parser.unknown(unknown)
-    try:
-        problems = refusals(args)
-        _apply_custom_config(args)
-        problems += resolve_plugin_files(args)
-        problems += validate(args)
-    except ConfigurationError as error:
-        problems = [str(error)]
+    args, problems = read_arguments(parser, argv)
     if problems:
         parser.error("the arguments cannot work together:\n" + "\n".join(f"  - {line}" for line in problems))
     return args

@@ -69,7 +69,7 @@ ROLLOUT = Group(
             "drop",
             ("drop", "correct"),
         ),
-        Option("--update-weights-interval", "steps between weight pushes", int, 1),
+        Option("--update-weights-interval", "rollouts between weight pushes; the last one is always pushed", int, 1),
     ),
 )
 
@@ -99,7 +99,8 @@ DATA = Group(
 EVALUATION = Group(
     "evaluation",
     (
-        Option("--eval-interval", "rollouts between evaluations", int),
+        Option("--eval-interval", "rollouts between evaluations; the start weights are evaluated too", int),
+        Option("--skip-eval-before-train", "do not evaluate the start weights", bool),
         Option("--eval-prompt-data", "pairs: name path", str, None, nargs="+"),
         Option(
             "--eval-config",
@@ -107,11 +108,15 @@ EVALUATION = Group(
         ),
         Option("--eval-input-key", "prompt column; default: --input-key"),
         Option("--eval-label-key", "label column; default: --label-key"),
+        Option("--eval-tool-key", "tools column; default: --tool-key"),
         Option("--eval-reward-key", "key of a reward dict; default: --reward-key"),
         Option("--n-samples-per-eval-prompt", "samples per prompt", int, 1),
         Option("--eval-temperature", "sampling temperature; default: --rollout-temperature", float),
         Option("--eval-top-p", "nucleus bound; default: --rollout-top-p", float),
         Option("--eval-top-k", "top-k bound; default: --rollout-top-k", int),
         Option("--eval-max-response-len", "longest response; default: --rollout-max-response-len", int),
+        Option("--eval-max-context-len", "longest prompt and response; default: --rollout-max-context-len", int),
+        Option("--eval-max-prompt-len", "longer prompts are left out; default: context minus one", int),
+        Option("--eval-min-new-tokens", "no end of response before as many tokens", int),
     ),
 )

@@ -13,9 +13,13 @@ from datetime import datetime
 from pathlib import Path
 
 import slime.arguments.eval_config as eval_config
-from slime.arguments.check_algorithm import check_algorithm
+from slime.arguments.check_algorithm import GROUP_STANDARDISED, check_algorithm
 from slime.arguments.check_rewards import check_rewards
+from slime.arguments.check_tracking import check_tracking
+from slime.arguments.check_trainer import check_trainer
 from slime.arguments.critic import check_critic, critic_gpus, derive_critic
+from slime.arguments.environments import check_environments
+from slime.arguments.fixed import check_fixed
 from slime.arguments.model_shape import check_model_shape, check_trainable
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -47,6 +51,10 @@ def validate(args: Namespace) -> list[str]:
         *_check_staleness(args),
         *_check_features(args),
         *eval_config.check_eval_datasets(args),
+        *check_tracking(args),
+        *check_trainer(args),
+        *check_environments(args),
+        *check_fixed(args),
     ]
     if args.hf_checkpoint and Path(args.hf_checkpoint, "config.json").is_file():
         config = json.loads(Path(args.hf_checkpoint, "config.json").read_text())
@@ -58,6 +66,9 @@ def _derive_paths(args: Namespace) -> None:
     if not args.run_dir:
         args.run_dir = str(Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
     args.run_dir = str(Path(args.run_dir).resolve())
+    if args.dump_details:
+        args.save_debug_rollout_data = str(Path(args.dump_details, "rollout_data", "{rollout_id}.pt"))
+        args.save_debug_train_data = str(Path(args.dump_details, "train_data", "{rollout_id}_{rank}.pt"))
     args.ref_load = args.ref_load or args.hf_checkpoint
     if args.resume and args.save:
         args.load = args.save
@@ -92,15 +103,19 @@ def _derive_batches(args: Namespace) -> None:
 
 def _derive_rollout(args: Namespace) -> None:
     args.eval_function_path = args.eval_function_path or args.rollout_function_path
+    if args.n_samples_per_prompt == 1 and args.advantage_estimator in GROUP_STANDARDISED:
+        args.grpo_std_normalization = False  # a group of one has no deviation
     args.eps_clip_high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
-    for name in ("reward_key", "input_key", "label_key"):
+    for name in ("reward_key", "input_key", "label_key", "tool_key"):
         if getattr(args, f"eval_{name}") is None:
             setattr(args, f"eval_{name}", getattr(args, name))
-    for name in ("temperature", "top_p", "top_k", "max_response_len"):
+    for name in ("temperature", "top_p", "top_k", "max_response_len", "max_context_len"):
         if getattr(args, f"eval_{name}") is None:
             setattr(args, f"eval_{name}", getattr(args, f"rollout_{name}"))
-    if args.rollout_max_context_len and args.rollout_max_prompt_len is None:
-        args.rollout_max_prompt_len = args.rollout_max_context_len - 1
+    for kind in ("rollout", "eval"):
+        context = getattr(args, f"{kind}_max_context_len")
+        if context and getattr(args, f"{kind}_max_prompt_len") is None:
+            setattr(args, f"{kind}_max_prompt_len", context - 1)
     args.eval_datasets = eval_config.read_eval_datasets(args)
 
 
@@ -108,10 +123,15 @@ def _check_paths(args: Namespace) -> list[str]:
     problems = []
     if not args.hf_checkpoint:
         problems.append("no model: add --hf-checkpoint FOLDER")
-    for flag in ("hf_checkpoint", "ref_load", "load", "prm_model_path"):
+    for flag in ("hf_checkpoint", "ref_load", "prm_model_path"):
         path = getattr(args, flag)
-        if path and not Path(path).is_dir() and not (flag == "load" and args.resume):
+        if path and not Path(path).is_dir():
             problems.append(f"--{flag.replace('_', '-')} {path}: no such folder")
+    if args.load and not args.resume and not _loadable(args):
+        problems.append(
+            f"--load {args.load}: no such folder with a checkpoint or a Hugging Face model; leave it out to start from "
+            "--ref-load, or name --save's folder to go on there as soon as it has one"
+        )
     if args.save_interval is not None and not args.save:
         problems.append("--save-interval needs --save FOLDER")
     if args.resume and not args.save:
@@ -135,6 +155,13 @@ def _check_paths(args: Namespace) -> list[str]:
             "--debug-train-only needs --load-debug-rollout-data PATH, or a rollout function that needs no engine"
         )
     return problems
+
+
+def _loadable(args: Namespace) -> bool:
+    """Whether --load names a checkpoint, a model, or the folder of --save, where the first run finds nothing yet."""
+    folder = Path(args.load)
+    there = any((folder / name).is_file() for name in (LATEST, "meta.json", "config.json"))
+    return there or (args.save is not None and folder.resolve() == Path(args.save).resolve())
 
 
 def _check_roles(args: Namespace) -> list[str]:
@@ -216,8 +243,8 @@ def _check_batches(args: Namespace) -> list[str]:
         problems.append("--over-sampling-batch-size is smaller than --rollout-batch-size")
     if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:
         problems.append("--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
-    if args.update_weights_interval != 1:
-        problems.append("--update-weights-interval: weights go to the engines after every step; remove it")
+    if args.update_weights_interval < 1:
+        problems.append(f"--update-weights-interval {args.update_weights_interval}: give 1 or more")
     if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
         problems.append(
             "--eval-interval needs --eval-prompt-data NAME PATH, --eval-config FILE or --eval-function-path"

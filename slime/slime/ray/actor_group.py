@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
 from slime.exceptions import TrainerError
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.utils.misc import load_function
@@ -48,6 +49,9 @@ class TrainGroup:
             }
             if args.device == "cpu":
                 variables["OMP_NUM_THREADS"] = "1"
+            if args.deterministic_mode:
+                variables |= DETERMINISTIC_ENVIRONMENT
+            variables |= {name: str(value) for name, value in args.train_env_vars.items()}
             options = reserved.options(gpu, ACTOR_GPU_SHARE)
             actor = actor_class.options(runtime_env={"env_vars": variables}, **options)
             self._ranks.append(actor.remote(len(gpus), rank, master.node_ip, master.free_port))

@@ -25,6 +25,7 @@ from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import number_of_prompts
+from slime.rollout.debug_data import subsample
 from slime.rollout.eval_metrics import eval_metrics
 from slime.rollout.evaluation import PROGRESS
 from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics
@@ -209,7 +210,8 @@ class RolloutManager:
 
         path = self.args.load_debug_rollout_data.format(rollout_id=rollout_id)
         dump = torch.load(path, weights_only=False)
-        return [Sample.from_dict(record) for record in dump["samples"]]
+        samples = [Sample.from_dict(record) for record in dump["samples"]]
+        return subsample(samples, self.args.load_debug_rollout_data_subsample)
 
     def dispose(self) -> None:
         """Stop the monitor, what the rollout function and the data source have started (their ``dispose``), and the engines."""

@@ -132,10 +132,14 @@ class Run:
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
         metrics = self._trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
         self._trained = rollout_id
-        if self._serves_engines():
+        if self._serves_engines() and self._push_is_due(rollout_id):
             self._send_weights(connect=self._engines_came_back() > 0)
             ray.get(self._manager.on_weights_live.remote(rollout_id, self.weight_version))
         self._report(rollout_id, batch["metrics"], metrics, time.monotonic() - start)
+
+    def _push_is_due(self, rollout_id: int) -> bool:
+        """Whether the engines get the weights after ``rollout_id``: at the interval, and after the last one."""
+        return should_run_periodic_action(rollout_id, self.args.update_weights_interval, None, self.args.num_rollout)
 
     def recover(self) -> None:
         """Give engines that were started again the trainer's weights."""
@@ -190,6 +194,12 @@ class Run:
         ray.get(self._manager.save.remote(rollout_id))
         self._saved = rollout_id
         say(f"saved {folder}")
+
+    def evaluate_start(self) -> None:
+        """Evaluate the start weights of a fresh run, unless ``--skip-eval-before-train``."""
+        wanted = self.args.eval_interval is not None and not self.args.skip_eval_before_train
+        if wanted and self.start_rollout_id == 0:
+            self.evaluate(0)
 
     def evaluate_if_due(self, rollout_id: int) -> None:
         """Run the evaluation function at its interval."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.exceptions import CheckpointError, ConfigurationError
+from slime.rollout.prompt_lengths import drop_long_prompts
 from slime.rollout.rm_hub import check_samples
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -93,15 +94,28 @@ def read_rows(path: str) -> list[dict[str, Any]]:
 
 
 def rows_to_samples(
-    args: Namespace, rows: list[dict[str, Any]], input_key: str, label_key: str | None, tool_key: str | None = None
+    args: Namespace,
+    rows: list[dict[str, Any]],
+    input_key: str,
+    label_key: str | None,
+    tool_key: str | None = None,
+    longest: int | None = None,
 ) -> list[Sample]:
-    """Return one sample per row; prompts are rendered with ``--apply-chat-template``, tools are in ``tool_key`` (``--tool-key``).
+    """Return one sample per row; prompts are rendered with ``--apply-chat-template``.
+
+    Args:
+        args: of the run.
+        rows: of the file.
+        input_key: prompt column.
+        label_key: label column; None without labels.
+        tool_key: tools column; default: ``--tool-key``.
+        longest: prompts of more tokens are left out; None keeps all.
 
     Raises:
         ConfigurationError: naming the missing column and those there are.
     """
     tokenizer = None
-    if args.apply_chat_template:
+    if args.apply_chat_template or longest is not None:
         from slime.utils.processing_utils import load_tokenizer
 
         tokenizer = load_tokenizer(args.hf_checkpoint)
@@ -111,7 +125,7 @@ def rows_to_samples(
             if key is not None and key not in row:
                 raise ConfigurationError(f"prompt data has no column {key!r}; it has {', '.join(sorted(row))}")
         prompt = row[input_key]
-        if tokenizer is not None:
+        if args.apply_chat_template and tokenizer is not None:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             prompt = tokenizer.apply_chat_template(
                 messages,
@@ -125,7 +139,7 @@ def rows_to_samples(
         if row.get(tool_key or args.tool_key):
             metadata.setdefault("tools", row[tool_key or args.tool_key])
         samples.append(Sample(prompt=prompt, label=label, metadata=metadata))
-    return samples
+    return samples if longest is None else drop_long_prompts(tokenizer, samples, longest)
 
 
 class RolloutDataSource(DataSource):
@@ -146,8 +160,13 @@ class RolloutDataSource(DataSource):
             rows = read_rows(args.prompt_data)
             if not rows:
                 raise ConfigurationError(f"--prompt-data {args.prompt_data} has no rows")
-            self.dataset = rows_to_samples(args, rows, args.input_key, args.label_key)
+            longest = getattr(args, "rollout_max_prompt_len", None)
+            self.dataset = rows_to_samples(args, rows, args.input_key, args.label_key, longest=longest)
             check_samples(args, self.dataset)
+            if not self.dataset:
+                raise ConfigurationError(
+                    f"--prompt-data {args.prompt_data}: no prompt fits --rollout-max-prompt-len {longest}"
+                )
 
     def __len__(self) -> int:
         return len(self.dataset) if self.dataset is not None else 0
@@ -199,7 +218,10 @@ class RolloutDataSource(DataSource):
 
     @staticmethod
     def _file(root: str, rollout_id: int) -> Path:
-        return Path(root) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
+        folder = Path(root)
+        if (folder / "meta.json").is_file():  # one checkpoint was named, not their root
+            folder = folder.parent
+        return folder / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
     def mark(self, rollout_id: int) -> None:
         """Remember the position now: everything that ``rollout_id`` needed has been handed out, and nothing of the next."""

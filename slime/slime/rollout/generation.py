@@ -84,9 +84,19 @@ class GenerateState(metaclass=SingletonMeta):
         self.remaining_batch_size += len(groups)
 
 
-async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+def token_budget(args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> int:
+    """Return how many tokens the response may still get: its longest length, and what the context leaves."""
+    budget = sampling_params["max_new_tokens"] - sample.response_length
+    context = args.eval_max_context_len if evaluation else args.rollout_max_context_len
+    return budget if context is None else min(budget, context - len(sample.tokens))
+
+
+async def generate(
+    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample:
     """Answer one prompt in one turn; a sample that was aborted goes on where it stopped.
 
+    Prompt and response stay within ``--rollout-max-context-len``, in evaluation ``--eval-max-context-len``.
     With ``--mask-offpolicy-in-partial-rollout`` only the tokens of the newest weights carry loss.
 
     Raises:
@@ -97,7 +107,7 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
     fruitless = 0
     while True:
         before = sample.response_length
-        payload = request_of(state, sample, sampling_params)
+        payload = request_of(state, sample, sampling_params, evaluation)
         if payload is None:
             sample.status = Sample.Status.TRUNCATED
             return sample
@@ -111,8 +121,12 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
             raise EngineError(f"the engine broke off sample {sample.index} {fruitless} times in a row: {reason}")
 
 
-def request_of(state: GenerateState, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any] | None:
+def request_of(
+    state: GenerateState, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> dict[str, Any] | None:
     """Return what ``/generate`` is asked for the rest of a response, or None when it is as long as it may be.
+
+    Prompt and response stay within ``--rollout-max-context-len``, in evaluation ``--eval-max-context-len``.
 
     Raises:
         ConfigurationError: when the prompt is not text.
@@ -121,7 +135,7 @@ def request_of(state: GenerateState, sample: Sample, sampling_params: dict[str, 
         if not isinstance(sample.prompt, str):
             raise ConfigurationError("the prompt is a list of messages; use --apply-chat-template to render it")
         sample.tokens = state.tokenizer.encode(sample.prompt, add_special_tokens=False)
-    budget = sampling_params["max_new_tokens"] - sample.response_length
+    budget = token_budget(state.args, sample, sampling_params, evaluation)
     if budget <= 0:
         return None
     parameters = {**sampling_params, "max_new_tokens": budget}

@@ -12,11 +12,12 @@ from typing import Any
 
 from slime.rollout.rewards import constant_groups
 from slime.rollout.rm_hub import grader_problems
+from slime.rollout.sample_metrics import requested_metrics
 from slime.utils.types import Sample
 
 
 def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
-    """Return reward, length, truncation and speed of a batch that took ``seconds`` to collect."""
+    """Return reward, length, truncation and speed of a batch that took ``seconds`` to collect, and what flags ask for."""
     lengths = [sample.effective_response_length for sample in samples]
     rewards = [float(sample.get_reward_value(args)) for sample in samples if sample.reward is not None]
     tokens = sum(lengths)
@@ -36,7 +37,7 @@ def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) 
         metrics["rollout/constant_groups"] = constant_groups(args, samples)
     if seconds > 0:
         metrics["perf/tokens_per_gpu_per_sec"] = tokens / seconds / max(1, args.rollout_num_gpus or 1)
-    return metrics
+    return metrics | requested_metrics(args, samples)
 
 
 def oldest_versions(samples: Sequence[Sample]) -> dict[str, float]:

@@ -26,7 +26,9 @@ TRIES = 60
 _DATA, _DONE = "data: ", "[DONE]"
 
 
-async def generate_streaming(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+async def generate_streaming(
+    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample:
     """Answer one prompt in one turn; ``sample`` grows with every event of the engine.
 
     Raises:
@@ -36,7 +38,7 @@ async def generate_streaming(args: Namespace, sample: Sample, sampling_params: d
     state = GenerateState(args)
     url = f"{router_url(args)}/generate"
     tries, delay = 0, http_utils.FIRST_DELAY_SECONDS
-    while (payload := request_of(state, sample, sampling_params)) is not None:
+    while (payload := request_of(state, sample, sampling_params, evaluation)) is not None:
         before = sample.response_length
         payload["stream"] = True
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -54,12 +55,13 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files in ``<run-dir>/tensorboard``."""
+    """Event files in ``--tensorboard-dir`` or ``<run-dir>/tensorboard``, by project and experiment if they are named."""
 
     def __init__(self, args: Namespace) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(Path(args.run_dir) / "tensorboard"))
+        folder = Path(args.tensorboard_dir or Path(args.run_dir) / "tensorboard")
+        self._writer = SummaryWriter(str(folder.joinpath(args.tb_project_name or "", args.tb_experiment_name or "")))
 
     def log(self, metrics: dict[str, Any], step_key: str) -> None:
         """Write every number as a scalar."""
@@ -74,24 +76,35 @@ class TensorBoard:
         self._writer.close()
 
 
+def run_name(args: Namespace) -> str | None:
+    """Return ``<group>_<random>``, or the group alone with ``--disable-wandb-random-suffix``; None without a group."""
+    if args.wandb_group is None or not args.wandb_random_suffix:
+        return args.wandb_group
+    return f"{args.wandb_group}_{secrets.token_hex(3)}"
+
+
 class WeightsAndBiases:
-    """A W&B run; the key is read from the environment by its library, ``WANDB_KEY`` counts too."""
+    """A W&B run; the key comes from ``--wandb-key``, ``WANDB_API_KEY`` or ``WANDB_KEY``, in that order."""
 
     def __init__(self, args: Namespace) -> None:
         import wandb
 
-        if "WANDB_API_KEY" not in os.environ and os.environ.get("WANDB_KEY"):
-            os.environ["WANDB_API_KEY"] = os.environ["WANDB_KEY"]
+        key = args.wandb_key or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_KEY")
+        if key:
+            os.environ["WANDB_API_KEY"] = key
         folder = Path(args.wandb_dir or args.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=args.wandb_project,
             group=args.wandb_group,
+            name=run_name(args),
+            id=args.wandb_run_id,
+            resume="allow" if args.wandb_run_id else None,
             entity=args.wandb_team,
             mode=args.wandb_mode,
             dir=str(folder),
             config=redacted(args),
-            settings=wandb.Settings(console="off"),
+            settings=wandb.Settings(console="off", **({"base_url": args.wandb_host} if args.wandb_host else {})),
         )
         for axis in ("train", "rollout", "eval"):
             self._run.define_metric(f"{axis}/step")

@@ -20,13 +20,19 @@ from slime.exceptions import HttpStatusError
 logger = logging.getLogger(__name__)
 
 _http_client: httpx.AsyncClient | None = None
+_proxy: str | None = None
+_DIRECT_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 5.0
 
 
 def init_http_client(args: Any) -> None:
-    """Make the shared client with as many connections as the engines serve at once; nothing without engines."""
-    global _http_client
+    """Make the shared client with as many connections as the engines serve at once; nothing without engines.
+
+    ``--http-proxy`` holds for calls to other machines, also of a client that is made later.
+    """
+    global _http_client, _proxy
+    _proxy = getattr(args, "http_proxy", None)
     if not getattr(args, "rollout_num_gpus", None) or _http_client is not None:
         return
     engines = max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
@@ -35,7 +41,11 @@ def init_http_client(args: Any) -> None:
 
 def _new_client(connections: int = 512) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-    return httpx.AsyncClient(timeout=None, limits=limits)
+    if _proxy is None:
+        return httpx.AsyncClient(timeout=None, limits=limits)
+    mounts = {"all://": httpx.AsyncHTTPTransport(proxy=_proxy, limits=limits)}
+    mounts |= {f"all://{host}": httpx.AsyncHTTPTransport(limits=limits) for host in _DIRECT_HOSTS}
+    return httpx.AsyncClient(timeout=None, mounts=mounts)
 
 
 def shared_client() -> httpx.AsyncClient:

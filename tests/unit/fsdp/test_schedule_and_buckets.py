@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slime.backends.fsdp_utils.actor import mean_of_steps
 from slime.backends.trainer.schedule import Schedule
+from slime.exceptions import CheckpointError
 from slime.weight_sync.buckets import BucketBuffer
 from tests.helpers.trainer import trainer_args
 
@@ -32,10 +33,31 @@ def test_schedules_by_hand() -> None:
     assert rates(4, 4, lr_decay_style="linear", lr_warmup_fraction=0.5) == [0.5, 1.0, 1.0, 0.5]
 
 
+def test_warm_up_stable_decay_by_hand() -> None:
+    flags = {"lr_decay_style": "WSD", "lr_decay_iters": 6, "lr_wsd_decay_iters": 4}
+    assert rates(8, lr_wsd_decay_style="linear", **flags) == [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert rates(7, lr_wsd_decay_style="exponential", **flags)[2::2] == [1.0, 0.414214, 0.0]
+    assert rates(7, lr_wsd_decay_style="minus_sqrt", **flags)[2:4] == [1.0, 0.5]
+    assert rates(7, lr_wsd_decay_style="cosine", min_lr=0.5, **flags)[2::2] == [1.0, 0.75, 0.5]
+    assert rates(4, lr_warmup_iters=4, **flags) == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_resumed_schedule_is_that_of_the_flags_or_that_of_the_checkpoint() -> None:
+    earlier = Schedule(trainer_args("", lr=1.0, lr_decay_style="linear", lr_decay_iters=4), None)
+    earlier.steps = 2
+    later = Schedule(trainer_args("", lr=3.0), None)
+    later.load_state_dict(earlier.state_dict())
+    assert (later.steps, later.lr()) == (2, 3.0)
+    later.load_state_dict(earlier.state_dict(), everything=True)
+    assert (later.steps, later.lr()) == (2, 0.5)
+    with pytest.raises(CheckpointError, match="remove --use-checkpoint-lr-scheduler"):
+        later.load_state_dict({"steps": 2}, everything=True)
+
+
 def test_a_decay_without_length_is_refused() -> None:
     with pytest.raises(ValueError, match="--lr-decay-iters"):
         rates(1, None, lr_decay_style="cosine")
-    with pytest.raises(ValueError, match="constant, linear, cosine"):
+    with pytest.raises(ValueError, match="constant, linear, cosine, WSD"):
         rates(1, None, lr_decay_style="wsd")
 
 

@@ -49,6 +49,33 @@ def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[in
     return run
 
 
+def test_weights_are_pushed_at_the_interval_and_at_the_end() -> None:
+    run = Run(Namespace(update_weights_interval=3, num_rollout=8))
+    assert [rollout_id for rollout_id in range(8) if run._push_is_due(rollout_id)] == [2, 5, 7]
+    run.args.update_weights_interval = 1
+    assert all(run._push_is_due(rollout_id) for rollout_id in range(8))
+
+
+@pytest.mark.parametrize(
+    ("flags", "start", "expected"),
+    [
+        ({"eval_interval": 2, "skip_eval_before_train": False}, 0, [0]),
+        ({"eval_interval": 2, "skip_eval_before_train": True}, 0, []),
+        ({"eval_interval": None, "skip_eval_before_train": False}, 0, []),
+        ({"eval_interval": 2, "skip_eval_before_train": False}, 5, []),
+    ],
+)
+def test_start_weights_are_evaluated_once(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], start: int, expected: list[int]
+) -> None:
+    run = Run(Namespace(**flags))
+    run.start_rollout_id = start
+    evaluated: list[int] = []
+    monkeypatch.setattr(run, "evaluate", evaluated.append)
+    run.evaluate_start()
+    assert evaluated == expected
+
+
 @pytest.mark.parametrize("at", ["push", "connect"])
 def test_an_engine_that_fails_is_started_again_and_gets_the_weights(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     trainer = Trainer(PUSH_ATTEMPTS - 1, at)

@@ -13,6 +13,7 @@ from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics, sta
 from slime.rollout.rewards import constant_groups, post_process_rewards
 from slime.rollout.train_data import convert, split_by_dp, steps_of
 from slime.utils.types import Sample
+from tests.helpers.arguments import default_args
 
 
 def arguments(**changes: Any) -> Namespace:
@@ -27,7 +28,7 @@ def arguments(**changes: Any) -> Namespace:
         "max_tokens_per_gpu": 64,
         "micro_batch_size": 2,
     }
-    return Namespace(**{**values, **changes})
+    return default_args(**{**values, **changes})
 
 
 def sample(index: int, prompt: int = 3, response: int = 2, reward: float = 1.0, **changes: Any) -> Sample:

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
+from slime.arguments.fixed import FIXED
 from slime.arguments.refused import REFUSED
 from slime.arguments.sglang_flags import recorded_flags
 from slime.backends.sglang_utils.server import CPU_STANDINS
+from slime.tracking.redact import redacted
 from tests.helpers.checkpoints import config_only
 
 
@@ -194,12 +196,67 @@ def test_resume_needs_a_checkpoint_and_a_used_folder_needs_resume(
     assert "add --resume" in refusal(capsys, words)
 
 
-def test_a_key_on_the_command_line_is_refused_and_not_repeated(
-    base: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_key_on_the_command_line_is_never_repeated(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*base, "--use-wandb", "--wandb-key"]
+    args = parse_args([*words, "s3cret"])
+    assert args.wandb_key == "s3cret"
+    assert redacted(args)["wandb_key"] == "set"
+    assert parse_args(words).wandb_key is None
+    assert "s3cret" not in refusal(capsys, [*words, "s3cret", "--save-interval", "4"])
+
+
+def test_meanings_that_always_hold(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for fixed in FIXED:
+        words = [fixed.flag] if fixed.value is True else [fixed.flag, str(fixed.value)]
+        assert getattr(parse_args([*base, *words]), fixed.attribute) == fixed.value
+        if fixed.value is not True:
+            other = "0.1" if isinstance(fixed.value, float) else "other"
+            text = refusal(capsys, [*base, fixed.flag, other])
+            assert f"{fixed.flag} {other}: {fixed.instead}; use {fixed.value}" in text
+
+
+def test_environment_flags_need_a_plugin_that_reads_them(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*base, "--gui-max-steps", "30", "--prm-step-coef", "0.5"]
+    text = refusal(capsys, words)
+    assert "--gui-max-steps is read by a method folder's plugin" in text
+    assert "--prm-step-coef is read by" in text
+    args = parse_args([*words, "--custom-generate-function-path", "generate_with_gui.generate"])
+    assert (args.gui_max_steps, args.prm_step_coef) == (30, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--tensorboard-dir x", "--tensorboard-dir has no effect without --use-tensorboard"),
+        ("--wandb-host x", "--wandb-host has no effect without --use-wandb"),
+        ("--load-debug-rollout-data-subsample 0.5", "no effect without --load-debug-rollout-data"),
+        ("--load-debug-rollout-data x --load-debug-rollout-data-subsample 2", "above 0 and up to 1"),
+        ("--skip-eval-before-train", "no effect without --eval-interval"),
+        ("--debug-rollout-only --debug-train-only --load-debug-rollout-data x", "remove one of them"),
+        ("--train-env-vars x", "not JSON"),
+    ],
+)
+def test_flags_that_would_have_no_effect(
+    base: list[str], capsys: pytest.CaptureFixture[str], words: str, says: str
 ) -> None:
-    text = refusal(capsys, [*base, "--wandb-key", "s3cret"])
-    assert "WANDB_API_KEY" in text
-    assert "s3cret" not in text
+    assert says in refusal(capsys, [*base, *words.split()])
+
+
+def test_dump_details_names_both_dumps(base: list[str]) -> None:
+    args = parse_args([*base, "--dump-details", "/dumps"])
+    assert args.save_debug_rollout_data == "/dumps/rollout_data/{rollout_id}.pt"
+    assert args.save_debug_train_data == "/dumps/train_data/{rollout_id}_{rank}.pt"
+
+
+def test_evaluation_follows_the_rollout_where_it_says_nothing(base: list[str]) -> None:
+    words = ["--rollout-max-context-len", "4096", "--tool-key", "functions"]
+    args = parse_args([*base, *words])
+    assert (args.eval_max_context_len, args.eval_max_prompt_len, args.eval_tool_key) == (4096, 4095, "functions")
+    own = ["--eval-max-context-len", "1024", "--eval-max-prompt-len", "100", "--eval-tool-key", "t"]
+    args = parse_args([*base, *words, *own, "--eval-min-new-tokens", "3"])
+    assert (args.eval_max_context_len, args.eval_max_prompt_len, args.eval_tool_key) == (1024, 100, "t")
+    assert args.eval_min_new_tokens == 3
+    assert args.rollout_max_prompt_len == 4095
 
 
 def test_plugin_arguments_and_custom_config(base: list[str], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from slime.exceptions import HttpStatusError
 from slime.utils import http_utils
 from slime.utils.http_utils import find_available_port, get, is_port_available, post
+from tests.helpers.arguments import default_args
 
 Answer = httpx.Response | Exception
 
@@ -78,3 +79,23 @@ def test_a_found_port_is_free() -> None:
         port = taken.getsockname()[1]
         assert not is_port_available(port)
         assert find_available_port(port) > port
+
+
+def test_the_proxy_is_asked_for_other_machines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_utils, "_proxy", "http://proxy.example:3128")
+    client = http_utils._new_client(4)
+    direct = [
+        client._transport_for_url(httpx.URL(f"http://{host}:30000/x")) for host in ("127.0.0.1", "localhost", "[::1]")
+    ]
+    other = client._transport_for_url(httpx.URL("http://reward.example/score"))
+    assert other not in direct
+    assert isinstance(other, httpx.AsyncHTTPTransport)
+    assert type(other._pool).__name__ == "AsyncHTTPProxy"
+    assert all(type(transport._pool).__name__ == "AsyncConnectionPool" for transport in direct)
+
+
+def test_the_proxy_comes_from_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_utils, "_proxy", None)
+    monkeypatch.setattr(http_utils, "_http_client", None)
+    http_utils.init_http_client(default_args(http_proxy="http://proxy.example:3128", rollout_num_gpus=1))
+    assert http_utils._proxy == "http://proxy.example:3128"

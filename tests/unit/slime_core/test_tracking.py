@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 
 from slime.tracking.redact import redacted
+from slime.tracking.trackers import run_name
 from slime.utils import logging_utils
+from tests.helpers.arguments import default_args
 
 
 @pytest.fixture
 def args(tmp_path: Path) -> Iterator[Namespace]:
-    values = Namespace(
+    values = default_args(
         run_dir=str(tmp_path / "run"),
         use_tensorboard=False,
         use_wandb=False,
@@ -76,3 +79,61 @@ def test_wandb_offline_by_flag(args: Namespace, monkeypatch: pytest.MonkeyPatch)
     runs = list(Path(args.run_dir, "wandb").glob("offline-run-*"))
     assert runs
     assert not any(b"s3cret" in file.read_bytes() for file in Path(args.run_dir).rglob("*") if file.is_file())
+
+
+def test_tensorboard_folders(args: Namespace, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    args.use_tensorboard, args.tensorboard_dir = True, str(tmp_path / "tb")
+    args.tb_project_name, args.tb_experiment_name = "project", "first"
+    logging_utils.log(args, {"train/step": 1, "train/loss": 0.5}, "train/step")
+    logging_utils.finish_tracking(args)
+    assert list((tmp_path / "tb" / "project" / "first").glob("events.*"))
+
+
+class RecordedRun:
+    """Takes what a W&B run is given."""
+
+    def define_metric(self, *names: str, **options: str) -> None:
+        pass
+
+    def log(self, metrics: dict) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.fixture
+def wandb_settings(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """What ``wandb.init`` was called with."""
+    wandb = pytest.importorskip("wandb")
+    given: dict = {}
+
+    def init(**options: object) -> RecordedRun:
+        given.update(options)
+        return RecordedRun()
+
+    monkeypatch.setattr(wandb, "init", init)
+    for name in ("WANDB_API_KEY", "WANDB_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return given
+
+
+def test_wandb_flags(args: Namespace, wandb_settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "from-environment")
+    args.use_wandb, args.wandb_key, args.wandb_host = True, "s3cret", "https://wandb.example"
+    args.wandb_group, args.wandb_run_id, args.wandb_random_suffix = "qwen3", "abc", False
+    logging_utils.log(args, {"train/step": 1}, "train/step")
+    assert os.environ["WANDB_API_KEY"] == "s3cret"
+    assert wandb_settings["settings"].base_url == "https://wandb.example"
+    assert (wandb_settings["name"], wandb_settings["id"], wandb_settings["resume"]) == ("qwen3", "abc", "allow")
+    assert wandb_settings["config"]["wandb_key"] == "set"
+
+
+def test_a_wandb_run_is_its_group_and_a_random_suffix(args: Namespace) -> None:
+    args.wandb_group, args.wandb_random_suffix = "qwen3", True
+    names = {run_name(args), run_name(args)}
+    assert len(names) == 2
+    assert all(name is not None and name.startswith("qwen3_") for name in names)
+    args.wandb_group = None
+    assert run_name(args) is None

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 
 from slime.algorithms.advantages import compute_advantages
-from slime.backends.fsdp_utils import checkpoint
+from slime.backends.fsdp_utils import checkpoint, moving_reference
 from slime.backends.fsdp_utils.export import export_adapter
 from slime.backends.fsdp_utils.lora import adapters_off
 from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.fsdp_utils.model import PolicyModel, build_policy
 from slime.backends.fsdp_utils.rank import TrainRank, fetch, mean_of_steps
-from slime.backends.fsdp_utils.train_step import Metrics, log_prob_pass, optimizer_step
+from slime.backends.fsdp_utils.train_step import Metrics, log_prob_pass, logprob_pass_with_entropy, optimizer_step
 from slime.backends.fsdp_utils.weights import full_weights
 from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.hf_folder import export_hf
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 # Per-token streams whose means are logged; the first only with --kl-coef, without which it is all zero.
 _DESCRIBED = (
-    *("kl", "advantages", "returns", "values", "log_probs", "ref_log_probs", "rollout_log_probs"),
-    "teacher_log_probs",
+    *("kl", "advantages", "returns", "values", "entropy"),
+    *("log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs"),
 )
 
 
@@ -104,6 +104,7 @@ class FSDPTrainActor(TrainRank):
         Returns:
             With a critic, the returns of this rank's samples by their position in the rollout.
         """
+        self._rollout_id = rollout_id
         with self._timed("train"):
             self._data = data = RolloutShard(fetch(shard))
             if values:
@@ -111,6 +112,8 @@ class FSDPTrainActor(TrainRank):
             if self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss":
                 self._prepare(data)
             postprocess(self.args, rollout_id, data)
+            if self.args.save_debug_train_data:
+                data.dump(self.args.save_debug_train_data.format(rollout_id=rollout_id, rank=self.rank))
         return data.by_position("returns") if values else {}
 
     def step(self, rollout_id: int, learn: bool = True) -> dict[str, Any] | None:
@@ -121,6 +124,8 @@ class FSDPTrainActor(TrainRank):
         """
         data, self._data = self._data, None
         assert data is not None, "call prepare first"
+        if self.args.reset_optimizer_states:
+            self.optimizer.state.clear()
         steps = []
         with self._timed("train"), self._timed("actor_train"):
             for number in range(len(data.micro_batches) if learn else 0):
@@ -129,6 +134,8 @@ class FSDPTrainActor(TrainRank):
                 )
                 self._changed_since_push |= not metrics["skipped_steps"]
                 steps.append(metrics)
+        if self._reference is not None and moving_reference.is_due(rollout_id, self.args.ref_update_interval):
+            moving_reference.follow(self._reference, self.policy)
         rollout = self._describe(data)
         if self.rank != 0:
             return None
@@ -142,7 +149,10 @@ class FSDPTrainActor(TrainRank):
             data.set_computed("log_probs", data.fields["rollout_log_probs"])
         else:
             with self._timed("log_probs"):
-                data.set_computed("log_probs", log_prob_pass(self.args, self.policy, data, self.device))
+                log_probs, entropy = logprob_pass_with_entropy(self.args, self.policy, data, self.device)
+                data.set_computed("log_probs", log_probs)
+                if self.args.use_rollout_entropy:
+                    data.set_computed("entropy", entropy)
         if self._needs_reference():
             with self._timed("ref_log_probs"):
                 data.set_computed("ref_log_probs", self._reference_log_probs(data))
@@ -208,6 +218,8 @@ class FSDPTrainActor(TrainRank):
             folder = checkpoint.save(root, iteration, self.policy, self.optimizer, self._meta(rollout_id))
             if self.args.use_lora:
                 export_adapter(self.args, self.policy, folder / "adapter", device=self.device)
+            if self._reference is not None and self.args.ref_update_interval is not None:
+                moving_reference.save(self._reference, folder)
             if self.args.save_hf:
                 self.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
             if self.rank == 0:
@@ -233,8 +245,12 @@ class FSDPTrainActor(TrainRank):
         if folder is None:
             if args.resume:
                 raise CheckpointError(f"--resume found no checkpoint in {root}: start without --resume")
+            if args.load and self._start_weights() != args.load:
+                logger.warning("--load %s holds no checkpoint yet: starting from %s", args.load, self._start_weights())
             return args.start_rollout_id or 0
         meta = self._restore(folder)
+        if self._reference is not None and args.ref_update_interval is not None:
+            moving_reference.load(self._reference, folder)
         self.weight_version = int(meta["weight_version"])
         return int(meta["rollout_id"]) + 1 if args.start_rollout_id is None else args.start_rollout_id
 

@@ -1,6 +1,6 @@
 """The state of the FSDP back end in a checkpoint: torch DCP, weights and optimizer by parameter name.
 
-Guarantee: any number of ranks can load it. A LoRA run stores its adapters only.
+Guarantee: any number of ranks can load it. A LoRA run stores its adapters only; parameters frozen by name are stored too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def save(
     """Write a checkpoint and return its folder, not yet named by the latest file; collective."""
 
     def write_state(path: Path) -> None:
-        weights, moments = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=True))
+        weights, moments = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=meta["lora"]))
         dcp_save({"model": weights, "optimizer": moments}, checkpoint_id=str(path))
 
     return write(root, iteration, meta, write_state)
@@ -37,7 +37,7 @@ def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer,
     if meta["lora"] != wants_lora:
         kind = "LoRA adapters" if meta["lora"] else "full weights"
         raise CheckpointError(f"{folder} holds {kind}: {'add' if meta['lora'] else 'remove'} --use-lora")
-    options = StateDictOptions(ignore_frozen_params=True, strict=not meta["lora"])
+    options = StateDictOptions(ignore_frozen_params=meta["lora"], strict=not meta["lora"])
     weights, moments = get_state_dict(model, optimizer, options=options)
     dcp_load({"model": weights, "optimizer": moments}, checkpoint_id=str(folder / "state"))
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options)

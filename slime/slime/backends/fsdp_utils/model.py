@@ -22,6 +22,7 @@ from slime.backends.fsdp_utils import lora, packed_attention
 from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
 from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.trainable import choose_trainable
 
 # Configuration fields that change logits after the LM head; models that use them need code here first.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -88,6 +89,7 @@ def build_policy(args: Namespace, path: str, *, device: torch.device, trainable:
         hf, implementation = load_hf(args, path, AutoModelForCausalLM, dtype, empty=empty)
         if with_lora:
             lora.add_adapters(args, hf)
+        choose_trainable(args, hf)
         hf.tie_weights()
         if args.gradient_checkpointing:
             hf.gradient_checkpointing_enable({"use_reentrant": False})

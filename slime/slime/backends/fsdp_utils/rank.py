@@ -12,7 +12,7 @@ import random
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,11 @@ import torch.distributed as dist
 from slime.backends.fsdp_utils import checkpoint
 from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import Metrics
+from slime.backends.trainer.checkpoint_folder import read_meta
+from slime.backends.trainer.determinism import use_deterministic_kernels
+from slime.backends.trainer.profiling import TARGETS, profiled
 from slime.backends.trainer.schedule import Schedule
+from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ class TrainRank:
         self.rank = rank
         self._master = (master_addr, master_port)
         self._seconds: Metrics = {}
+        self._rollout_id = 0
 
     def _begin(self, args: Namespace) -> None:
         """Settle the arguments and join the group."""
@@ -50,6 +55,8 @@ class TrainRank:
         self.args = Namespace(**(vars(args) | {"train_dtype": args.train_dtype or default_dtype}))
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
         self.device = self._join()
+        if args.deterministic_mode:
+            use_deterministic_kernels()
 
     def _join(self) -> torch.device:
         """Join the ranks' default group and return this rank's device."""
@@ -91,8 +98,9 @@ class TrainRank:
 
     def _restore(self, folder: Path) -> dict[str, Any]:
         """Load model, optimizer, schedule and random state of a checkpoint and return its meta."""
+        check_same_parameters(self.args, read_meta(folder))
         meta = checkpoint.load(folder, self.model, self.optimizer, wants_lora=bool(self.args.use_lora))
-        self.schedule.load_state_dict(meta["schedule"])
+        self.schedule.load_state_dict(meta["schedule"], everything=self.args.use_checkpoint_lr_scheduler)
         logger.info("continuing from %s", folder)
         return meta
 
@@ -103,6 +111,7 @@ class TrainRank:
             "world_size": self.world_size,
             "lora": bool(self.args.use_lora),
             "hf_checkpoint": str(self.args.hf_checkpoint),
+            **{name: getattr(self.args, name) for name in PATTERNS},
         }
 
     def shutdown(self) -> None:
@@ -113,7 +122,8 @@ class TrainRank:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        with profiled(self.args, name, self._rollout_id, self.rank) if name in TARGETS else nullcontext():
+            yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def _take_seconds(self) -> Metrics:

@@ -60,11 +60,21 @@ def per_sample_pass(
 
 def log_prob_pass(args: Namespace, model: PolicyModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
     """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
+    return logprob_pass_with_entropy(args, model, shard, device)[0]
+
+
+def logprob_pass_with_entropy(
+    args: Namespace, model: PolicyModel, shard: RolloutShard, device: torch.device
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return log probabilities and entropies, ``[R_i]`` each per sample of the shard under ``model``, on the CPU."""
 
     def forward(inputs: MicroBatch) -> Tensor:
-        return model(inputs, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)[0]
+        both = model(inputs, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)
+        return torch.stack(both, dim=-1)
 
-    return per_sample_pass(args, model, shard, device, forward)
+    both = per_sample_pass(args, model, shard, device, forward)
+    pairs = [values.reshape(-1, 2) for values in both]
+    return [pair[:, 0].contiguous() for pair in pairs], [pair[:, 1].contiguous() for pair in pairs]
 
 
 def reducer_of(args: Namespace, batch: dict[str, Any], response_lengths: list[int]) -> Reducer:

@@ -7,6 +7,7 @@ micro-batch at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ _AS_THEY_ARE = (
     *("step_wise_step_rewards", "step_wise_step_token_spans", "step_wise_step_indices"),
 )
 # What a training step adds, under the names of the contract.
-_COMPUTED = ("log_probs", "ref_log_probs", "values", "advantages", "returns")
+_COMPUTED = ("log_probs", "ref_log_probs", "values", "entropy", "advantages", "returns")
 
 
 class RolloutShard:
@@ -67,6 +68,13 @@ class RolloutShard:
         if name not in _COMPUTED:
             raise KeyError(f"{name} is not one of {_COMPUTED}")
         self.fields[name] = values
+
+    def dump(self, path: str) -> None:
+        """Write tokens, micro-batches and all fields to a file that ``torch.load`` reads."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        data = {"tokens": self.tokens, "micro_batch_indices": self.micro_batches}
+        torch.save({**data, "global_batch_sizes": self.global_batch_sizes, **self.fields}, file)
 
     def by_position(self, name: str) -> dict[int, Tensor]:
         """Return the values of a computed field by the position of their sample in the whole rollout."""

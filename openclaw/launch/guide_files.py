@@ -1,0 +1,124 @@
+"""Configuration files of other guides, given as ``--config FILE``: their keys become variables and flags of this launcher.
+
+Guarantee: every key means what a variable or a flag means, or is refused with the line that says what to do instead; a file with
+the trainer's own flags is left to the trainer. The environment wins over a file, flags win over both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openclaw.exceptions import ConfigError
+
+SECTIONS = ("model", "training", "rollout", "evaluation", "rollout_config")
+METHOD_NAMES = {"combine": "combine", "binary": "rl", "opd": "opd"}
+_NO_CRITIC = "no method here has a critic; remove it"
+_CLIENT = "the client decides that, not the trainer; remove it"
+_ALWAYS = "is always so here"
+
+# Key of a file, and the variable (in capitals), the flag, or the only value it may have and why.
+KEYS: dict[str, str | tuple[Any, str]] = {
+    "model.name": "SERVED_MODEL_NAME",
+    "model.checkpoint_path": "HF_CKPT",
+    "model.tokenizer_path": "OPENCLAW_TOKENIZER",
+    "training.batch_size": "BATCH_SIZE",
+    "training.gradient_accumulation_steps": (1, "gradients accumulate over the whole batch; use MAX_TOKENS_PER_GPU"),
+    "training.learning_rate": "LEARNING_RATE",
+    "training.warmup_steps": "--lr-warmup-iters",
+    "training.max_steps": "NUM_ROLLOUT",
+    "training.ppo_clip_ratio": "PPO_CLIP_RATIO",
+    "training.value_clip_ratio": (None, _NO_CRITIC),
+    "training.gae_lambda": (None, _NO_CRITIC),
+    "training.teacher_temperature": (1.0, "the teacher's logprobs are those of its own distribution; remove it"),
+    "training.hint_extraction_model": "PRM_MODEL_PATH",
+    "training.binary_weight": "OPENCLAW_COMBINE_W_RL",
+    "training.opd_weight": "OPENCLAW_COMBINE_W_OPD",
+    "rollout.num_workers": (1, "one gateway serves all conversations; remove it"),
+    "rollout.max_turns": (None, _CLIENT),
+    "rollout.session_aware": (True, _ALWAYS),
+    "rollout.parallel_envs": (None, _CLIENT),
+    "evaluation.judge_model": "PRM_MODEL_PATH",
+    "evaluation.majority_voting": (True, _ALWAYS),
+    "evaluation.num_judges": "PRM_M",
+    "evaluation.consensus_threshold": (0.5, "the majority of the votes decides; remove it"),
+    "evaluation.eval_frequency": "--eval-interval",
+    "rollout_config.collection_mode": ("session_aware", _ALWAYS),
+    "rollout_config.max_concurrent_sessions": "OPENCLAW_MAX_SESSIONS",
+    "rollout_config.session_timeout": "OPENCLAW_SESSION_IDLE_SECONDS",
+    "rollout_config.trajectory_format": (
+        None,
+        "the ledger has one format; python -m openclaw.inspect shows and exports it",
+    ),
+    "rollout_config.message_classification": (
+        None,
+        "the client says so per request, with the header X-Turn-Type: main or side",
+    ),
+    "rollout_config.reward_computation.type": ("binary", "the script of a method says how replies are scored"),
+    "rollout_config.reward_computation.aggregation": ("majority", _ALWAYS),
+    "rollout_config.reward_computation.num_samples": "PRM_M",
+}
+
+
+@dataclass
+class GuideFile:
+    """What a file says: environment variables, and flags of the trainer."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    flags: list[str] = field(default_factory=list)
+
+
+def read_guide_file(path: str, method: str) -> GuideFile | None:
+    """Return what the file says for ``method``; None when it is a file of the trainer's flags, or none at all.
+
+    Raises:
+        ConfigError: a line per key that cannot be honoured.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        return None
+    values = yaml.safe_load(file.read_text())
+    if not isinstance(values, dict) or not any(isinstance(values.get(name), dict) for name in SECTIONS):
+        return None
+    found, lines = GuideFile(), []
+    for key, value in _leaves(values):
+        problem = _take(found, key, value, method)
+        if problem:
+            lines.append(f"{path}: {problem}")
+    if lines:
+        raise ConfigError("\n  - ".join(["keys that cannot be honoured:", *lines]))
+    return found
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key not in KEYS:
+            yield from _leaves(value, f"{key}.")
+        elif value is not None:
+            yield key, value
+
+
+def _take(found: GuideFile, key: str, value: Any, method: str) -> str | None:
+    """Add what a key says to ``found``, or return why it cannot be honoured."""
+    if key == "training.method":
+        name = METHOD_NAMES.get(str(value))
+        if name == method:
+            return None
+        return f"{key}: {value} is another method than this script's; run bash openclaw-{name or 'combine'}/run_*.sh"
+    if key not in KEYS:
+        return f"unknown key {key}"
+    meaning = KEYS[key]
+    if isinstance(meaning, tuple):
+        only, why = meaning
+        return None if value == only else f"{key}: {value}: {why}"
+    if meaning.startswith("--"):
+        found.flags += [meaning, str(value)]
+        return None
+    if found.variables.setdefault(meaning, str(value)) != str(value):
+        return f"{key}: {value} and another key set {meaning} differently; keep one of them"
+    return None

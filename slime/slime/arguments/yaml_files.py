@@ -1,0 +1,124 @@
+"""YAML files of arguments: ``--config`` (flags, before the command line) and ``--custom-config-path`` (attributes, after it).
+
+Guarantees: a value in a file is read by the flag it names, with its type and choices; a key of ``--config`` that is no flag is
+an error that names the nearest one. Only ``--custom-config-path`` can create attributes that no flag declares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slime.arguments.option import comma_list, json_object
+from slime.arguments.refused import refusals
+from slime.exceptions import ConfigurationError
+
+CONFIG_FLAG = "--config"
+
+
+def nearest(flag: str, known: Sequence[str]) -> str:
+    """Return ``; did you mean --x?`` for a mistyped flag, or nothing."""
+    near = difflib.get_close_matches(flag, known, n=1) if flag.startswith("--") else []
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def read_mapping(flag: str, path: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file.
+
+    Raises:
+        ConfigurationError: when there is no such file or it holds something else.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigurationError(f"{flag} {path}: no such file")
+    try:
+        values = yaml.safe_load(file.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{flag} {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigurationError(f"{flag} {path} needs `name: value` lines")
+    return values
+
+
+def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
+    """Return ``argv`` preceded by the flags of the file that its ``--config`` names, so that the command line wins."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(CONFIG_FLAG)
+    path = finder.parse_known_args(list(argv))[0].config
+    if path is None:
+        return list(argv)
+    words: list[str] = []
+    for key, value in read_mapping(CONFIG_FLAG, path).items():
+        action = find_action(parser, key)
+        if action is None:
+            flag = "--" + key.lstrip("-").replace("_", "-")
+            hint = nearest(flag, list(parser._option_string_actions))
+            raise ConfigurationError(f"{CONFIG_FLAG} {path}: no flag is called {key!r}{hint}")
+        if CONFIG_FLAG in action.option_strings:
+            raise ConfigurationError(f"{CONFIG_FLAG} {path}: a file cannot name another one; put the flags here")
+        words += words_of(action, value)
+    return [*words, *argv]
+
+
+def apply_custom_config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
+    """Set every key of ``--custom-config-path`` on ``args``; return a line per refused flag among them."""
+    if not args.custom_config_path:
+        return []
+    values = read_mapping("--custom-config-path", args.custom_config_path)
+    known = {key: action for key in values if (action := find_action(parser, key)) is not None}
+    words = [word for key, action in known.items() for word in words_of(action, values[key])]
+    parsed = parser.parse_args(words)
+    problems = refusals(parsed)
+    for key, value in values.items():
+        if key in known:
+            if hasattr(parsed, known[key].dest):
+                setattr(args, known[key].dest, None if value is None else getattr(parsed, known[key].dest))
+        elif not key.isidentifier():
+            raise ConfigurationError(
+                f"--custom-config-path: {key!r} cannot be an attribute; write {key.replace('-', '_')}"
+            )
+        else:
+            setattr(args, key, value)
+    return problems
+
+
+def find_action(parser: argparse.ArgumentParser, key: str) -> argparse.Action | None:
+    """Return the flag that a key of a file names; ``_`` and ``-`` are the same, leading dashes may be left out."""
+    name = "--" + key.lstrip("-")
+    actions: Mapping[str, argparse.Action] = parser._option_string_actions
+    return actions.get(name) or actions.get(name.replace("_", "-"))
+
+
+def words_of(action: argparse.Action, value: Any) -> list[str]:
+    """Return the words of a command line that give a flag a value of a YAML file; null leaves the flag out.
+
+    Raises:
+        ConfigurationError: when the flag cannot have such a value.
+    """
+    flag = next(name for name in action.option_strings if name.startswith("--"))
+    if value is None:
+        return []
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{flag} is a switch; write true or false, not {value!r}")
+        off = [name for name in action.option_strings if name.startswith("--no-")]
+        return [flag] if value else off[:1]
+    if isinstance(value, bool) and action.nargs != "*":
+        raise ConfigurationError(f"{flag} needs a value, not {str(value).lower()}")
+    if isinstance(value, dict):
+        if action.type is not json_object:
+            raise ConfigurationError(f"{flag} needs a value; the names in a file are not nested")
+        return [f"{flag}={json.dumps(value)}"]
+    if isinstance(value, list):
+        if action.type is comma_list:
+            return [f"{flag}={','.join(map(str, value))}"]
+        if action.nargs not in ("+", "*"):
+            raise ConfigurationError(f"{flag} takes one value, not a list")
+        return [flag, *map(str, value)]
+    return [flag, str(value)] if action.nargs in ("+", "*") else [f"{flag}={value}"]

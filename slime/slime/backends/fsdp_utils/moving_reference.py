@@ -1,0 +1,57 @@
+"""The reference model that follows the policy: ``--ref-update-interval``.
+
+Guarantee: after every interval the reference has the policy's weights, rounded to its own precision; a checkpoint holds the
+reference, so that a resumed run compares with the same one.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "reference"
+
+
+def is_due(rollout_id: int, interval: int | None) -> bool:
+    """Return whether the reference takes the policy's weights after ``rollout_id``."""
+    return interval is not None and (rollout_id + 1) % interval == 0
+
+
+@torch.no_grad()
+def follow(reference: nn.Module, policy: nn.Module) -> None:
+    """Copy every parameter of ``policy``; both are sharded alike, so no rank talks to another."""
+    for model in (reference, policy):
+        cast(FSDPModule, model).reshard()  # a forward pass leaves the root's parameters whole
+    sources = dict(policy.named_parameters())
+    for name, parameter in reference.named_parameters():
+        _local(parameter).copy_(_local(sources[name]))
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def save(reference: nn.Module, checkpoint: Path) -> None:
+    """Write the reference into a checkpoint's folder; collective."""
+    dcp_save({"model": get_model_state_dict(reference)}, checkpoint_id=str(checkpoint / FOLDER))
+
+
+def load(reference: nn.Module, checkpoint: Path) -> None:
+    """Restore the reference of a checkpoint; one without keeps --ref-load's, which the log says. Collective."""
+    if not (checkpoint / FOLDER).is_dir():
+        logger.warning("%s holds no reference: it starts from --ref-load and follows from there", checkpoint)
+        return
+    state = {"model": get_model_state_dict(reference)}
+    dcp_load(state, checkpoint_id=str(checkpoint / FOLDER))
+    set_model_state_dict(reference, state["model"])

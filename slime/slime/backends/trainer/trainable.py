@@ -1,0 +1,56 @@
+"""Which parameters are trained: ``--only-train-params-name-list`` and ``--freeze-params-name-list``.
+
+Guarantee: every pattern names at least one parameter and at least one parameter stays trainable, else it is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from slime.exceptions import CheckpointError, ConfigurationError
+
+PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
+
+
+def choose_trainable(args: Namespace, model: nn.Module) -> None:
+    """Freeze the parameters of ``model`` whose Hugging Face name the patterns (regular expressions, anywhere in it) exclude."""
+    only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
+    if not only and not frozen:
+        return
+    names = [name for name, _ in model.named_parameters()]
+    flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
+    matched = _matches(flag, only or frozen, names)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_((name in matched) == bool(only))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigurationError(f"{flag} {' '.join(only or frozen)} leaves nothing to train")
+
+
+def check_same_parameters(args: Namespace, meta: dict[str, Any]) -> None:
+    """Raise CheckpointError when a checkpoint was written with other patterns: its optimizer knows other parameters."""
+    for name in PATTERNS:
+        then, now = meta.get(name), getattr(args, name)
+        if (then or None) != (now or None):
+            flag = f"--{name.replace('_', '-')}"
+            raise CheckpointError(
+                f"the checkpoint was written {f'with {flag} ' + ' '.join(then) if then else f'without {flag}'}; "
+                "go on with the same, or start from its weights: --load the folder of --save-hf"
+            )
+
+
+def _matches(flag: str, patterns: Sequence[str], names: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for pattern in patterns:
+        try:
+            matching = {name for name in names if re.search(pattern, name)}
+        except re.error as error:
+            raise ConfigurationError(f"{flag} {pattern}: not a regular expression: {error}") from error
+        if not matching:
+            raise ConfigurationError(f"{flag} {pattern} names no parameter; names look like {names[0]}")
+        found |= matching
+    return found

@@ -1,0 +1,86 @@
+"""Numbers about a batch that are logged on request: turns, pass rates, kinds of rewards, correct samples.
+
+Guarantee: pure; a flag that is off adds nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from argparse import Namespace
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from slime.utils.types import Sample
+
+PASSING_REWARD = 1.0
+
+
+def requested_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+    """Return what ``--log-multi-turn``, ``--log-passrate``, ``--log-reward-category`` and ``--log-correct-samples`` ask for."""
+    metrics: dict[str, float] = {}
+    if args.log_multi_turn:
+        metrics |= multi_turn(samples)
+    if args.log_passrate:
+        metrics |= pass_rates(args, samples)
+    if args.log_reward_category:
+        metrics |= reward_categories(args.log_reward_category, samples)
+    if args.log_correct_samples:
+        metrics |= correct_samples(args, samples)
+    return metrics
+
+
+def multi_turn(samples: Sequence[Sample]) -> dict[str, float]:
+    """Response lengths with and without observations, and the numbers of rounds where samples have one."""
+    values = {
+        "raw_response_length": [sample.response_length for sample in samples],
+        "wo_obs_response_length": [sample.effective_response_length for sample in samples],
+        "round_number": [s.metadata["round_number"] for s in samples if "round_number" in s.metadata],
+    }
+    return {
+        f"multi_turn/{name}/{statistic}": function(numbers)
+        for name, numbers in values.items()
+        if numbers
+        for statistic, function in (("mean", statistics.fmean), ("max", max), ("min", min))
+    }
+
+
+def pass_rates(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+    """``passrate/pass@k`` for powers of two k: chance that k samples of a prompt hold one with a reward of 1 or more.
+
+    The unbiased estimator ``1 - C(n - c, k) / C(n, k)`` of Chen et al. 2021, mean over the groups of at least k samples.
+    """
+    groups: dict[object, list[bool]] = defaultdict(list)
+    for position, sample in enumerate(samples):
+        key = ("alone", position) if sample.group_index is None else sample.group_index
+        groups[key].append(_reward(args, sample) >= PASSING_REWARD)
+    largest = max(map(len, groups.values()))
+    metrics = {}
+    for k in (2**power for power in range(largest.bit_length())):
+        rates = [
+            1.0 - math.comb(len(group) - sum(group), k) / math.comb(len(group), k)
+            for group in groups.values()
+            if len(group) >= k
+        ]
+        metrics[f"passrate/pass@{k}"] = statistics.fmean(rates)
+    return metrics
+
+
+def reward_categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
+    """``error_cat/<value>``: share of the samples whose reward dict has that value under ``key``."""
+    counts = Counter(str(sample.reward[key]) for sample in samples if isinstance(sample.reward, dict))
+    return {f"error_cat/{value}": count / len(samples) for value, count in counts.items()}
+
+
+def correct_samples(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+    """Count and mean lengths of the samples with a reward above 0."""
+    correct = [sample for sample in samples if _reward(args, sample) > 0]
+    metrics: dict[str, float] = {"rollout/correct_samples": len(correct)}
+    if correct:
+        metrics["rollout/correct_response_lengths"] = statistics.fmean(sample.response_length for sample in correct)
+        metrics["rollout/correct_total_lengths"] = statistics.fmean(len(sample.tokens) for sample in correct)
+    return metrics
+
+
+def _reward(args: Namespace, sample: Sample) -> float:
+    return 0.0 if sample.reward is None else float(sample.get_reward_value(args))

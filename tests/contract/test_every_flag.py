@@ -1,0 +1,117 @@
+"""Every flag of the contract works or is refused with a line, and every flag that is accepted does something that a test shows."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from slime.arguments import build_parser, parse_args
+from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.fixed import FIXED
+from slime.arguments.parser import GROUPS
+from slime.arguments.refused import REFUSED
+from tests.contract.flag_table import FLAGS
+
+OPTIONS = [option for group in GROUPS for option in group.options]
+# Read by what is not Python of this repository: the plugins of method folders (2.7 of the contract).
+READ_BY_PLUGINS = {option.attribute for option in ENVIRONMENTS.options}
+# The value changes nothing by itself: checked against others, the default said aloud, or a choice that does not exist here.
+CHECKED_ONLY = {
+    "num_gpus_per_node",
+    "override_lr_scheduler",
+    "megatron_to_hf_mode",
+    "optimizer",
+    "rollout_external",
+    "critic_num_nodes",
+}
+
+
+def known_flags() -> dict[str, argparse.Action]:
+    return dict(build_parser()._option_string_actions)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flag_of_the_contract_is_in_the_help_or_refused_with_a_line(flag: str) -> None:
+    action = known_flags()[f"--{flag}"]
+    if flag in REFUSED:
+        reason = REFUSED[flag]
+        assert "\n" not in reason
+        assert len(reason) > 20, "a reason says what to use instead"
+    else:
+        assert action.help not in (None, argparse.SUPPRESS)
+
+
+def test_a_refused_flag_is_refused_with_any_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["1"], ["a", "b"]):
+        given = [word for flag in REFUSED for word in (f"--{flag}", *words)]
+        with pytest.raises(SystemExit):
+            parse_args(["--run-dir", str(tmp_path), *given])
+        text = capsys.readouterr().err
+        assert not [flag for flag, reason in REFUSED.items() if f"--{flag} {reason}" not in text]
+
+
+def attributes_read(repository: Path) -> set[str]:
+    """Attributes that code outside the declarations takes from ``args``."""
+    found: set[str] = set()
+    files = [
+        *repository.glob("slime/**/*.py"),
+        *repository.glob("openclaw/**/*.py"),
+        *repository.glob("openclaw-*/*.py"),
+    ]
+    declarations = repository / "slime" / "slime" / "arguments"
+    for path in files:
+        if path.is_relative_to(declarations) and path.name not in ("model_shape.py", "eval_config.py"):
+            continue
+        tree = ast.parse(path.read_text())
+        texts = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        if path.name == "model_shape.py":
+            found |= texts
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                if ast.unparse(node.value).split(".")[-1] in ("args", "_args", "arguments"):
+                    found.add(node.attr)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+                name = node.args[1]
+                if isinstance(name, ast.Constant):
+                    found.add(name.value)
+                elif isinstance(name, ast.JoinedStr) and isinstance(name.values[0], ast.Constant):
+                    found |= {f"{name.values[0].value}{text}" for text in texts}  # getattr(args, f"eval_{name}")
+    return found
+
+
+def attributes_derived(repository: Path) -> set[str]:
+    """Attributes that the derivations turn into others: what they do is done by those."""
+    found: set[str] = set()
+    for path in (repository / "slime" / "slime" / "arguments").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and "derive" in node.name:
+                found |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    return found
+
+
+def test_every_accepted_flag_is_read_by_code(repository: Path) -> None:
+    read = attributes_read(repository) | attributes_derived(repository) | READ_BY_PLUGINS | CHECKED_ONLY
+    unread = [option.flag for option in OPTIONS if option.attribute not in read]
+    assert not unread, f"accepted and read nowhere: {unread}; make them real or refuse them"
+
+
+def test_every_accepted_flag_is_in_a_test(repository: Path) -> None:
+    here = {Path(__file__), Path(__file__).with_name("flag_table.py")}
+    text = "\n".join(path.read_text() for path in (repository / "tests").rglob("*.py") if path not in here)
+    text += "\n".join(path.read_text() for path in (repository / "slime" / "scripts" / "models").glob("*.sh"))
+    words = set(re.findall(r"--[a-z][a-zA-Z0-9_-]*", text)) | set(re.findall(r"\b[a-z][a-z0-9_]*\b", text))
+    untested = [option.flag for option in OPTIONS if not {option.flag, option.attribute} & words]
+    assert not untested, f"no test names {untested}"
+
+
+def test_no_flag_is_both_accepted_and_refused() -> None:
+    accepted = [name.lstrip("-") for option in OPTIONS for name in (option.flag, *option.aliases)]
+    accepted += [fixed.flag.lstrip("-") for fixed in FIXED]
+    assert not set(accepted) & set(REFUSED)
+    assert len(accepted) == len(set(accepted))

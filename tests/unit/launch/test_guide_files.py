@@ -1,0 +1,129 @@
+"""Configuration files and variables of other guides: each key works, or one line says what to do instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw.exceptions import ConfigError
+from openclaw.launch.guide_files import KEYS, read_guide_file
+from openclaw.launch.plan import Plan, make_plan
+from openclaw.launch.profiles import GPU8
+from openclaw.launch.variables import FEW_NODES, LAUNCH_VARIABLES, OF_ENVIRONMENTS
+from openclaw.runtime_variables import VARIABLES
+from slime.arguments import build_parser
+from tests.helpers.checkpoints import config_only
+
+TRAINING = """
+model: {name: my-policy, checkpoint_path: MODEL, tokenizer_path: MODEL}
+training:
+  method: combine
+  batch_size: 8
+  gradient_accumulation_steps: 1
+  learning_rate: 3e-6
+  warmup_steps: 5
+  max_steps: 40
+  ppo_clip_ratio: 0.1
+  binary_weight: 0.5
+  opd_weight: 2.0
+rollout: {num_workers: 1, session_aware: true}
+evaluation: {judge_model: MODEL, majority_voting: true, num_judges: 5, consensus_threshold: 0.5}
+"""
+
+
+def plan(file: Path, *extra: str, method: str = "combine", **environment: str) -> Plan:
+    return make_plan(GPU8, method, None, ["--config", str(file), *extra], environment)
+
+
+def test_a_training_config_is_a_plan(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    file = tmp_path / "training_config.yaml"
+    file.write_text(TRAINING.replace("MODEL", str(model)))
+    made = plan(file)
+    args = made.args
+    assert made.problems == ()
+    assert (args.hf_checkpoint, args.prm_model_path, args.rollout_batch_size) == (str(model), str(model), 8)
+    assert (args.lr, args.lr_warmup_iters, args.num_rollout, args.eps_clip, args.prm_m) == (3e-6, 5, 40, 0.1, 5)
+    assert (made.runtime.combine_w_rl, made.runtime.combine_w_opd) == (0.5, 2.0)
+    assert (made.runtime.served_model_name, made.runtime.tokenizer) == ("my-policy", str(model))
+    assert plan(file, "--lr", "1e-7", BATCH_SIZE="4").args.rollout_batch_size == 4
+    assert plan(file, "--lr", "1e-7").args.lr == 1e-7
+
+
+def test_a_rollout_config_is_read_too(tmp_path: Path) -> None:
+    file = tmp_path / "rollout.json"
+    reward = {"type": "binary", "aggregation": "majority", "num_samples": 3}
+    config = {"collection_mode": "session_aware", "max_concurrent_sessions": 7, "session_timeout": 60}
+    file.write_text(json.dumps({"rollout_config": {**config, "reward_computation": reward}}))
+    runtime = plan(file, HF_CKPT=str(config_only(tmp_path / "model"))).runtime
+    assert (runtime.prm_m, runtime.max_sessions, runtime.session_idle_seconds) == (3, 7, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("training: {method: opd}", "run bash openclaw-opd/run_*.sh"),
+        ("training: {gae_lambda: 0.95}", "no method here has a critic"),
+        ("training: {value_clip_ratio: 0.2}", "no method here has a critic"),
+        ("training: {teacher_temperature: 0.7}", "its own distribution"),
+        ("training: {gradient_accumulation_steps: 4}", "use MAX_TOKENS_PER_GPU"),
+        ("rollout: {num_workers: 4}", "one gateway serves all"),
+        ("rollout: {session_aware: false}", "is always so here"),
+        ("rollout: {max_turns: 5}", "the client decides"),
+        ("rollout: {parallel_envs: 5}", "the client decides"),
+        ("evaluation: {majority_voting: false}", "is always so here"),
+        ("evaluation: {consensus_threshold: 0.9}", "the majority of the votes decides"),
+        ("rollout_config: {trajectory_format: x}", "python -m openclaw.inspect"),
+        ("rollout_config: {message_classification: {side: [a]}}", "X-Turn-Type: main or side"),
+        ("training: {learning_rat: 1}", "unknown key training.learning_rat"),
+        (
+            "model: {checkpoint_path: a}\nevaluation: {judge_model: a, num_judges: 3}\ntraining: {hint_extraction_model: b}",
+            "keep one of them",
+        ),
+    ],
+)
+def test_a_key_that_cannot_be_honoured_says_what_to_do(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "training_config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="keys that cannot be honoured") as raised:
+        read_guide_file(str(file), "combine")
+    assert says in str(raised.value)
+
+
+def test_every_key_names_a_variable_or_a_flag_that_exists() -> None:
+    variables = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES) for name in variable.names}
+    flags = set(build_parser()._option_string_actions)
+    meanings: list[Any] = [meaning for meaning in KEYS.values() if isinstance(meaning, str)]
+    assert [meaning for meaning in meanings if meaning not in variables | flags] == []
+
+
+def test_a_file_of_flags_is_left_to_the_trainer(tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("weight-decay: 0.2\n")
+    assert read_guide_file(str(file), "rl") is None
+    model = config_only(tmp_path / "model")
+    made = plan(file, HF_CKPT=str(model), WEIGHT_DECAY="0.3")
+    assert "--config" in made.sections["CUSTOM_ARGS"]
+
+
+@pytest.mark.parametrize("name", [*OF_ENVIRONMENTS, *FEW_NODES, "MASTER_PORT", "MAJORITY_VOTE_THRESHOLD"])
+def test_a_variable_that_means_nothing_here_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.*unset it"):
+        make_plan(GPU8, "rl", None, [], {name: "7"})
+
+
+def test_variables_of_environments_are_for_folders_that_have_some(tmp_path: Path) -> None:
+    folder = tmp_path / "my-method"
+    folder.mkdir()
+    model = config_only(tmp_path / "model")
+    made = make_plan(GPU8, str(folder), None, [], {"PARALLEL_ENVS": "4", "HF_CKPT": str(model)})
+    assert made.environment["PARALLEL_ENVS"] == "4"
+
+
+def test_a_number_of_votes_by_either_name(tmp_path: Path) -> None:
+    model = str(config_only(tmp_path / "model"))
+    for name in ("PRM_M", "MAJORITY_VOTE_N"):
+        assert make_plan(GPU8, "rl", None, [], {"HF_CKPT": model, name: "7"}).args.prm_m == 7

@@ -1,0 +1,49 @@
+"""Dumped rollouts, whole and in part, replayed by the manager without engines."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.ray import rollout as manager_module
+from slime.ray.rollout import RolloutManager
+from slime.utils.types import Sample
+from tests.helpers.arguments import default_args
+
+
+def samples_of(args: Namespace, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+    """Four samples in groups of two."""
+    return [
+        Sample(
+            index=i,
+            group_index=i // 2,
+            tokens=[1, 2, 3],
+            response_length=2,
+            reward=float(i),
+            rollout_log_probs=[-1.0] * 2,
+        )
+        for i in range(4)
+    ]
+
+
+def manager(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> RolloutManager:
+    monkeypatch.setattr(manager_module.ray, "put", lambda value: value)
+    made = RolloutManager.__new__(RolloutManager)
+    values = {"global_batch_size": 4, "rollout_function_path": "samples_of", "use_dynamic_global_batch_size": True}
+    made.args = default_args(**(values | flags))
+    made._generate = samples_of
+    made._data_source = None
+    made._dp_size, made._critic_size = 1, 0
+    return made
+
+
+def test_a_dump_is_replayed_in_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    template = str(tmp_path / "dump" / "{rollout_id}.pt")
+    manager(monkeypatch, save_debug_rollout_data=template).generate(7)
+    replay = manager(monkeypatch, load_debug_rollout_data=template)
+    assert len(replay.generate(7)["shards"][0]["tokens"]) == 4
+    replay.args.load_debug_rollout_data_subsample = 0.5
+    assert replay.generate(7)["shards"][0]["sample_indices"] == [0, 1]

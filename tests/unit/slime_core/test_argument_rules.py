@@ -1,0 +1,186 @@
+"""The derivations and checks of the contract, in its order (1.9)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.arguments import parse_args
+from slime.arguments.environments import ENVIRONMENTS
+from tests.helpers.checkpoints import config_only
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> list[str]:
+    model = config_only(tmp_path / "model")
+    words = f"--hf-checkpoint {model} --rollout-batch-size 16 --num-rollout 2 --device cpu --run-dir {tmp_path / 'run'}"
+    return words.split()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    with pytest.raises(SystemExit):
+        parse_args(words)
+    return capsys.readouterr().err
+
+
+def checkpointed(folder: Path) -> Path:
+    """A folder that looks like one with a checkpoint after three rollouts."""
+    folder.mkdir()
+    (folder / "latest_checkpointed_iteration.txt").write_text("3")
+    return folder
+
+
+def test_a_kl_needs_its_reference(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*base, "--use-kl-loss"]
+    assert parse_args(words).ref_load == base[1]
+    assert "--ref-load nowhere: no such folder" in refusal(capsys, [*words, "--ref-load", "nowhere"])
+
+
+@pytest.mark.parametrize("mode", ["bridge", "raw"])
+def test_load_goes_on_where_its_checkpoint_is_in_every_mode(base: list[str], tmp_path: Path, mode: str) -> None:
+    folder = checkpointed(tmp_path / "earlier")
+    args = parse_args([*base, "--load", str(folder), "--megatron-to-hf-mode", mode])
+    assert (args.load, args.start_rollout_id) == (str(folder), None)  # None: from the checkpoint
+
+
+def test_the_first_run_of_a_script_that_loads_what_it_saves(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "save"
+    words = [*base, "--load", str(folder), "--save", str(folder), "--save-interval", "1"]
+    assert parse_args(words).load == str(folder)
+    checkpointed(folder)
+    assert parse_args(words).load == str(folder)
+    assert "neither" not in refusal(capsys, [*base, "--load", str(tmp_path / "other")])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for other in (tmp_path / "other", empty):
+        assert f"--load {other}: no such folder with a checkpoint" in refusal(capsys, [*base, "--load", str(other)])
+    assert parse_args([*base, "--load", base[1]]).load == base[1]
+
+
+def test_intervals_need_what_they_write(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--save-interval needs --save" in refusal(capsys, [*base, "--save-interval", "2"])
+    assert "--eval-interval needs" in refusal(capsys, [*base, "--eval-interval", "2"])
+    assert parse_args([*base, "--eval-interval", "2", "--eval-function-path", "my.evaluate"]).eval_interval == 2
+
+
+def test_one_kl_at_a_time_and_excluded_pairs(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    twice = ["--kl-coef", "0.1", "--use-kl-loss", "--kl-loss-coef", "0.1"]
+    assert "count the KL twice" in refusal(capsys, [*base, *twice])
+    plus = ["--advantage-estimator", "reinforce_plus_plus"]
+    assert "add --normalize-advantages" in refusal(capsys, [*base, *plus])
+    assert "remove one of them" in refusal(capsys, [*base, "--use-rollout-logprobs", "--use-tis"])
+    assert "--get-mismatch-metrics needs --custom-tis" in refusal(capsys, [*base, "--get-mismatch-metrics"])
+    assert "needs --max-tokens-per-gpu" in refusal(capsys, [*base, "--use-dynamic-batch-size"])
+
+
+def test_values_that_follow_from_others(base: list[str]) -> None:
+    args = parse_args([*base, "--eps-clip", "0.3", "--reward-key", "score"])
+    assert (args.eps_clip_high, args.eval_reward_key) == (0.3, "score")
+    assert args.eval_function_path == args.rollout_function_path
+    assert args.over_sampling_batch_size == 16
+    assert parse_args([*base, "--rollout-max-context-len", "100"]).rollout_max_prompt_len == 99
+
+
+def test_a_judge_has_gpus_that_divide(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_args([*base, "--prm-num-gpus", "4"]).prm_num_gpus == 0
+    assert "--prm-enable needs --prm-num-gpus" in refusal(capsys, [*base, "--prm-enable"])
+    uneven = ["--prm-enable", "--prm-num-gpus", "3", "--prm-num-gpus-per-engine", "2"]
+    assert "--prm-num-gpus 3 is not a multiple" in refusal(capsys, [*base, *uneven])
+    assert parse_args([*base, "--prm-enable", "--prm-num-gpus", "2"]).prm_model_path == base[1]
+
+
+def test_replaying_a_dump_trains_only(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    args = parse_args([*base, "--load-debug-rollout-data", "d/{rollout_id}.pt"])
+    assert (args.debug_train_only, args.rollout_num_gpus) == (True, 0)
+    both = ["--debug-rollout-only", "--load-debug-rollout-data", "d"]
+    assert "remove one of them" in refusal(capsys, [*base, *both])
+
+
+def test_a_group_of_one_has_no_deviation(base: list[str]) -> None:
+    assert parse_args(base).grpo_std_normalization is False
+    assert parse_args([*base, "--n-samples-per-prompt", "2"]).grpo_std_normalization is True
+
+
+def test_over_sampling_and_the_end_of_a_run(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "smaller than --rollout-batch-size" in refusal(capsys, [*base, "--over-sampling-batch-size", "8"])
+    endless = [word for word in base if word not in ("--num-rollout", "2")]
+    assert "no end: add --num-rollout" in refusal(capsys, endless)
+    assert "--num-epoch needs --prompt-data" in refusal(capsys, [*endless, "--num-epoch", "2"])
+    assert parse_args([*endless, "--num-epoch", "2", "--prompt-data", "p.jsonl"]).num_epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--only-train-params-name-list a --freeze-params-name-list b", "exclude each other"),
+        ("--freeze-params-name-list b --use-lora", "use --lora-target-modules"),
+        ("--ref-update-interval 2", "no effect without a reference"),
+        ("--ref-update-interval 2 --use-kl-loss --use-lora", "not offered with --use-lora"),
+        ("--use-rollout-entropy --use-rollout-logprobs", "remove one of them"),
+        ("--use-rollout-entropy --loss-type sft_loss", "which this run skips"),
+        ("--lr-decay-style WSD", "needs --lr-wsd-decay-iters"),
+        ("--lr-wsd-decay-iters 3", "no effect without --lr-decay-style WSD"),
+        ("--use-checkpoint-lr-scheduler", "no effect without --load or --resume"),
+        ("--override-lr-scheduler --use-checkpoint-lr-scheduler", "contradict each other"),
+        ("--lr-warmup-fraction 0.1 --lr-warmup-iters 3", "remove one"),
+        ("--lr 1e-6 --min-lr 1e-5", "--min-lr 1e-05 is above --lr 1e-06"),
+        ("--profile-target train_actor", "no effect without --use-pytorch-profiler"),
+        ("--use-pytorch-profiler --profile-step-end 3", "is not after --profile-step-start 10"),
+        ("--update-weights-interval 0", "give 1 or more"),
+        ("--ray-address auto", "several nodes"),
+    ],
+)
+def test_flags_of_the_trainer_that_cannot_work(
+    base: list[str], capsys: pytest.CaptureFixture[str], words: str, says: str
+) -> None:
+    assert says in refusal(capsys, [*base, *words.split()])
+
+
+def test_other_spellings_of_a_flag(base: list[str]) -> None:
+    assert parse_args([*base, "--warmup-ratio", "0.03"]).lr_warmup_fraction == 0.03
+    assert parse_args([*base, "--dynamic_history"]).dynamic_history is True
+    assert parse_args([*base, "--offload-optimizer-state"]).fsdp_cpu_offload is True
+    assert parse_args([*base, "--resume-from-checkpoint", base[1]]).load == base[1]
+    words = [*base, "--load", base[1]]
+    assert parse_args([*words, "--use-checkpoint-opt_param-scheduler"]).use_checkpoint_lr_scheduler is True
+    assert parse_args([*words, "--override-opt_param-scheduler"]).override_lr_scheduler is True
+
+
+def test_environment_flags_reach_the_plugin(base: list[str]) -> None:
+    given = {
+        "--prm-step-coef": 0.5,
+        "--prm-sglang-url": "http://judge:1",
+        "--gui-max-steps": 30,
+        "--gui-sleep-after-execution": 0.5,
+        "--gui-max-image-history-length": 3,
+        "--gui-max-reward-image-history-length": 1,
+        "--gui-wait-after-reset": 60.0,
+        "--gui-eval-max-steps": 30,
+        "--gui-eval-sleep-after-execution": 5.0,
+        "--gui-eval-wait-after-reset": 60.0,
+    }
+    assert set(given) == {option.flag for option in ENVIRONMENTS.options}
+    words = [word for flag, value in given.items() for word in (flag, str(value))]
+    args = parse_args([*base, *words, "--custom-generate-function-path", "generate_with_gui.generate"])
+    assert {option.flag: getattr(args, option.attribute) for option in ENVIRONMENTS.options} == given
+
+
+def test_external_engines_are_counted_and_exclude_own_ones(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*base, "--rollout-external", "--rollout-external-engine-addrs", "10.0.0.1:3000", "10.0.0.2:3000"]
+    assert parse_args(words).rollout_num_gpus == 2
+    assert "needs --rollout-external-engine-addrs" in refusal(capsys, [*base, "--rollout-external"])
+    assert parse_args([*base, "--no-use-fault-tolerance"]).use_fault_tolerance is False
+
+
+def test_what_evaluation_may_change(base: list[str]) -> None:
+    words = [*base, "--rollout-max-response-len", "64", "--input-key", "q"]
+    args = parse_args(words)
+    assert (args.eval_input_key, args.eval_label_key, args.eval_top_k) == ("q", None, -1)
+    own = "--eval-input-key i --eval-label-key l --eval-top-k 5"
+    args = parse_args([*words, *own.split()])
+    assert (args.eval_input_key, args.eval_label_key, args.eval_top_k) == ("i", "l", 5)
