@@ -19,6 +19,7 @@ from slime.arguments.critic import CRITIC
 from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.fixed import add_fixed_arguments
 from slime.arguments.judge import JUDGE
+from slime.arguments.megatron import MEGATRON
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.optimizer import OPTIMIZER
 from slime.arguments.plugin_paths import ARGUMENTS_FLAG, AddArguments, method_arguments, resolve_plugin_files
@@ -44,6 +45,7 @@ GROUPS = (
     LORA,
     OPTIMIZER,
     MODEL_SHAPE,
+    MEGATRON,
     TRACKING,
     DEBUG,
     ENVIRONMENTS,

@@ -7,32 +7,19 @@ from __future__ import annotations
 
 import argparse
 
-_MEGATRON = "belongs to the Megatron back end, which is not there yet; FSDP2 shards over all actor GPUs by itself"
+_MEGATRON = "is not offered with any back end here; remove it"
 _LATER = "is not implemented yet; remove it"
 _COLOCATE = "belongs to --colocate, which is not implemented yet"
 _BUFFER = "belongs to an external rollout buffer, which is not implemented; use --rollout-function-path"
 _DISK = "belongs to weight updates over a disk, which are not implemented yet; weights are broadcast"
 _PROFILE = "is not offered; the traces of --use-pytorch-profiler show memory too"
 _CI = "belongs to another project's CI; the tests here check it instead"
-_RECOMPUTE = "belongs to the Megatron back end; use --gradient-checkpointing"
-_OFFLOAD = "belongs to the Megatron back end; use --fsdp-cpu-offload"
 _ROUTER = "is not needed, there is one router; use --router"
 _EXTERNAL = "is not implemented yet; use --sglang-router-ip and --sglang-router-port of engines that run already"
 _TEACHER = "is not offered; --opd-teacher policy or prm says who the teacher is"
 
 REFUSED: dict[str, str] = {
-    "tensor-model-parallel-size": _MEGATRON,
-    "pipeline-model-parallel-size": _MEGATRON,
-    "context-parallel-size": _MEGATRON,
-    "expert-model-parallel-size": _MEGATRON,
-    "expert-tensor-parallel-size": _MEGATRON,
-    "sequence-parallel": _MEGATRON,
-    "attention-backend": _MEGATRON,
-    "custom-megatron-init-path": _MEGATRON,
-    "custom-megatron-before-log-prob-hook-path": _MEGATRON,
-    "custom-megatron-before-train-step-hook-path": _MEGATRON,
     "megatron-config-path": _MEGATRON,
-    "custom-model-provider-path": _MEGATRON,
     "qkv-format": _MEGATRON,
     "true-on-policy-mode": _MEGATRON,
     "enable-mtp-training": _MEGATRON,
@@ -50,12 +37,6 @@ REFUSED: dict[str, str] = {
     "megatron-deepgemm-moe-forward-modules": _MEGATRON,
     "data-pad-size-multiplier": _MEGATRON,
     "recompute-loss-function": _MEGATRON,
-    "recompute-granularity": _RECOMPUTE,
-    "recompute-method": _RECOMPUTE,
-    "recompute-num-layers": _RECOMPUTE,
-    "optimizer-cpu-offload": _OFFLOAD,
-    "overlap-cpu-optimizer-d2h-h2d": _OFFLOAD,
-    "use-precision-aware-optimizer": _OFFLOAD,
     "offload": _COLOCATE,
     "offload-train": _COLOCATE,
     "offload-rollout": _COLOCATE,

@@ -20,6 +20,7 @@ from slime.arguments.check_trainer import check_trainer
 from slime.arguments.critic import check_critic, critic_gpus, derive_critic
 from slime.arguments.environments import check_environments
 from slime.arguments.fixed import check_fixed
+from slime.arguments.megatron import check_megatron, check_megatron_shape, derive_megatron
 from slime.arguments.model_shape import check_model_shape, check_trainable
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -39,6 +40,7 @@ def validate(args: Namespace) -> list[str]:
     _derive_paths(args)
     _derive_roles(args)
     derive_critic(args, LATEST)
+    derive_megatron(args)
     _derive_batches(args)
     _derive_rollout(args)
     problems = [
@@ -55,10 +57,15 @@ def validate(args: Namespace) -> list[str]:
         *check_trainer(args),
         *check_environments(args),
         *check_fixed(args),
+        *check_megatron(args),
     ]
     if args.hf_checkpoint and Path(args.hf_checkpoint, "config.json").is_file():
         config = json.loads(Path(args.hf_checkpoint, "config.json").read_text())
-        problems += [*check_trainable(args, config), *check_model_shape(args, config)]
+        problems += [
+            *check_trainable(args, config),
+            *check_model_shape(args, config),
+            *check_megatron_shape(args, config),
+        ]
     return problems
 
 
@@ -275,8 +282,6 @@ def _check_staleness(args: Namespace) -> list[str]:
 
 def _check_features(args: Namespace) -> list[str]:
     problems = []
-    if args.train_backend == "megatron":
-        problems.append("--train-backend megatron is not there yet; use --train-backend fsdp")
     if args.colocate:
         problems.append("--colocate is not implemented yet; give trainer and engines GPUs of their own")
     if args.sglang_quantization and not (args.debug_rollout_only or args.debug_train_only):

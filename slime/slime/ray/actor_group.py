@@ -12,12 +12,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from slime.backends.megatron_utils.parallel import data_parallel_size, shard_of_rank
 from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
 from slime.exceptions import TrainerError
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.utils.misc import load_function
 
 FSDP_ACTOR = "slime.backends.fsdp_utils.actor.FSDPTrainActor"
+MEGATRON_ACTOR = "slime.backends.megatron_utils.actor.MegatronTrainActor"
 FSDP_CRITIC = "slime.backends.fsdp_utils.critic.FSDPCriticActor"
 _SHUTDOWN_TIMEOUT_SECONDS = 20.0
 
@@ -31,7 +33,8 @@ class TrainGroup:
         """``role`` is ``actor`` or ``critic``; ``actor_path`` names another class than the role's."""
         self._args = args
         self._noun = "training rank" if role == "actor" else "critic rank"
-        actor_path = actor_path or (FSDP_ACTOR if role == "actor" else FSDP_CRITIC)
+        policy = MEGATRON_ACTOR if args.train_backend == "megatron" else FSDP_ACTOR
+        actor_path = actor_path or (policy if role == "actor" else FSDP_CRITIC)
         gpus = reserved.placement.actor if role == "actor" else reserved.placement.critic
         master = reserved.bundles[gpus[0]]
         per_node = args.actor_num_gpus_per_node if role == "actor" else args.critic_num_gpus_per_node
@@ -72,7 +75,7 @@ class TrainGroup:
         self._call("connect_rollout_engines", engines)
 
     def train(self, rollout_id: int, shards: list[Any]) -> dict[str, Any]:
-        """Train on one shard per rank and return rank 0's metrics."""
+        """Train on one shard per copy of the model and return rank 0's metrics."""
         return self.gather("train", self.send("train", rollout_id, shards))[0] or {}
 
     def update_weights(self) -> str:
@@ -87,9 +90,10 @@ class TrainGroup:
         """Call ``method(rollout_id, shard, *more)`` on each rank, without waiting; return the references for :meth:`gather`."""
         if shards is None:
             return [getattr(rank, method).remote(rollout_id, *more) for rank in self._ranks]
-        if len(shards) != len(self._ranks):
-            raise TrainerError(f"{len(shards)} shards for {len(self._ranks)} ranks")
-        pairs = zip(self._ranks, shards, strict=True)
+        copies = data_parallel_size(self._args, len(self._ranks))
+        if len(shards) != copies:
+            raise TrainerError(f"{len(shards)} shards for {copies} copies of the model")
+        pairs = zip(self._ranks, shard_of_rank(self._args, shards, len(self._ranks)), strict=True)
         return [getattr(rank, method).remote(rollout_id, shard, *more) for rank, shard in pairs]
 
     def shutdown(self) -> None:

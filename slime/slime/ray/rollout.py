@@ -18,6 +18,7 @@ from typing import Any, TypedDict
 
 import ray
 
+from slime.backends.megatron_utils.parallel import data_parallel_size
 from slime.exceptions import PluginError
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engines import engine_groups
@@ -57,7 +58,7 @@ class RolloutManager:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self.args = args
         self._groups = engine_groups(args, reserved)
-        self._dp_size = max(1, len(reserved.placement.actor))
+        self._dp_size = max(1, data_parallel_size(args, len(reserved.placement.actor)))
         self._critic_size = len(reserved.placement.critic)
         self._engines_lock = threading.Lock()
         self._revived = 0

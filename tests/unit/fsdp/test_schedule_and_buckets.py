@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.backends.fsdp_utils.actor import mean_of_steps
+from slime.backends.trainer.rank import mean_of_steps
 from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
 from slime.weight_sync.buckets import BucketBuffer

@@ -124,8 +124,42 @@ def test_what_is_not_there_is_refused_by_name(base: list[str], capsys: pytest.Ca
         assert f"  - --{flag} {reason}" in text
 
 
-def test_megatron_is_refused_with_the_alternative(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--train-backend fsdp" in refusal(capsys, [*base, "--train-backend", "megatron"])
+MEGATRON_REFUSALS = {
+    "--use-lora": "--train-backend fsdp",
+    "--no-pack-sequences": "always packed",
+    "--gradient-checkpointing": "--recompute-granularity full",
+    "--fsdp-cpu-offload": "--optimizer-cpu-offload",
+    "--attn-implementation eager": "--attention-backend",
+    "--context-parallel-size 2": "--sequence-parallel",
+    "--tensor-model-parallel-size 3": "do not hold whole copies",
+    "--tensor-model-parallel-size 0": "give 1 or more",
+    "--recompute-granularity full": "--recompute-method uniform",
+    "--recompute-method uniform": "--recompute-granularity full",
+    "--device cpu --optimizer-cpu-offload": "needs a GPU",
+    "--device cpu --transformer-impl transformer_engine": "--transformer-impl local",
+    "--device cpu --expert-model-parallel-size 2": "needs GPUs",
+    "--transformer-impl local --attention-backend flash": "no effect",
+    "--device cuda --optimizer-cpu-offload": "--use-precision-aware-optimizer",
+    "--spec one": "two words",
+}
+
+
+@pytest.mark.parametrize("flags", MEGATRON_REFUSALS)
+def test_what_megatron_cannot_do_names_what_can(
+    flags: str, base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*base, "--train-backend", "megatron", *flags.split()]
+    assert MEGATRON_REFUSALS[flags] in refusal(capsys, words)
+
+
+def test_megatron_chooses_its_layers_by_the_device(base: list[str]) -> None:
+    megatron = [*base, "--train-backend", "megatron"]
+    assert parse_args([*megatron, "--device", "cpu"]).transformer_impl == "local"
+    assert parse_args([*megatron, "--device", "cuda"]).transformer_impl == "transformer_engine"
+    split = parse_args(
+        [*megatron, "--device", "cpu", "--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2"]
+    )
+    assert split.tensor_model_parallel_size == 2
 
 
 def test_more_gpus_than_there_are(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:

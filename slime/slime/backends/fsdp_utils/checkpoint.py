@@ -34,6 +34,8 @@ def save(
 def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, wants_lora: bool) -> dict[str, Any]:
     """Load ``folder`` into ``model`` and ``optimizer`` and return its meta; collective, for any number of ranks."""
     meta = read_meta(folder)
+    if meta.get("backend", "fsdp") != "fsdp":
+        raise CheckpointError(f"{folder} was written by {meta['backend']}: add --train-backend {meta['backend']}")
     if meta["lora"] != wants_lora:
         kind = "LoRA adapters" if meta["lora"] else "full weights"
         raise CheckpointError(f"{folder} holds {kind}: {'add' if meta['lora'] else 'remove'} --use-lora")

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from slime.backends.fsdp_utils import checkpoint
 from slime.backends.fsdp_utils.critic_model import build_critic, value_micro_batch_loss, value_pass
-from slime.backends.fsdp_utils.rank import TrainRank, fetch, mean_of_steps
+from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import optimizer_step
+from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.exceptions import CheckpointError
 
@@ -36,7 +37,8 @@ class FSDPCriticActor(TrainRank):
         self._begin(critic_arguments(args))
         start = self.args.critic_load
         folder = start if start and (Path(start) / "config.json").exists() else self._start_weights()
-        self._set_model(build_critic(self.args, folder, device=self.device))
+        model = build_critic(self.args, folder, device=self.device)
+        self._set_model(model, build_optimizer(self.args, model))
         self._seed()
 
     def load_checkpoint(self, start_rollout_id: int) -> None:
@@ -52,6 +54,9 @@ class FSDPCriticActor(TrainRank):
             folder = checkpoint.find(Path(args.critic_load)) if args.critic_load else None
         if folder is not None:
             self._restore(folder)
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        return checkpoint.load(folder, self.model, self.optimizer, wants_lora=bool(self.args.use_lora))
 
     def values(self, rollout_id: int, shard: Any) -> dict[int, torch.Tensor]:
         """Return the values ``[R_i]`` of this rank's samples, by their position in the rollout, before any step on it."""

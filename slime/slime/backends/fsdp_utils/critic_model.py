@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from slime.algorithms.losses.value_loss import value_loss
 from slime.backends.fsdp_utils.model import hidden_states, load_hf, sharded
-from slime.backends.fsdp_utils.train_step import model_input, per_sample_pass, reducer_of
+from slime.backends.fsdp_utils.train_step import per_sample_pass
+from slime.backends.trainer.micro_batch import model_input, reducer_of
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
 

@@ -8,6 +8,7 @@ dtype, float32 from there on, divided by the temperature.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ def chunked_log_probs(
     temperature: float,
     chunk: int,
     entropy_grad: bool = False,
+    group: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log probabilities and entropies, ``[N]`` float32 each.
 
@@ -42,14 +44,15 @@ def chunked_log_probs(
         temperature: divisor of the logits.
         chunk: rows per chunk.
         entropy_grad: whether the entropy carries a gradient.
+        group: the ranks that the vocabulary is split over, when ``lm_head`` gives this rank's columns.
     """
 
     def one_chunk(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = lm_head(rows).float() / temperature
-        log_probs, entropy = log_probs_and_entropy(logits, ids, with_entropy=entropy_grad)
+        log_probs, entropy = log_probs_and_entropy(logits, ids, entropy_grad, group)
         if entropy is None:
             with torch.no_grad():
-                entropy = log_probs_and_entropy(logits, ids, with_entropy=True)[1]
+                entropy = log_probs_and_entropy(logits, ids, True, group)[1]
         assert entropy is not None
         return log_probs, entropy
 

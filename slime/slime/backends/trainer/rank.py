@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import time
+from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,11 +22,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slime.backends.fsdp_utils import checkpoint
-from slime.backends.fsdp_utils.optimizer import build_optimizer
-from slime.backends.fsdp_utils.train_step import Metrics
 from slime.backends.trainer.checkpoint_folder import read_meta
 from slime.backends.trainer.determinism import use_deterministic_kernels
+from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.profiling import TARGETS, profiled
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
@@ -33,12 +32,12 @@ from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
 logger = logging.getLogger(__name__)
 
 
-class TrainRank:
+class TrainRank(ABC):
     """Owner of the model's shard, its optimizer, its schedule and this rank's random state."""
 
     args: Namespace
     model: Any
-    optimizer: torch.optim.AdamW
+    optimizer: Any
     schedule: Schedule
     device: torch.device
 
@@ -75,11 +74,11 @@ class TrainRank:
         )
         return device
 
-    def _set_model(self, model: Any) -> None:
-        """Take ``model`` and give it an optimizer and a schedule."""
+    def _set_model(self, model: Any, optimizer: Any) -> None:
+        """Take ``model`` and its ``optimizer``, and make a schedule."""
         args = self.args
         self.model = model
-        self.optimizer = build_optimizer(args, model)
+        self.optimizer = optimizer
         steps = (args.num_steps_per_rollout or 1) * args.num_rollout if args.num_rollout else None
         self.schedule = Schedule(args, steps)
 
@@ -99,10 +98,14 @@ class TrainRank:
     def _restore(self, folder: Path) -> dict[str, Any]:
         """Load model, optimizer, schedule and random state of a checkpoint and return its meta."""
         check_same_parameters(self.args, read_meta(folder))
-        meta = checkpoint.load(folder, self.model, self.optimizer, wants_lora=bool(self.args.use_lora))
+        meta = self._read(folder)
         self.schedule.load_state_dict(meta["schedule"], everything=self.args.use_checkpoint_lr_scheduler)
         logger.info("continuing from %s", folder)
         return meta
+
+    @abstractmethod
+    def _read(self, folder: Path) -> dict[str, Any]:
+        """Load model, optimizer and random state of the checkpoint ``folder`` and return its meta."""
 
     def _common_meta(self, rollout_id: int) -> dict[str, Any]:
         return {

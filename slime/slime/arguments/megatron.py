@@ -1,0 +1,183 @@
+"""Flags of the Megatron back end, and what they need of each other and of the model.
+
+Guarantee: each of them is an error with ``--train-backend fsdp``, and what Megatron cannot do here is refused before anything
+starts, with what to type instead.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from slime.arguments.option import Group, Option
+
+MEGATRON = Group(
+    "Megatron (only with --train-backend megatron)",
+    (
+        Option("--tensor-model-parallel-size", "ranks that split every layer", int, 1),
+        Option("--sequence-parallel", "tensor-parallel ranks also split the sequence between layers", bool),
+        Option("--pipeline-model-parallel-size", "ranks that each hold some layers", int, 1),
+        Option("--context-parallel-size", "ranks that split a sequence; only 1 is offered", int, 1),
+        Option("--expert-model-parallel-size", "ranks that split the experts; a GPU each", int, 1),
+        Option("--expert-tensor-parallel-size", "ranks that split an expert; default: as the layers", int),
+        Option(
+            "--transformer-impl",
+            "layers of plain torch, or of Transformer Engine (GPU); default: by --device",
+            str,
+            None,
+            ("local", "transformer_engine"),
+        ),
+        Option(
+            "--attention-backend",
+            "attention kernel of Transformer Engine",
+            str,
+            "auto",
+            ("auto", "flash", "fused", "unfused"),
+        ),
+        Option("--recompute-granularity", "recompute activations", str, None, ("full", "selective")),
+        Option("--recompute-method", "which layers full recomputes", str, None, ("uniform", "block")),
+        Option("--recompute-num-layers", "layers per recomputed unit (uniform), or how many (block)", int),
+        Option("--use-precision-aware-optimizer", "moments and float32 weights inside the optimizer (GPU)", bool),
+        Option("--optimizer-cpu-offload", "optimizer state and step in host memory (GPU)", bool),
+        Option("--overlap-cpu-optimizer-d2h-h2d", "overlap the copies of --optimizer-cpu-offload", bool),
+        Option("--spec", "layer specification: module and name", str, None, nargs="+"),
+        Option("--custom-model-provider-path", "fn(pre_process, post_process) -> GPTModel"),
+        Option("--custom-megatron-init-path", "fn(args), called when Megatron's groups exist"),
+        Option(
+            "--custom-megatron-before-log-prob-hook-path", "fn(args, model, store_prefix), before each logprob pass"
+        ),
+        Option(
+            "--custom-megatron-before-train-step-hook-path",
+            "fn(args, rollout_id, step_id, model, optimizer, opt_param_scheduler), before each step",
+        ),
+    ),
+)
+
+_GPU_ONLY = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
+_FSDP_ONLY = (
+    *("ref_update_interval", "reset_optimizer_states", "use_rollout_entropy"),
+    *("only_train_params_name_list", "freeze_params_name_list"),
+)
+
+
+def _flag(attribute: str) -> str:
+    return f"--{attribute.replace('_', '-')}"
+
+
+def derive_megatron(args: Namespace) -> None:
+    """Choose the layers by the device: the one switch between what runs anywhere and what needs a GPU."""
+    if args.transformer_impl is None and args.train_backend == "megatron":
+        args.transformer_impl = "transformer_engine" if args.device == "cuda" else "local"
+
+
+def check_megatron(args: Namespace) -> list[str]:
+    """Return the problems, one line each."""
+    if args.train_backend != "megatron":
+        given = [
+            option.flag for option in MEGATRON.options if getattr(args, option.attribute) not in (option.default, False)
+        ]
+        if not given:
+            return []
+        return [
+            f"{' '.join(given)} : only with --train-backend megatron. With fsdp all actor GPUs share the model; to recompute "
+            "use --gradient-checkpointing, to save GPU memory use --fsdp-cpu-offload"
+        ]
+    return [*_check_ranks(args), *_check_device(args), *_check_recompute(args), *_check_not_offered(args)]
+
+
+def _check_ranks(args: Namespace) -> list[str]:
+    problems = []
+    tensor, pipeline = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    experts = args.expert_model_parallel_size
+    sizes = {name: getattr(args, name) for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size")}
+    sizes["expert_model_parallel_size"] = experts
+    problems += [f"{_flag(name)} {size}: give 1 or more" for name, size in sizes.items() if size < 1]
+    if problems:
+        return problems
+    ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
+    if ranks % (tensor * pipeline):
+        problems.append(
+            f"{ranks} actor GPUs do not hold whole copies of {tensor} tensor x {pipeline} pipeline parallel ranks; "
+            "change --actor-num-gpus-per-node"
+        )
+    elif ranks // pipeline % (experts * (args.expert_tensor_parallel_size or tensor)):
+        problems.append(f"--expert-model-parallel-size {experts} does not divide the ranks of a pipeline stage")
+    if args.context_parallel_size != 1:
+        problems.append(
+            f"--context-parallel-size {args.context_parallel_size} is not offered; for long sequences use "
+            "--tensor-model-parallel-size with --sequence-parallel"
+        )
+    return problems
+
+
+def check_megatron_shape(args: Namespace, config: dict) -> list[str]:
+    """Return what of ``config.json`` does not divide over the ranks, one line each."""
+    if args.train_backend != "megatron":
+        return []
+    config = config.get("text_config", config)
+    heads = config.get("num_attention_heads")
+    divided = (
+        ("num_key_value_heads", config.get("num_key_value_heads", heads), "tensor_model_parallel_size"),
+        ("num_attention_heads", heads, "tensor_model_parallel_size"),
+        ("intermediate_size", config.get("intermediate_size"), "tensor_model_parallel_size"),
+        ("num_hidden_layers", config.get("num_hidden_layers"), "pipeline_model_parallel_size"),
+        ("num_experts", config.get("num_experts"), "expert_model_parallel_size"),
+    )
+    return [
+        f"{_flag(name)} {getattr(args, name)} does not divide {key} {value} of {args.hf_checkpoint}/config.json"
+        for key, value, name in divided
+        if value and getattr(args, name) > 0 and value % getattr(args, name)
+    ]
+
+
+def _check_device(args: Namespace) -> list[str]:
+    problems = []
+    if args.device == "cpu":
+        problems += [f"{_flag(name)} needs a GPU; remove it" for name in _GPU_ONLY if getattr(args, name)]
+        if args.transformer_impl == "transformer_engine":
+            problems.append("--transformer-impl transformer_engine needs a GPU; use --transformer-impl local")
+        if args.expert_model_parallel_size > 1:
+            problems.append("--expert-model-parallel-size above 1 needs GPUs; remove it")
+    if args.transformer_impl == "local" and args.attention_backend != "auto":
+        problems.append("--attention-backend has no effect with --transformer-impl local; remove it")
+    if args.optimizer_cpu_offload and not args.use_precision_aware_optimizer:
+        problems.append("--optimizer-cpu-offload needs --use-precision-aware-optimizer")
+    if args.overlap_cpu_optimizer_d2h_h2d and not args.optimizer_cpu_offload:
+        problems.append("--overlap-cpu-optimizer-d2h-h2d has no effect without --optimizer-cpu-offload")
+    return problems
+
+
+def _check_recompute(args: Namespace) -> list[str]:
+    problems = []
+    full = args.recompute_granularity == "full"
+    if full and not (args.recompute_method and args.recompute_num_layers):
+        problems.append("--recompute-granularity full needs --recompute-method uniform --recompute-num-layers 1")
+    if not full and (args.recompute_method or args.recompute_num_layers):
+        problems.append("--recompute-method and --recompute-num-layers need --recompute-granularity full")
+    return problems
+
+
+def _check_not_offered(args: Namespace) -> list[str]:
+    only_fsdp = [_flag(name) for name in _FSDP_ONLY if getattr(args, name)]
+    problems = (
+        [f"{', '.join(only_fsdp)}: FSDP2 has it, Megatron does not; use --train-backend fsdp"] if only_fsdp else []
+    )
+    if args.use_lora:
+        problems.append("--use-lora is trained by FSDP2 only: use --train-backend fsdp")
+    if args.gradient_checkpointing:
+        problems.append(
+            "--gradient-checkpointing is FSDP2's; use --recompute-granularity full --recompute-method uniform "
+            "--recompute-num-layers 1"
+        )
+    if args.fsdp_cpu_offload:
+        problems.append("--fsdp-cpu-offload is FSDP2's; use --use-precision-aware-optimizer --optimizer-cpu-offload")
+    if not args.pack_sequences:
+        problems.append("--no-pack-sequences is not offered with megatron, whose inputs are always packed; remove it")
+    if args.attn_implementation != "sdpa":
+        problems.append("--attn-implementation is FSDP2's; use --attention-backend")
+    if args.advantage_estimator == "ppo":
+        problems.append("--advantage-estimator ppo needs a critic, which FSDP2 has: use --train-backend fsdp")
+    if args.spec and len(args.spec) != 2:
+        problems.append("--spec takes two words, a module and a name in it")
+    if args.spec and args.custom_model_provider_path:
+        problems.append("--spec has no effect with --custom-model-provider-path; remove one of them")
+    return problems

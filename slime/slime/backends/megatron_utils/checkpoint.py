@@ -1,0 +1,101 @@
+"""The state of the Megatron back end in a checkpoint: Megatron's distributed checkpoint ("torch_dist").
+
+Guarantees: weights and optimizer are stored by parameter with their place in the whole tensor, so other numbers of tensor,
+pipeline and data parallel ranks can load them; a checkpoint without an optimizer (a converted one) gives weights only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.backends.megatron_utils.cpu_device import model_device
+from slime.backends.megatron_utils.parallel import groups
+from slime.backends.trainer.checkpoint_folder import read_meta
+from slime.exceptions import CheckpointError
+
+BACKEND = "megatron"
+
+
+def _metadata() -> dict[str, Any]:
+    """Whole tensors of the optimizer too, so that any other split can read them."""
+    copies = groups().get_data_parallel_group(with_context_parallel=True)
+    return {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": copies}
+
+
+def save_state(path: Path, model: Any, optimizer: Any | None, device: torch.device) -> None:
+    """Write the weights of the unwrapped ``model``, and ``optimizer`` if given, to the empty folder ``path``; collective."""
+    from megatron.core import dist_checkpointing
+
+    with model_device(device):
+        state = {"model": model.sharded_state_dict(metadata=_metadata())}
+        if optimizer is not None:
+            state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=_metadata())
+        dist_checkpointing.save(state, str(path))
+
+
+def load_state(folder: Path, model: Any, optimizer: Any | None, device: torch.device) -> dict[str, Any]:
+    """Load the checkpoint ``folder`` into the unwrapped ``model`` and ``optimizer`` and return its meta; collective.
+
+    Raises:
+        CheckpointError: when another back end wrote it.
+    """
+    from megatron.core import dist_checkpointing
+
+    meta = read_meta(folder)
+    if meta.get("backend") != BACKEND:
+        raise CheckpointError(
+            f"{folder} was not written by Megatron: use --train-backend fsdp, or make a Hugging Face folder of it with "
+            "slime/tools/convert_fsdp_to_hf.py"
+        )
+    held: Any = optimizer if meta["optimizer"] else None
+    with model_device(device):
+        state: dict[str, Any] = {"model": model.sharded_state_dict(metadata=_metadata())}
+        if held is not None:
+            _prepare_torch_adam(held)
+            state["optimizer"] = held.sharded_state_dict(state["model"], is_loading=True, metadata=_metadata())
+        loaded: Any = dist_checkpointing.load(state, str(folder / "state"))
+        model.load_state_dict(loaded["model"])
+        if held is not None:
+            held.load_state_dict(loaded["optimizer"])
+            _own_steps(held)
+        elif optimizer is not None:
+            optimizer.reload_model_params()
+    return meta
+
+
+def _torch_adams(optimizer: Any) -> list[Any]:
+    """The distributed optimizers inside that use torch's AdamW, as they do without Transformer Engine."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in parts if isinstance(part.optimizer, torch.optim.AdamW)]
+
+
+def _prepare_torch_adam(optimizer: Any) -> None:
+    """Make ready to load: AdamW gets the state of its first step, and Megatron, which looks for a step per parameter, finds it.
+
+    Megatron-core 0.16.1 stores the step with the parameter groups and forgets it when it loads tensor by tensor.
+    """
+    for part in _torch_adams(optimizer):
+        inner, load_one = part.optimizer, part._set_main_param_and_optimizer_states
+        for parameter in [parameter for group in inner.param_groups for parameter in group["params"]]:
+            if not inner.state[parameter]:
+                moments = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+                inner.state[parameter] |= {"step": torch.zeros(()), **moments}
+
+        def load_with_step(
+            model_parameter: Any, tensors: dict[str, Any], part: Any = part, load: Any = load_one
+        ) -> None:
+            group, place = part.model_param_group_index_map[model_parameter]
+            parameter = part.optimizer.param_groups[group]["params"][place]
+            load(model_parameter, {"step": part.optimizer.state[parameter]["step"].clone(), **tensors})
+
+        part._set_main_param_and_optimizer_states = load_with_step
+
+
+def _own_steps(optimizer: Any) -> None:
+    """Megatron gives all parameters one step tensor, which AdamW would count up once per parameter: a copy for each."""
+    for part in _torch_adams(optimizer):
+        for state in part.optimizer.state.values():
+            state["step"] = state["step"].clone()

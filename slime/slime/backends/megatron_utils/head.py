@@ -1,0 +1,73 @@
+"""From final hidden states to log probabilities or logits, over a vocabulary that tensor-parallel ranks split.
+
+Guarantees: the gradient that reaches the hidden states is the sum over the ranks' columns; rows that pad the vocabulary get
+no probability and no gradient; the logits of at most a chunk of positions exist at a time, unless logits are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
+from slime.backends.trainer.packing import MicroBatch
+from slime.utils.vocab_parallel import tensor_parallel_group
+
+# Logit of a row that no token has: its probability is exactly 0 in float32.
+_NEVER = -1e9
+
+
+class Head:
+    """The LM head of one forward pass of the last pipeline stage; called as every back end's model is."""
+
+    def __init__(self, model: Any, hidden: Tensor, vocab_size: int) -> None:
+        """``hidden`` ``[T, 1, H]`` is what the unwrapped ``model`` returned; with sequence parallelism this rank's part."""
+        from megatron.core import tensor_parallel
+
+        shared = model.share_embeddings_and_output_weights
+        self._weight: Tensor = model.shared_embedding_or_output_weight() if shared else model.output_layer.weight
+        self._group = tensor_parallel_group()
+        self._vocab_size = vocab_size
+        if model.config.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+        else:
+            hidden = tensor_parallel.copy_to_tensor_model_parallel_region(hidden)
+        self._hidden = hidden.squeeze(1)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """``[n, H]`` to this rank's ``[n, V/size]``."""
+        logits = torch.nn.functional.linear(rows.to(self._weight.dtype), self._weight)
+        width = self._weight.size(0)
+        first = self._group.rank() * width if self._group is not None else 0
+        unused = min(width, max(0, first + width - self._vocab_size))
+        if unused:
+            nothing = logits.new_full((len(rows), unused), _NEVER)
+            logits = torch.cat([logits[:, : width - unused], nothing], dim=1)
+        return logits
+
+    def __call__(
+        self,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        chunk_size: int,
+        entropy_grad: bool = False,
+        want_logits: bool = False,
+    ) -> Any:
+        """Return log probabilities and entropies ``[N]`` of the response rows, or logits ``[1, T, V/size]`` float32.
+
+        The logits are of all real tokens, sample after sample, not divided by the temperature, and this rank's columns.
+        """
+        if want_logits:
+            return self._logits(self._hidden[batch.token_rows]).float().unsqueeze(0)
+        return chunked_log_probs(
+            self._hidden[batch.rows],
+            batch.targets,
+            self._logits,
+            temperature=temperature,
+            chunk=chunk_rows(chunk_size, self._weight.size(0)),
+            entropy_grad=entropy_grad,
+            group=self._group,
+        )

@@ -1,0 +1,102 @@
+"""Forward passes over a shard, and one optimizer step, through Megatron's schedules.
+
+Guarantees: the gradient of a step is that of ``sum over all samples of all ranks / denominator``, whatever the numbers of ranks
+and micro-batches (Megatron divides by the micro-batches and averages over the data-parallel ranks, so the loss is multiplied
+by both); every rank gets the same log probabilities and metrics as the last pipeline stage.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slime.backends.megatron_utils.head import Head
+from slime.backends.megatron_utils.model import unwrapped
+from slime.backends.megatron_utils.optimizer import apply_gradients
+from slime.backends.megatron_utils.parallel import groups
+from slime.backends.megatron_utils.schedule import run
+from slime.backends.trainer.micro_batch import Metrics, mean_over_ranks, micro_batch_loss, model_input
+from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.schedule import Schedule
+
+
+def from_last_stage(value: Any) -> Any:
+    """Return the last pipeline stage's ``value`` on every stage."""
+    if groups().get_pipeline_model_parallel_world_size() == 1:
+        return value
+    box = [value]
+    source = groups().get_pipeline_model_parallel_last_rank()
+    dist.broadcast_object_list(box, src=source, group=groups().get_pipeline_model_parallel_group())
+    return box[0]
+
+
+def _inputs(
+    args: Namespace, shard: RolloutShard, batches: list[list[int]], device: torch.device
+) -> list[tuple[list[int], MicroBatch]]:
+    return [(indices, model_input(args, shard, indices, device)) for indices in batches]
+
+
+@torch.no_grad()
+def log_prob_pass(
+    args: Namespace, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
+) -> list[Tensor]:
+    """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
+    training = model.training
+    model.eval()
+    inputs = _inputs(args, shard, [indices for step in shard.micro_batches for indices in step], device)
+    batches = iter([batch for _, batch in inputs])
+
+    def finish(indices: list[int], hidden: Tensor) -> dict[int, Tensor]:
+        batch = next(batches)
+        head = Head(unwrapped(model), hidden, vocab_size)
+        log_probs, _ = head(batch, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)
+        return {index: values.cpu() for index, values in zip(indices, batch.per_sample(log_probs), strict=True)}
+
+    found = run(args, model, inputs, finish, device=device, forward_only=True)
+    model.train(training)
+    merged = from_last_stage({index: values for part in found for index, values in part.items()})
+    return [merged[index] for index in range(shard.num_samples)]
+
+
+def backward_pass(
+    args: Namespace, model: Any, shard: RolloutShard, step: int, device: torch.device, vocab_size: int
+) -> Metrics:
+    """Fill the gradients of optimizer step ``step`` and return the metrics of its loss, equal on all ranks."""
+    counts = shard.global_token_counts if args.calculate_per_token_loss else shard.global_batch_sizes
+    denominator = max(1, counts[step])
+    batches = shard.micro_batches[step]
+    data_ranks = groups().get_data_parallel_world_size(with_context_parallel=True)
+    scale = len(batches) * data_ranks / denominator
+
+    def finish(indices: list[int], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        head: Any = Head(unwrapped(model), hidden, vocab_size)
+        loss, metrics = micro_batch_loss(args, head, shard, indices, device)
+        return loss * scale, metrics
+
+    found = run(args, model, _inputs(args, shard, batches, device), finish, device=device, forward_only=False)
+    sums: dict[str, Tensor] = {}
+    for metrics in found:
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, torch.zeros((), device=device)) + value
+    return from_last_stage(mean_over_ranks(sums, denominator, groups().get_data_parallel_group()))
+
+
+def optimizer_step(
+    args: Namespace,
+    model: Any,
+    optimizer: Any,
+    schedule: Schedule,
+    shard: RolloutShard,
+    step: int,
+    device: torch.device,
+    vocab_size: int,
+) -> Metrics:
+    """Take optimizer step ``step`` of the shard and return its metrics, equal on all ranks."""
+    result = backward_pass(args, model, shard, step, device, vocab_size)
+    norm, rate, taken = apply_gradients(model, optimizer, schedule, args.clip_grad, device=device)
+    return result | {"grad_norm": norm, "lr-pg_0": rate, "skipped_steps": float(not taken)}

@@ -1,0 +1,257 @@
+"""One rank of the policy, whatever the back end: owns its weight version, besides what every rank owns.
+
+A back end fills in the abstract methods: building the policy, log probabilities, a step, whole weights, and the state of a
+checkpoint.
+
+The old log probabilities are computed by one forward pass over the whole rollout before the first optimizer step, always,
+unless ``--use-rollout-logprobs`` takes the engine's: exact for any number of steps, at the price of one forward pass.
+The weight version counts the pushes of changed weights: a push after no successful step repeats the version.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime.algorithms.advantages import compute_advantages
+from slime.backends.trainer import checkpoint_folder
+from slime.backends.trainer.dtypes import DTYPES
+from slime.backends.trainer.hf_folder import export_hf
+from slime.backends.trainer.micro_batch import Metrics
+from slime.backends.trainer.postprocess import postprocess
+from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.exceptions import CheckpointError
+from slime.utils.misc import load_function
+from slime.weight_sync.broadcast import BroadcastWeightSync
+
+logger = logging.getLogger(__name__)
+
+# Per-token streams whose means are logged; the first only with --kl-coef, without which it is all zero.
+_DESCRIBED = (
+    *("kl", "advantages", "returns", "values", "entropy"),
+    *("log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs"),
+)
+
+
+class TrainActor(TrainRank):
+    """See the module. Call ``init`` first.
+
+    Attributes:
+        data_group: the ranks that hold different samples; None is all of them.
+    """
+
+    data_group: dist.ProcessGroup | None = None
+
+    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
+        super().__init__(world_size, rank, master_addr, master_port)
+        self._sync: BroadcastWeightSync | None = None
+        self._data: RolloutShard | None = None
+        self.weight_version = 0
+        self._changed_since_push = False
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Make policy, optimizer and, where :meth:`_needs_reference`, the reference."""
+
+    @abstractmethod
+    def _log_probs(self, data: RolloutShard, *, reference: bool) -> list[torch.Tensor]:
+        """``[R_i]`` log probabilities of every sample on the CPU, under the policy or the reference."""
+
+    @abstractmethod
+    def _optimizer_step(self, data: RolloutShard, rollout_id: int, step: int) -> Metrics:
+        """Take a step; metrics with ``grad_norm``, ``lr-pg_0`` and ``skipped_steps``, equal on all ranks."""
+
+    @abstractmethod
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole weights under Hugging Face's names; every rank runs it to its end, rank 0's values count."""
+
+    @abstractmethod
+    def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
+        """Write a checkpoint and return its folder, not yet published."""
+
+    # Start and end
+
+    def init(self, args: Namespace) -> int:
+        """Build everything, load a checkpoint if there is one to load, and return the first rollout to train on."""
+        self._begin(args)
+        args = self.args
+        if args.loss_type == "custom_loss":
+            load_function(args.custom_loss_function_path)  # what is wrong with it shows before the model is read
+        self._build()
+        self._seed()
+        start = self._load_checkpoint()
+        self._sync = BroadcastWeightSync(args, device=self.device, address=self._master[0])
+        return start
+
+    def _needs_reference(self) -> bool:
+        return self.args.loss_type != "sft_loss" and (self.args.use_kl_loss or self.args.kl_coef != 0)
+
+    def shutdown(self) -> None:
+        """Leave the process groups."""
+        if self._sync is not None:
+            self._sync.close()
+        super().shutdown()
+
+    # One rollout
+
+    def train(self, rollout_id: int, shard: Any) -> dict[str, Any] | None:
+        """Take the optimizer steps of one rollout: :meth:`prepare`, then :meth:`step`."""
+        self.prepare(rollout_id, shard)
+        return self.step(rollout_id)
+
+    def prepare(self, rollout_id: int, shard: Any, values: Sequence[Any] = ()) -> dict[int, torch.Tensor]:
+        """Take this rank's data and compute what the loss needs.
+
+        Args:
+            rollout_id: whose data it is.
+            shard: the data, or a Ray reference to it.
+            values: what each rank of the critic gave for the rollout, or references; empty without a critic.
+
+        Returns:
+            With a critic, the returns of this rank's samples by their position in the rollout.
+        """
+        self._rollout_id = rollout_id
+        with self._timed("train"):
+            self._data = data = RolloutShard(fetch(shard))
+            if values:
+                data.set_from_positions("values", [fetch(part) for part in values])
+            if self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss":
+                self._prepare(data)
+            postprocess(self.args, rollout_id, data)
+            if self.args.save_debug_train_data:
+                data.dump(self.args.save_debug_train_data.format(rollout_id=rollout_id, rank=self.rank))
+        return data.by_position("returns") if values else {}
+
+    def step(self, rollout_id: int, learn: bool = True) -> dict[str, Any] | None:
+        """Take the optimizer steps of the data that :meth:`prepare` took; without ``learn`` only describe them.
+
+        Returns:
+            The metrics on rank 0 (means over the steps), None elsewhere.
+        """
+        data, self._data = self._data, None
+        assert data is not None, "call prepare first"
+        steps = []
+        with self._timed("train"), self._timed("actor_train"):
+            for number in range(len(data.micro_batches) if learn else 0):
+                metrics = self._optimizer_step(data, rollout_id, number)
+                self._changed_since_push |= not metrics["skipped_steps"]
+                steps.append(metrics)
+        rollout = self._describe(data)
+        if self.rank != 0:
+            return None
+        return {f"train/{name}": value for name, value in mean_of_steps(steps).items()} | rollout | self._take_seconds()
+
+    def _prepare(self, data: RolloutShard) -> None:
+        """Old and reference log probabilities, then advantages."""
+        if self.args.use_rollout_logprobs:
+            if "rollout_log_probs" not in data.fields:
+                raise ValueError("--use-rollout-logprobs needs rollout_log_probs on every sample")
+            data.set_computed("log_probs", data.fields["rollout_log_probs"])
+        else:
+            with self._timed("log_probs"):
+                log_probs, entropy = self._policy_pass(data)
+                data.set_computed("log_probs", log_probs)
+                if entropy is not None:
+                    data.set_computed("entropy", entropy)
+        if self._needs_reference():
+            with self._timed("ref_log_probs"):
+                data.set_computed("ref_log_probs", self._log_probs(data, reference=True))
+        advantages, returns = compute_advantages(self.args, data.fields, self._sum_over_ranks)
+        data.set_computed("advantages", advantages)
+        data.set_computed("returns", returns)
+
+    def _policy_pass(self, data: RolloutShard) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        """The policy's log probabilities, and its entropies with ``--use-rollout-entropy``."""
+        return self._log_probs(data, reference=False), None
+
+    def _sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        dist.all_reduce(total, group=self.data_group)
+        return total
+
+    def _describe(self, data: RolloutShard) -> Metrics:
+        """Token-weighted means of the per-token streams and the token count, over all ranks."""
+        sums: dict[str, list[float]] = {"tokens": [float(sum(data.fields["total_lengths"])), 1.0]}
+        for name in _DESCRIBED if self.args.kl_coef else _DESCRIBED[1:]:
+            total, count = 0.0, 0.0
+            for values, mask in zip(data.fields.get(name, []), data.fields["loss_masks"], strict=False):
+                if values is not None:
+                    total += float((values * mask).sum())
+                    count += float(mask.sum())
+            sums[name] = [total, count]
+        gathered: list[Any] = [None] * dist.get_world_size(self.data_group)
+        dist.all_gather_object(gathered, sums, group=self.data_group)
+        result = {}
+        for name in sums:
+            total, count = (sum(rank[name][part] for rank in gathered) for part in (0, 1))
+            if name == "tokens":
+                result["train/tokens"] = total
+            elif count:
+                result[f"rollout/{name}"] = total / count
+        return result
+
+    # Weights
+
+    def connect_rollout_engines(self, engine_handles: list[Any]) -> None:
+        """Build the weight update group of rank 0 and the engines; again after an engine was started again."""
+        assert self._sync is not None
+        self._sync.connect(engine_handles)
+
+    def update_weights(self) -> str:
+        """Make the current weights live on the engines and return their version."""
+        assert self._sync is not None
+        version = self._next_version()
+        with self._timed("update_weights"):
+            self._sync.push(self._weights(), str(version))
+        self.weight_version, self._changed_since_push = version, False
+        logger.info("weights %d are live, %.3f s", version, self._seconds["update_weights"])
+        return str(version)
+
+    def _next_version(self) -> int:
+        return self.weight_version + int(self._changed_since_push)
+
+    # Checkpoints
+
+    def save(self, rollout_id: int) -> str:
+        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
+        if not self.args.save:
+            raise CheckpointError("there is nowhere to save to: add --save DIR")
+        root, iteration = Path(self.args.save), rollout_id + 1
+        with self._timed("save_model"):
+            folder = self._write(root, iteration, self._meta(rollout_id))
+            if self.args.save_hf:
+                self.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
+            if self.rank == 0:
+                checkpoint_folder.publish(root, iteration, self.args.save_keep)
+            dist.barrier()
+        return str(folder)
+
+    def save_hf(self, path: str) -> None:
+        """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""
+        export_hf(self._weights(), Path(self.args.hf_checkpoint), Path(path), dtype=DTYPES[self.args.train_dtype])
+
+    def _meta(self, rollout_id: int) -> dict[str, Any]:
+        return self._common_meta(rollout_id) | {"weight_version": self._next_version()}
+
+    def _load_checkpoint(self) -> int:
+        """Load what --resume or --load names and return the rollout to start with."""
+        args = self.args
+        root = args.save if args.resume else args.load
+        folder = checkpoint_folder.find(Path(root)) if root else None
+        if folder is None:
+            if args.resume:
+                raise CheckpointError(f"--resume found no checkpoint in {root}: start without --resume")
+            if args.load and self._start_weights() != args.load:
+                logger.warning("--load %s holds no checkpoint yet: starting from %s", args.load, self._start_weights())
+            return args.start_rollout_id or 0
+        meta = self._restore(folder)
+        self.weight_version = int(meta["weight_version"])
+        return int(meta["rollout_id"]) + 1 if args.start_rollout_id is None else args.start_rollout_id

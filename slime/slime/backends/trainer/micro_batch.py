@@ -1,0 +1,84 @@
+"""From a shard to the summed loss of a micro-batch, for any model that gives log probabilities or logits."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slime.algorithms.losses import LOSSES
+from slime.algorithms.losses.custom import custom_loss
+from slime.algorithms.losses.reduce import Reducer, make_reducer
+from slime.backends.trainer.packing import MicroBatch, build
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.utils.misc import load_function
+
+Metrics = dict[str, float]
+
+
+class Model(Protocol):
+    """What a back end offers for one forward pass."""
+
+    def __call__(
+        self,
+        batch: MicroBatch,
+        *,
+        temperature: float,
+        chunk_size: int,
+        entropy_grad: bool = False,
+        want_logits: bool = False,
+    ) -> Any:
+        """Return log probabilities and entropies ``[N]`` of the response rows, or the logits ``[1, T, V]`` float32."""
+        ...
+
+
+def model_input(args: Namespace, shard: RolloutShard, indices: list[int], device: torch.device) -> MicroBatch:
+    """The model input of the samples ``indices`` of ``shard``."""
+    lengths = shard.fields["response_lengths"]
+    return build(
+        [shard.tokens[i] for i in indices], [lengths[i] for i in indices], packed=args.pack_sequences, device=device
+    )
+
+
+def reducer_of(args: Namespace, batch: dict[str, Any], response_lengths: list[int]) -> Reducer:
+    """The reducer of a micro-batch, which may be empty."""
+    masks, sums = batch.get("loss_masks", []), batch.get("rollout_mask_sums")
+    return make_reducer(args.calculate_per_token_loss, response_lengths, masks, sums)
+
+
+def micro_batch_loss(
+    args: Namespace, model: Model, shard: RolloutShard, indices: list[int], device: torch.device
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the summed loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path."""
+    inputs = model_input(args, shard, indices, device)
+    batch = shard.batch(indices, device)
+    reduce = reducer_of(args, batch, inputs.response_lengths)
+    if args.loss_type == "custom_loss":
+        logits = model(inputs, temperature=1.0, chunk_size=args.log_probs_chunk_size, want_logits=True)
+        if inputs.is_filler:
+            return logits.sum() * 0.0, {}
+        return custom_loss(load_function(args.custom_loss_function_path), args, batch, logits, reduce)
+    log_probs, entropy = model(
+        inputs,
+        temperature=args.rollout_temperature,
+        chunk_size=args.log_probs_chunk_size,
+        entropy_grad=args.loss_type == "policy_loss" and args.entropy_coef != 0,
+    )
+    if inputs.is_filler or not sum(inputs.response_lengths):
+        return (log_probs.sum() + entropy.sum()) * 0.0, {}
+    if args.loss_type == "policy_loss" and args.use_rollout_logprobs:
+        batch["log_probs"] = batch["rollout_log_probs"]
+    loss = LOSSES[args.loss_type]
+    return loss(args, batch, inputs.per_sample(log_probs), inputs.per_sample(entropy), reduce)
+
+
+def mean_over_ranks(sums: dict[str, Tensor], denominator: int, group: dist.ProcessGroup | None = None) -> Metrics:
+    """Sum each metric over the ranks of ``group`` and divide; a rank without samples contributes nothing, whatever its names."""
+    local = {name: float(value) for name, value in sums.items()}
+    gathered: list[Metrics | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, local, group=group)
+    names = sorted({name for metrics in gathered if metrics for name in metrics})
+    return {name: sum(metrics.get(name, 0.0) for metrics in gathered if metrics) / denominator for name in names}

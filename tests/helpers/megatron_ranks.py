@@ -1,0 +1,131 @@
+"""What a rank does in the tests of the Megatron back end; at module level, so that new processes can import it."""
+
+from __future__ import annotations
+
+import warnings
+from argparse import Namespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slime.arguments.megatron import MEGATRON
+from tests.helpers import megatron_hooks, trainer
+
+CPU = torch.device("cpu")
+
+
+def megatron_args(model: str, **changes: Any) -> Any:
+    """Return the trainer's arguments for the Megatron back end."""
+    defaults = {option.attribute: option.default for option in MEGATRON.options}
+    chosen = {"train_backend": "megatron", "transformer_impl": "local"}
+    return Namespace(**(defaults | vars(trainer.trainer_args(model)) | chosen | changes))
+
+
+def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, Any]]], out: str) -> None:
+    """For each ``(model folder, changes)`` write what a run of three steps gives: a dictionary per case."""
+    from megatron.core import parallel_state
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=rank, world_size=world_size)
+    results = []
+    for model, changes in cases:
+        results.append(_three_steps(megatron_args(model, **changes), rank, world_size, model))
+        parallel_state.destroy_model_parallel()
+    if rank == 0:
+        torch.save(results, out)
+
+
+def _three_steps(args: Any, rank: int, world_size: int, path: str) -> dict[str, Any]:
+    from slime.algorithms.advantages import compute_advantages
+    from slime.backends.megatron_utils import parallel, train_step
+    from slime.backends.megatron_utils.config import read_config, shape_of
+    from slime.backends.megatron_utils.model import build_model, data_parallel, unwrapped
+    from slime.backends.megatron_utils.optimizer import apply_gradients, build_optimizer
+    from slime.backends.megatron_utils.weights import full_weights
+    from slime.backends.trainer.rollout_data import RolloutShard
+    from slime.backends.trainer.schedule import Schedule
+
+    parallel.join(args, CPU)
+    shape = shape_of(read_config(path))
+    model = data_parallel(*build_model(args, path, device=CPU), device=CPU)
+    optimizer = build_optimizer(args, model, device=CPU)
+    start = {name: value.clone() for name, value in full_weights(unwrapped(model), shape)}
+    copies = parallel.data_parallel_size(args, world_size)
+    mine = trainer.shards(args, trainer.train_data(), copies)[parallel.data_parallel_rank(args, rank, world_size)]
+    shard = RolloutShard(mine)
+    shard.set_computed("log_probs", train_step.log_prob_pass(args, model, shard, CPU, shape.vocab_size))
+    if args.loss_type != "sft_loss":
+        advantages, returns = compute_advantages(args, shard.fields, _no_sum)
+        shard.set_computed("advantages", advantages)
+        shard.set_computed("returns", returns)
+    found: list[Any] = [None] * world_size
+    dist.all_gather_object(found, dict(zip(mine["partition"], shard.fields["log_probs"], strict=True)))
+    schedule, metrics, gradients = Schedule(args, 10), [], {}
+    for number in range(3):
+        step = train_step.backward_pass(args, model, shard, 0, CPU, shape.vocab_size)
+        if number == 0:
+            _share_gradients(model)
+            gradients = {name: value.clone() for name, value in full_weights(unwrapped(model), shape, of=_gradient)}
+        step["grad_norm"] = apply_gradients(model, optimizer, schedule, args.clip_grad, device=CPU)[0]
+        metrics.append(step)
+    return {
+        "start": start,
+        "log_probs": {key: value for part in found for key, value in part.items()},
+        "metrics": metrics,
+        "gradients": gradients,
+        "after": {name: value.clone() for name, value in full_weights(unwrapped(model), shape)},
+    }
+
+
+def _no_sum(values: Tensor) -> Tensor:
+    raise AssertionError("no statistics over ranks are needed here")
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return parameter.main_grad  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _share_gradients(model: Any) -> None:
+    """After the reduce-scatter each data-parallel rank has its slice of the gradients: gather the others'."""
+    for buffer in model.buffers:
+        for bucket in buffer.buckets:
+            group = buffer.data_parallel_group
+            slices = list(bucket.grad_data.chunk(dist.get_world_size(group)))
+            own = slices[dist.get_rank(group)].clone()
+            gathered = [torch.empty_like(own) for _ in slices]
+            dist.all_gather(gathered, own, group=group)
+            bucket.grad_data.copy_(torch.cat(gathered))
+
+
+def run_actors(rank: int, world_size: int, ports: list[int], runs: list[dict[str, Any]], model: str, out: str) -> None:
+    """One actor after the other: each trains and saves the rollouts of its run; write what became of it, per run.
+
+    A run has ``rollouts``, and changes of the arguments under ``changes``.
+    """
+    from slime.backends.megatron_utils import parallel
+    from slime.backends.megatron_utils.actor import MegatronTrainActor
+
+    warnings.filterwarnings("ignore")
+    results = []
+    for port, plan in zip(ports, runs, strict=True):
+        args = megatron_args(model, **plan["changes"])
+        actor = MegatronTrainActor(world_size, rank, "127.0.0.1", port)
+        start = actor.init(args)
+        before = {name: value.clone() for name, value in actor._weights()}
+        metrics = []
+        copies = parallel.data_parallel_size(args, world_size)
+        place = parallel.data_parallel_rank(args, rank, world_size)
+        for rollout in plan["rollouts"]:
+            metrics.append(actor.train(rollout, trainer.shards(args, trainer.train_data(seed=rollout), copies)[place]))
+            actor.save(rollout)
+        after = {name: value.clone() for name, value in actor._weights()}
+        results.append(
+            {"start": start, "before": before, "after": after, "metrics": metrics, "steps": actor.schedule.steps}
+            | {"calls": megatron_hooks.calls()}
+        )
+        actor.shutdown()
+    if rank == 0:
+        torch.save(results, out)

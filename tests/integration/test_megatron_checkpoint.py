@@ -1,0 +1,86 @@
+"""Megatron's checkpoints: a resumed run is the run that was not stopped, on any number and kind of ranks; exports load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slime.utils.http_utils import find_available_port
+from tests.helpers import megatron_ranks, trainer
+
+KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "adam_eps": 1e-4, "save_keep": 0}
+HOOKS = {
+    "custom_megatron_init_path": "tests.helpers.megatron_hooks.init",
+    "custom_megatron_before_log_prob_hook_path": "tests.helpers.megatron_hooks.before_log_prob",
+    "custom_megatron_before_train_step_hook_path": "tests.helpers.megatron_hooks.before_train_step",
+}
+TP2 = {"tensor_model_parallel_size": 2}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_tied_model: Path):
+    """A run of two rollouts at TP 2, and its second rollout again from the checkpoint after the first, on other layouts."""
+    folder = tmp_path_factory.mktemp("megatron")
+    first = folder / "first" / "iter_0000001"
+    whole = KL | TP2 | HOOKS | {"save": str(folder / "first"), "save_hf": str(folder / "hf-{rollout_id}")}
+    again = {name: KL | {"load": str(first), "save": str(folder / name)} for name in ("tp 2", "dp 2", "pp 2", "tp 1")}
+    runs = {
+        "whole": {"changes": whole, "rollouts": [0, 1]},
+        "tp 2": {"changes": again["tp 2"] | TP2, "rollouts": [1]},
+        "dp 2": {"changes": again["dp 2"], "rollouts": [1]},
+        "pp 2": {"changes": again["pp 2"] | {"pipeline_model_parallel_size": 2}, "rollouts": [1]},
+        "tp 1": {"changes": again["tp 1"], "rollouts": [1]},
+    }
+    found: dict[str, Any] = {}
+    for ranks, names in ((2, list(runs)[:4]), (1, ["tp 1"])):
+        file = folder / f"{ranks}.pt"
+        ports = [find_available_port() for _ in names]
+        plans = [runs[name] for name in names]
+        trainer.on_ranks(ranks, megatron_ranks.run_actors, ports, plans, str(tiny_random_tied_model), str(file))
+        found |= dict(zip(names, torch.load(file, weights_only=False), strict=True))
+    return folder, found
+
+
+def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert set(one) == set(other)
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_a_resumed_run_is_bit_equal(outcomes) -> None:
+    _, found = outcomes
+    assert found["tp 2"]["start"] == 1
+    assert found["tp 2"]["steps"] == 2
+    assert differences(found["tp 2"]["after"], found["whole"]["after"]) == 0.0
+    assert differences(found["whole"]["before"], found["whole"]["after"]) > 1e-4
+
+
+@pytest.mark.parametrize("layout", ["tp 1", "dp 2", "pp 2"])
+def test_a_checkpoint_moves_to_other_ranks(outcomes, layout: str) -> None:
+    _, found = outcomes
+    assert differences(found[layout]["before"], found["tp 2"]["before"]) == 0.0
+    assert differences(found[layout]["after"], found["whole"]["after"]) <= 1e-5
+    losses = [found[name]["metrics"][-1]["train/loss"] for name in (layout, "whole")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_reference_stays_and_the_hooks_are_called(outcomes) -> None:
+    _, found = outcomes
+    first, second = found["whole"]["metrics"]
+    assert first["train/kl_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert second["train/kl_loss"] > 1e-3
+    assert first["rollout/log_probs"] == pytest.approx(first["rollout/ref_log_probs"], abs=1e-5)
+    pass_and_step = "log_probs:1 ref_log_probs:1 step:{0}:0:{0}"
+    assert " ".join(found["whole"]["calls"]) == " ".join(["init:tp2", pass_and_step.format(0), pass_and_step.format(1)])
+
+
+def test_the_export_is_what_was_trained(outcomes) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    folder, found = outcomes
+    exported = load_file(folder / "hf-1" / "model.safetensors")
+    assert differences(exported, found["whole"]["after"]) == 0.0
+    assert AutoModelForCausalLM.from_pretrained(folder / "hf-1").config.tie_word_embeddings

@@ -1,0 +1,84 @@
+"""Megatron on the CPU over gloo is the Hugging Face model: log probabilities, gradients and three optimizer steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers import megatron_ranks, tiny_models, trainer
+from tests.helpers.reference_steps import sft_steps
+
+TOLERANCE = 1e-5
+# Where Adam divides by a gradient near zero, rounding of float32 would be seen as a step; a larger epsilon bounds that.
+STEPS = {"loss_type": "sft_loss", "adam_eps": 1e-4}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tp 1": (1, {}),
+    "recomputed": (1, {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}),
+    "tp 2": (2, {"tensor_model_parallel_size": 2}),
+    "tp 2, sequence parallel": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "dp 2": (2, {}),
+    "pp 2": (2, {"pipeline_model_parallel_size": 2}),
+}
+MODELS = ("qwen3", "qwen3, tied", "qwen2")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path, tiny_random_tied_model: Path):
+    """The folders by name; an odd vocabulary in the second makes two ranks pad it."""
+    folder = tmp_path_factory.mktemp("megatron")
+    return {
+        "qwen3": tiny_random_model,
+        "qwen3, tied": tiny_models.without_last_row(tiny_random_tied_model, folder / "tied"),
+        "qwen2": tiny_models.qwen2(folder / "qwen2"),
+    }
+
+
+@pytest.fixture(scope="module")
+def results(models, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """What each layout gives for each model, from one start of processes per number of ranks."""
+    out = tmp_path_factory.mktemp("parity")
+    found = {}
+    for ranks in (1, 2):
+        keys = [(layout, name) for layout, (size, _) in LAYOUTS.items() if size == ranks for name in MODELS]
+        cases = [(str(models[name]), STEPS | LAYOUTS[layout][1]) for layout, name in keys]
+        trainer.on_ranks(ranks, megatron_ranks.parity, cases, str(out / f"{ranks}.pt"))
+        found |= dict(zip(keys, torch.load(out / f"{ranks}.pt", weights_only=False), strict=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def references(models) -> dict[str, dict[str, Any]]:
+    """Float64 results by model."""
+    return {
+        name: sft_steps(trainer.trainer_args(path, **STEPS), trainer.train_data(), 3) for name, path in models.items()
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_three_steps_are_those_of_hugging_face(results, references, models, layout: str, name: str) -> None:
+    found, expected = results[layout, name], references[name]
+    for index, values in enumerate(expected["log_probs"]):
+        assert torch.allclose(found["log_probs"][index].double(), values, rtol=0, atol=TOLERANCE)
+    assert [step["loss"] for step in found["metrics"]] == pytest.approx(expected["losses"], rel=TOLERANCE)
+    norm = torch.stack([value.norm() for value in expected["gradients"].values()]).norm()
+    assert found["metrics"][0]["grad_norm"] == pytest.approx(float(norm), rel=TOLERANCE)
+    for kind in ("gradients", "after"):
+        assert set(found[kind]) == set(expected[kind])
+        for parameter, value in expected[kind].items():
+            difference = float((found[kind][parameter].double() - value).abs().max())
+            assert difference <= TOLERANCE, (kind, parameter, difference)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_come_back_as_they_went_in(results, models, layout: str, name: str) -> None:
+    from safetensors.torch import load_file
+
+    original = load_file(models[name] / "model.safetensors")
+    returned = results[layout, name]["start"]
+    assert set(returned) == set(original)
+    assert all(torch.equal(returned[key], value) for key, value in original.items())
