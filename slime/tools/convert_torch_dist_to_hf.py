@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Make a Hugging Face checkpoint out of a checkpoint of a Megatron run, whatever ranks wrote it.
+
+``--save-hf`` of a run writes the same folder with every checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from slime.backends.megatron_utils.one_rank import one_rank
+from slime.backends.trainer.checkpoint_folder import find
+from slime.backends.trainer.hf_folder import export_hf
+from slime.utils import tool
+
+
+def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = None, force: bool = False) -> str:
+    """Write the folder ``output`` and return a line that says what it holds.
+
+    Args:
+        source: a run's checkpoints, or one of them.
+        origin: the Hugging Face checkpoint the run began with: configuration and tokenizer.
+        output: the folder to write.
+        dtype: of the weights; default: that of ``origin``.
+        force: replace ``output``.
+
+    Raises:
+        SlimeError: before anything is written.
+    """
+    from slime.backends.megatron_utils.checkpoint import load_state
+    from slime.backends.megatron_utils.weights import full_weights
+
+    folder = find(source)
+    if folder is None:
+        raise tool.ToolError(f"{source} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
+    tool.check_output(output, [origin, folder], force=force)
+    kind = tool.output_dtype(dtype, origin)
+    with one_rank(origin) as (model, shape, device):
+        load_state(folder, model, None, device)
+        export_hf(full_weights(model, shape, dtype=kind), origin, output, dtype=kind)
+    return f"{output}: the weights of {folder}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="convert_torch_dist_to_hf.py", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--input-dir", required=True, type=Path, metavar="FOLDER", help="a run's checkpoints, or one")
+    parser.add_argument(
+        "--origin-hf-dir", required=True, type=Path, metavar="FOLDER", help="checkpoint that the run began with"
+    )
+    tool.add_output(parser, "--output-dir")
+    options = parser.parse_args(argv)
+    return tool.run(
+        parser.prog,
+        lambda: convert(
+            options.input_dir, options.origin_hf_dir, options.output, dtype=options.dtype, force=options.force
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
