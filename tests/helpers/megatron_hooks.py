@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import Any
 
 CALLS = "MEGATRON_HOOK_CALLS"
+_GIVEN: list[Namespace] = []
 
 
 def calls() -> list[str]:
@@ -22,7 +23,33 @@ def init(args: Namespace) -> None:
     """--custom-megatron-init-path."""
     from megatron.core import parallel_state
 
+    _GIVEN[:] = [args]
     _note(f"init:tp{parallel_state.get_tensor_model_parallel_world_size()}")
+
+
+def model_provider(pre_process: bool = True, post_process: bool = True) -> Any:
+    """--custom-model-provider-path: the model of the checkpoint, built here."""
+    import torch
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    from slime.backends.megatron_utils.config import read_config, rope_theta, shape_of, transformer_config
+    from slime.backends.megatron_utils.model import _block_spec
+
+    _note("provider")
+    args = _GIVEN[0]
+    hf = read_config(args.hf_checkpoint)
+    config = transformer_config(args, hf, torch.float32)
+    return GPTModel(
+        config,
+        _block_spec(args, config),
+        vocab_size=shape_of(hf).vocab_size,
+        max_sequence_length=512,
+        position_embedding_type="rope",
+        rotary_base=rope_theta(hf),  # pyright: ignore[reportArgumentType]
+        share_embeddings_and_output_weights=shape_of(hf).tied,
+        pre_process=pre_process,
+        post_process=post_process,
+    )
 
 
 def before_log_prob(args: Namespace, model: Any, store_prefix: str) -> None:

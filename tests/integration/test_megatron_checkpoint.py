@@ -17,6 +17,7 @@ HOOKS = {
     "custom_megatron_before_log_prob_hook_path": "tests.helpers.megatron_hooks.before_log_prob",
     "custom_megatron_before_train_step_hook_path": "tests.helpers.megatron_hooks.before_train_step",
 }
+PROVIDER = {"custom_model_provider_path": "tests.helpers.megatron_hooks.model_provider"}
 TP2 = {"tensor_model_parallel_size": 2}
 
 
@@ -32,7 +33,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_tied_model: P
         "tp 2": {"changes": again["tp 2"] | TP2, "rollouts": [1]},
         "dp 2": {"changes": again["dp 2"], "rollouts": [1]},
         "pp 2": {"changes": again["pp 2"] | {"pipeline_model_parallel_size": 2}, "rollouts": [1]},
-        "tp 1": {"changes": again["tp 1"], "rollouts": [1]},
+        "tp 1": {"changes": again["tp 1"] | HOOKS | PROVIDER, "rollouts": [1]},
     }
     found: dict[str, Any] = {}
     for ranks, names in ((2, list(runs)[:4]), (1, ["tp 1"])):
@@ -74,6 +75,11 @@ def test_the_reference_stays_and_the_hooks_are_called(outcomes) -> None:
     assert first["rollout/log_probs"] == pytest.approx(first["rollout/ref_log_probs"], abs=1e-5)
     pass_and_step = "log_probs:1 ref_log_probs:1 step:{0}:0:{0}"
     assert " ".join(found["whole"]["calls"]) == " ".join(["init:tp2", pass_and_step.format(0), pass_and_step.format(1)])
+
+
+def test_a_model_of_ones_own_is_trained_like_the_built_in_one(outcomes) -> None:
+    _, found = outcomes
+    assert found["tp 1"]["calls"][:2] == ["init:tp1", "provider"]
 
 
 def test_the_export_is_what_was_trained(outcomes) -> None:

@@ -1,0 +1,54 @@
+"""Flags of the Megatron back end: what does not work together, or not here, is refused with what to type instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.arguments import parse_args
+from tests.helpers.checkpoints import config_only
+
+OFFLOAD = "--use-precision-aware-optimizer --optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d"
+REFUSED = {
+    "--tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: give 1 or more",
+    "--tensor-model-parallel-size 3": "2 actor GPUs do not hold whole copies of 3 tensor x 1 pipeline parallel ranks",
+    "--expert-tensor-parallel-size 4": "--expert-model-parallel-size 1 does not divide the ranks of a pipeline stage",
+    "--context-parallel-size 2": "use --tensor-model-parallel-size with --sequence-parallel",
+    OFFLOAD: "--overlap-cpu-optimizer-d2h-h2d needs a GPU; remove it",
+    "--overlap-cpu-optimizer-d2h-h2d": "--overlap-cpu-optimizer-d2h-h2d has no effect without --optimizer-cpu-offload",
+    "--transformer-impl transformer_engine": "use --transformer-impl local",
+    "--attention-backend flash": "--attention-backend has no effect with --transformer-impl local",
+    "--recompute-granularity full": "needs --recompute-method uniform --recompute-num-layers 1",
+    "--recompute-num-layers 1": "need --recompute-granularity full",
+    "--use-lora": "--use-lora is trained by FSDP2 only",
+    "--advantage-estimator ppo": "use --train-backend fsdp",
+    "--spec module": "--spec takes two words",
+    "--spec m n --custom-model-provider-path m.f": "--spec has no effect with --custom-model-provider-path",
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> list[str]:
+    model = config_only(tmp_path / "model")
+    words = f"--hf-checkpoint {model} --rollout-batch-size 16 --num-rollout 2 --device cpu --run-dir {tmp_path / 'run'}"
+    return [*words.split(), "--actor-num-gpus-per-node", "2"]
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_cannot_work_is_refused(base: list[str], capsys: pytest.CaptureFixture[str], flags: str) -> None:
+    with pytest.raises(SystemExit):
+        parse_args([*base, "--train-backend", "megatron", *flags.split()])
+    assert REFUSED[flags] in capsys.readouterr().err
+
+
+def test_with_the_other_back_end_they_are_refused_by_name(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_args([*base, "--tensor-model-parallel-size", "2", "--sequence-parallel"])
+    error = capsys.readouterr().err
+    assert "--tensor-model-parallel-size --sequence-parallel : only with --train-backend megatron" in error
+
+
+def test_the_layers_follow_the_device(base: list[str]) -> None:
+    args = parse_args([*base, "--train-backend", "megatron", "--tensor-model-parallel-size", "2"])
+    assert (args.transformer_impl, args.tensor_model_parallel_size) == ("local", 2)
