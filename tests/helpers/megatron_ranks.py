@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from argparse import Namespace
 from typing import Any
@@ -124,7 +125,7 @@ def run_actors(rank: int, world_size: int, ports: list[int], runs: list[dict[str
         after = {name: value.clone() for name, value in actor._weights()}
         results.append(
             {"start": start, "before": before, "after": after, "metrics": metrics, "steps": actor.schedule.steps}
-            | {"calls": megatron_hooks.calls()}
+            | {"calls": megatron_hooks.calls(), "left": [child.name for child in multiprocessing.active_children()]}
         )
         actor.shutdown()
     if rank == 0:

@@ -90,3 +90,8 @@ def test_the_export_is_what_was_trained(outcomes) -> None:
     exported = load_file(folder / "hf-1" / "model.safetensors")
     assert differences(exported, found["whole"]["after"]) == 0.0
     assert AutoModelForCausalLM.from_pretrained(folder / "hf-1").config.tie_word_embeddings
+
+
+def test_a_save_leaves_no_process_behind(outcomes) -> None:
+    _, found = outcomes
+    assert [found[name]["left"] for name in found] == [[]] * len(found)

@@ -33,7 +33,20 @@ def save_state(path: Path, model: Any, optimizer: Any | None, device: torch.devi
         state = {"model": model.sharded_state_dict(metadata=_metadata())}
         if optimizer is not None:
             state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=_metadata())
-        dist_checkpointing.save(state, str(path))
+        try:
+            dist_checkpointing.save(state, str(path))
+        finally:
+            _end_helper_process()
+
+
+def _end_helper_process() -> None:
+    """End the process that Megatron-core starts for its first save and keeps; it would outlive a rank that is killed."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    queue: Any = filesystem_async._results_queue
+    if queue is not None:
+        queue._manager.shutdown()
+        filesystem_async._results_queue = None
 
 
 def load_state(folder: Path, model: Any, optimizer: Any | None, device: torch.device) -> dict[str, Any]:
