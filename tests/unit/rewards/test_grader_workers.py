@@ -17,7 +17,15 @@ ENDLESS = "9^{9^{9^{9}}}"
 
 
 def grader_processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if workers.MODULE in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if workers.MODULE in " ".join(command_line(child))]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Its words; none once it has ended, also when nobody has asked for its exit status yet."""
+    try:
+        return process.cmdline()
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return []
 
 
 async def test_a_grade_that_hangs_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
