@@ -12,7 +12,7 @@ import contextlib
 import copy
 import inspect
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime.exceptions import ConfigurationError, EngineError
@@ -28,6 +28,7 @@ Group = list[Any]
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 # An engine that breaks off a request that nobody aborted is asked to go on this often without a new token.
 FRUITLESS_ATTEMPTS = 10
+LARGEST_GROUP = 1_000_000
 
 
 class GenerateState(metaclass=SingletonMeta):
@@ -52,6 +53,10 @@ class GenerateState(metaclass=SingletonMeta):
         }
         # Whoever aborts all requests of the engines holds it, and so does an evaluation, which nobody may abort.
         self.engines_lock = asyncio.Lock()
+        # Seeds of the members of a group, by their number: deterministic engines give every request without one the same seed.
+        deterministic = getattr(args, "sglang_enable_deterministic_inference", False)
+        seeds = range(args.rollout_seed, args.rollout_seed + LARGEST_GROUP) if deterministic else None
+        self.group_sampling_seeds: Sequence[int] | None = seeds
         self.dp_counts = [0]
         self.dp_rank = 0
         self.rollout_id: int | None = None
@@ -226,12 +231,16 @@ async def generate_and_rm(
 async def generate_and_rm_group(
     args: Namespace, group: Group, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Group:
-    """Answer and score the samples of one prompt together."""
+    """Answer and score the samples of one prompt together; with deterministic engines each has a ``sampling_seed`` of its own."""
     state = GenerateState(args)
     if state.aborted:
         return group
+    parameters = [dict(sampling_params) for _ in group]
+    if state.group_sampling_seeds is not None:
+        for own, seed in zip(parameters, state.group_sampling_seeds, strict=False):
+            own["sampling_seed"] = seed
     answered: list[Any] = await asyncio.gather(
-        *(generate_and_rm(args, one, dict(sampling_params), evaluation) for one in group)
+        *(generate_and_rm(args, one, own, evaluation) for one, own in zip(group, parameters, strict=True))
     )
     if args.group_rm and not state.aborted:
         for member, reward in zip(answered, await batched_async_rm(args, answered), strict=True):

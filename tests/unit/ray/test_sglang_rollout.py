@@ -95,6 +95,19 @@ async def test_a_group_reward_sees_the_group(engine: RolloutEngine, args: Namesp
     assert [member.reward for member in group] == [1.5, 1.5]
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("evaluation", [True, False])
+async def test_deterministic_engines_get_a_seed_per_member(
+    engine: RolloutEngine, args: Namespace, deterministic: bool, evaluation: bool
+) -> None:
+    args.sglang_enable_deterministic_inference, args.rollout_seed = deterministic, 7
+    shared = {"max_new_tokens": 2}
+    await sglang_rollout.generate_and_rm_group(args, [prompt(n) for n in range(4, 7)], shared, evaluation)
+    seeds = [request["sampling_params"].get("sampling_seed") for request in engine.requests]
+    assert seeds == ([7, 8, 9] if deterministic else [None] * 3)
+    assert shared == {"max_new_tokens": 2}
+
+
 async def test_nothing_to_score_with_names_the_flag(engine: RolloutEngine, args: Namespace) -> None:
     args.custom_rm_path = None
     with pytest.raises(ConfigurationError, match="--custom-rm-path"):
