@@ -224,8 +224,13 @@ class RolloutDataSource(DataSource):
         return folder / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
     def mark(self, rollout_id: int) -> None:
-        """Remember the position now: everything that ``rollout_id`` needed has been handed out, and nothing of the next."""
-        self._marks[rollout_id] = copy.deepcopy(self._state())
+        """Remember the position now: everything that ``rollout_id`` needed has been handed out, and nothing of the next.
+
+        While the next rollout is collected, the one before it trains, and a run that is stopped then saves the one before that:
+        three marks are kept.
+        """
+        kept = {marked: state for marked, state in self._marks.items() if rollout_id - 2 <= marked < rollout_id}
+        self._marks = {**kept, rollout_id: copy.deepcopy(self._state())}
 
     def save(self, rollout_id: int) -> None:
         """Write the position after ``rollout_id`` to ``<save>/rollout/global_dataset_state_dict_<rollout_id>.pt``.

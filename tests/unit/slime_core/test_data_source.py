@@ -143,6 +143,19 @@ def test_a_checkpoint_holds_the_position_of_its_rollout_though_the_next_is_under
     assert prompts(resumed.get_samples(1)) == ["question 2"]
 
 
+def test_marks_of_rollouts_that_are_never_saved_are_forgotten(args: Namespace) -> None:
+    source = RolloutDataSourceWithBuffer(args)
+    for rollout_id in range(4):
+        source.get_samples(1)
+        source.mark(rollout_id)
+    assert list(source._marks) == [1, 2, 3]
+    source.save(1)
+    assert list(source._marks) == [2, 3]
+    resumed = RolloutDataSourceWithBuffer(args)
+    resumed.load(1)
+    assert prompts(resumed.get_samples(1)) == ["question 2"]
+
+
 def test_fanned_out_groups_and_those_under_way_are_part_of_a_checkpoint(args: Namespace) -> None:
     source = RolloutDataSourceWithBuffer(args)
     step = Sample(index=7, tokens=[1, 2], response_length=1, reward=1.0, status=Sample.Status.COMPLETED)
