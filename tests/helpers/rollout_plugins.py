@@ -37,6 +37,13 @@ async def fan_out_until_aborted(args: Namespace, sample: Sample, sampling_params
     return [step, await generate(args, sample, sampling_params)]
 
 
+async def nothing_for_odd(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    """Return no sample for an odd index, otherwise a list of one."""
+    done = Sample(index=sample.index, tokens=[1, 2], response_length=1, reward=1.0, status=Sample.Status.COMPLETED)
+    done.weight_versions = ["4"]
+    return [] if (sample.index or 0) % 2 else [done]
+
+
 async def always_aborted(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Give up on the first try of a prompt, and answer on the second."""
     if args.seen.setdefault(sample.index, 0):

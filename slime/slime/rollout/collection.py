@@ -33,7 +33,13 @@ class Collection:
         self._dropped: Counter[str] = Counter()
 
     def add(self, group: Group) -> bool:
-        """Take a finished group; False when it is not trained on, at least for now."""
+        """Take a finished group; False when it is not trained on, at least for now.
+
+        One without samples, from a generate function that returned empty lists, is dropped as ``empty`` and shown to no filter.
+        """
+        if not flatten(group):
+            self._dropped["empty"] += 1
+            return False
         verdict = call_dynamic_filter(self._filter, self._args, group)
         self._finished.append(group)
         reason = verdict.reason or "filter"
@@ -68,8 +74,7 @@ class Collection:
 
 def first_index(group: Group) -> int:
     """Number of a group's first sample."""
-    first = group[0][0] if isinstance(group[0], list) else group[0]
-    return first.index or 0
+    return flatten(group)[0].index or 0
 
 
 def to_go_on(group: Group, prompt: Group, rollout_id: int) -> Group:

@@ -34,9 +34,9 @@ class StalenessBound:
         self._dropped = self._corrected = 0
 
     async def admits(self, group: list[Any]) -> bool:
-        """Whether a finished group may be trained on."""
+        """Whether a finished group may be trained on; one without samples is not stale."""
         bound = self._args.max_weight_staleness
-        if bound is None:
+        if bound is None or not flatten(group):
             return True
         live = version_number(await live_weight_version(self._args))
         if live - oldest_version(group) <= bound:

@@ -138,6 +138,25 @@ async def test_a_rollout_is_exactly_the_groups_asked_for(engine: RolloutEngine, 
     assert aborted == []
 
 
+@pytest.mark.parametrize("bound", [None, 1])
+async def test_a_group_without_samples_is_dropped_and_counted(
+    engine: RolloutEngine, args: Namespace, bound: int | None
+) -> None:
+    args.custom_generate_function_path, args.max_weight_staleness = f"{PLUGINS}.nothing_for_odd", bound
+    args.over_sampling_batch_size = 2
+    output, _ = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
+    assert [sample.index for sample in flatten(output.samples)] == [0, 2]
+    assert output.metrics is not None
+    assert output.metrics["rollout/dynamic_filter/drop_empty"] >= 1
+
+
+async def test_a_group_is_numbered_by_its_first_sample(engine: RolloutEngine, args: Namespace) -> None:
+    args.custom_generate_function_path = f"{PLUGINS}.nothing_for_odd"
+    pairs = [[prompt(3), prompt(4)], [prompt(1), prompt(2)]]
+    output, _ = await sglang_rollout.generate_rollout_async(args, 0, lambda count: pairs)
+    assert [[sample.index for sample in flatten(group)] for group in output.samples] == [[2], [4]]
+
+
 async def test_spare_groups_fill_up_before_more_prompts_are_asked_for(engine: RolloutEngine, args: Namespace) -> None:
     args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_first_spare_odd"
     args.over_sampling_batch_size = 4
