@@ -26,7 +26,7 @@ from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
 
-# Optional keys, and the attribute of Sample each is read from. All samples have it, or none.
+# Optional keys, and the attribute of Sample each is read from. All samples with a response have it, or none.
 _COMPLETE_KEYS = {"rollout_log_probs": "rollout_log_probs"}
 # Optional keys that a sample may lack: None there means that the term is zero for it.
 _SPARSE_KEYS = {
@@ -70,12 +70,15 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
         data |= step_fields(args, samples, masks)
     for key, attribute in _COMPLETE_KEYS.items():
         values = [plain_list(getattr(sample, attribute, None)) for sample in samples]
-        missing = [sample.index for sample, value in zip(samples, values, strict=True) if value is None]
-        if len(missing) == len(samples):
+        answered = [
+            (sample.index, value) for sample, value in zip(samples, values, strict=True) if sample.response_length
+        ]
+        missing = [index for index, value in answered if value is None]
+        if all(value is None for value in values) or (missing and len(missing) == len(answered)):
             continue
         if missing:
             raise ValueError(f"{attribute} is missing on samples {missing} and present on the others")
-        data[key] = values
+        data[key] = [[] if value is None else value for value in values]
     for key, attribute in _SPARSE_KEYS.items():
         values = [getattr(sample, attribute, None) for sample in samples]
         if any(value is not None for value in values):
@@ -92,6 +95,8 @@ def _checked_mask(sample: Sample) -> list[int]:
     where = f"sample {sample.index}"
     if not 0 <= sample.response_length <= len(sample.tokens):
         raise ValueError(f"{where}: response_length {sample.response_length} does not fit {len(sample.tokens)} tokens")
+    if sample.response_length == len(sample.tokens):
+        raise ValueError(f"{where}: {len(sample.tokens)} tokens and no prompt: a response needs a token before it")
     for attribute in _UNSUPPORTED:
         if getattr(sample, attribute, None) is not None:
             raise ValueError(f"{where}: {attribute} is not supported by the training back end")

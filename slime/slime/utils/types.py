@@ -242,7 +242,7 @@ class Sample:
             metadata: entries to set in ``self.metadata``.
 
         Raises:
-            SampleError: when the lengths differ, or tokens without logprobs are to be trained on.
+            SampleError: when the lengths differ, tokens without logprobs are to be trained on, or there is no prompt token.
         """
         count = len(token_ids)
         mask = list(loss_mask) if loss_mask is not None else [int(log_probs is not None)] * count
@@ -263,13 +263,15 @@ class Sample:
         self.validate()
 
     def validate(self) -> None:
-        """Check that per-token lists fit.
+        """Check that per-token lists fit, and that a token precedes the response, which predicts its first.
 
         Raises:
             SampleError: naming the list and both lengths.
         """
         if not 0 <= self.response_length <= len(self.tokens):
             raise SampleError(f"response_length {self.response_length} does not fit {len(self.tokens)} tokens")
+        if self.response_length and self.response_length == len(self.tokens):
+            raise SampleError(f"all {len(self.tokens)} tokens are response: it needs a prompt token before it")
         for name in (
             "loss_mask",
             "rollout_log_probs",

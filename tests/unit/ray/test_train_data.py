@@ -156,6 +156,7 @@ def test_a_teacher_may_be_missing_on_some_samples() -> None:
         ({"rollout_log_probs": [-1.0]}, "sample 7: rollout_log_probs has 1 entries"),
         ({"teacher_log_probs": [-1.0] * 3}, "sample 7: teacher_log_probs has 3 entries"),
         ({"response_length": 9}, "sample 7: response_length 9 does not fit 5 tokens"),
+        ({"tokens": [3, 4]}, "sample 7: 2 tokens and no prompt: a response needs a token before it"),
         ({"multimodal_train_inputs": {}}, "sample 7: multimodal_train_inputs is not supported"),
         ({"reward": None}, "sample 7 has no reward"),
     ],
@@ -167,6 +168,15 @@ def test_wrong_lengths_name_the_sample(changes: dict[str, Any], message: str) ->
 
 def test_removed_samples_stay_with_a_mask_of_zeros() -> None:
     assert convert(arguments(), [sample(0, remove_sample=True)])["loss_masks"] == [[0, 0]]
+
+
+def test_an_empty_response_needs_no_logprobs() -> None:
+    empty = sample(0, response=0, remove_sample=True, rollout_log_probs=None)
+    assert convert(arguments(), [empty, sample(1)])["rollout_log_probs"] == [[], [-0.5, -0.5]]
+    silent = sample(1, rollout_log_probs=None)
+    for nothing in (empty, sample(0, response=0)):
+        assert "rollout_log_probs" not in convert(arguments(), [nothing, silent])
+    assert "rollout_log_probs" not in convert(arguments(), [empty])
 
 
 def test_groups_are_normalised_and_a_group_of_one_keeps_its_reward() -> None:

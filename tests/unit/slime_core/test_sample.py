@@ -15,7 +15,7 @@ from slime.utils.types import MultimodalTypes, Sample
 pieces = st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=5), st.booleans()), max_size=6)
 
 
-@given(prompt=st.lists(st.integers(0, 99), max_size=4), pieces=pieces)
+@given(prompt=st.lists(st.integers(0, 99), min_size=1, max_size=4), pieces=pieces)
 def test_appending_keeps_every_list_as_long_as_the_response(
     prompt: list[int], pieces: list[tuple[list[int], bool]]
 ) -> None:
@@ -35,6 +35,14 @@ def test_append_refuses_what_does_not_fit() -> None:
         sample.append_response_tokens([5, 6], [-0.1])
     with pytest.raises(SampleError, match="cannot carry loss"):
         sample.append_response_tokens([5], None, loss_mask=[1])
+
+
+def test_a_response_needs_a_prompt_token_before_it() -> None:
+    with pytest.raises(SampleError, match="all 2 tokens are response"):
+        Sample(tokens=[1, 2], response_length=2).validate()
+    with pytest.raises(SampleError, match="all 1 tokens are response"):
+        Sample().append_response_tokens([5], [-0.1])
+    Sample().validate()
 
 
 @pytest.mark.parametrize("name", ["loss_mask", "rollout_log_probs", "teacher_log_probs"])
