@@ -17,6 +17,7 @@ class SumsDataSource(DataSource):
         self.args = args
         self.position = 0
         self.returned = []
+        self.marks = {}
 
     def get_samples(self, num_samples):
         """Return that many groups: returned ones, then new sums."""
@@ -46,14 +47,26 @@ class SumsDataSource(DataSource):
     def _file(self, folder, rollout_id):
         return Path(folder) / "rollout" / f"example_sums_{rollout_id}.json"
 
+    def _state(self):
+        """The position and the returned groups as text, which no later change reaches."""
+        returned = [[sample.to_dict() for sample in group] for group in self.returned]
+        return json.dumps({"position": self.position, "returned": returned})
+
+    def mark(self, rollout_id):
+        """Note the state right after ``rollout_id``: when its step is saved, the next rollout has taken prompts already."""
+        kept = {marked: state for marked, state in self.marks.items() if marked >= rollout_id - 2}
+        self.marks = {**kept, rollout_id: self._state()}
+
     def save(self, rollout_id):
-        """Write the position next to the trainer's checkpoint."""
+        """Write the state after ``rollout_id`` next to the trainer's checkpoint."""
         if self.args.save:
             file = self._file(self.args.save, rollout_id)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({"position": self.position}))
+            file.write_text(self.marks.get(rollout_id, self._state()))
 
     def load(self, rollout_id=None):
         """Go on after the checkpoint of ``rollout_id``; start anew without one."""
         if self.args.load and rollout_id is not None and rollout_id >= 0:
-            self.position = json.loads(self._file(self.args.load, rollout_id).read_text())["position"]
+            state = json.loads(self._file(self.args.load, rollout_id).read_text())
+            self.position = state["position"]
+            self.returned = [[Sample.from_dict(sample) for sample in group] for group in state["returned"]]

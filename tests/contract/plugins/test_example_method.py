@@ -65,6 +65,26 @@ def test_its_files_do_too(repository: Path, words: list[str]) -> None:
     check("arguments", f"{folder}/example_arguments.py", words)
 
 
+def test_its_data_source_goes_on_after_the_rollout_that_was_saved(words: list[str], tmp_path: Path) -> None:
+    source_class = load_function(PLUGINS["data_source"])
+    args = SimpleNamespace(rollout_seed=1, n_samples_per_prompt=2, save=str(tmp_path), load=str(tmp_path))
+    source = source_class(args)
+    _, second = source.get_samples(2)
+    source.add_samples([second])
+    source.mark(0)
+    again, third = source.get_samples(2)  # the next rollout, before the step of the first is saved
+    again[0].metadata["changed"] = True
+    source.save(0)
+    resumed = source_class(args)
+    resumed.load(0)
+    found = resumed.get_samples(2)
+    assert [[sample.index for sample in group] for group in found] == [[2, 3], [4, 5]]
+    assert [group[0].prompt for group in found] == [second[0].prompt, third[0].prompt]
+    assert found[0][0].metadata == {}
+    source.mark(3)
+    assert list(source.marks) == [3]
+
+
 def test_what_is_dumped_is_what_is_loaded(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout.ray, "put", lambda shard: shard)
     dump = f"{tmp_path}/dump/{{rollout_id}}.pt"
