@@ -2,8 +2,8 @@
 
 Guarantees: at most ``over_sampling_batch_size`` groups are under way or finished and not trained on yet, so that the engines
 cannot run away from the trainer; what is left over stays for the next rollout; a group that was aborted or is too stale goes back
-to the data source; a checkpoint holds every group that was handed out and is in no rollout yet. The worker belongs to the
-process of the rollout manager and lives from the first call to `stop`.
+to the data source; a checkpoint holds every group that was handed out and is in no rollout yet, if the data source has the
+attribute ``outstanding``. The worker belongs to the process of the rollout manager and lives from the first call to `stop`.
 
 Use it with ``train_async.py --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async``.
 """
@@ -54,6 +54,11 @@ class RolloutWorker:
         self._news = asyncio.Event()
         if hasattr(data_source, "outstanding"):
             data_source.outstanding = self.outstanding
+        else:
+            logger.warning(
+                "%s has no attribute outstanding: groups under way are not in checkpoints, and a resumed run misses them",
+                type(data_source).__name__,
+            )
 
     def outstanding(self) -> list[Group]:
         """Groups that were handed out and are in no rollout yet: finished ones as they are, others as their prompts."""

@@ -109,6 +109,27 @@ def test_stale_groups_go_again_or_are_counted(
         assert (dropped, corrected, numbers) == (0, 2, [2, 3])
 
 
+class PlainSource:
+    """A contributor's data source: the groups of another one, and none of the optional names."""
+
+    def __init__(self, source: RolloutDataSourceWithBuffer) -> None:
+        self.get_samples, self.add_samples = source.get_samples, source.add_samples
+
+
+def test_a_source_that_cannot_save_groups_under_way_is_named_once(
+    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = PlainSource(source)
+    for rollout_id in range(2):
+        output = generate_rollout_fully_async(args, rollout_id, plain)
+        assert len(output.samples) == args.rollout_batch_size  # type: ignore[union-attr]
+    assert caplog.text.count("PlainSource has no attribute outstanding") == 1
+    stop()
+    caplog.clear()
+    batch(args, 2, source)
+    assert "outstanding" not in caplog.text
+
+
 def test_a_group_that_was_aborted_goes_again(
     engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
 ) -> None:
