@@ -22,14 +22,14 @@ from slime.arguments.judge import JUDGE
 from slime.arguments.megatron import MEGATRON
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.optimizer import OPTIMIZER
-from slime.arguments.plugin_paths import ARGUMENTS_FLAG, AddArguments, method_arguments, resolve_plugin_files
+from slime.arguments.plugin_paths import AddArguments, method_arguments, resolve_plugin_files
 from slime.arguments.refused import add_refused_arguments, refusals
 from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import add_sglang_arguments
 from slime.arguments.tracking import DEBUG, TRACKING
 from slime.arguments.trainer import LORA, TRAINER
 from slime.arguments.validate import validate
-from slime.arguments.yaml_files import apply_custom_config, nearest, with_config_file
+from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, nearest, with_config_file
 from slime.exceptions import ConfigurationError
 
 GROUPS = (

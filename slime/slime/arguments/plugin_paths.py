@@ -13,10 +13,10 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slime.arguments.yaml_files import ARGUMENTS_FLAG, method_path_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.utils.misc import load_function
 
-ARGUMENTS_FLAG = "--custom-arguments-path"
 # What is looked for in a file that is named alone, by the option that names it.
 DEFAULT_NAMES: dict[str, tuple[str, ...]] = {
     "custom_arguments_path": ("add_custom_arguments",),
@@ -93,14 +93,12 @@ def resolve_plugin_files(args: Namespace) -> list[str]:
 
 
 def method_arguments(words: Sequence[str]) -> AddArguments | None:
-    """Return ``add_custom_arguments`` of the method that ``--custom-arguments-path`` names in ``words``; None without one.
+    """Return ``add_custom_arguments`` of the method that ``words`` or their ``--config`` file name; None without one.
 
     Raises:
         ConfigurationError: when it cannot be loaded.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(ARGUMENTS_FLAG)
-    path = parser.parse_known_args(words)[0].custom_arguments_path
+    path = method_path_of(words)
     if not path:
         return None
     path = name_of_file("custom_arguments_path", path) if is_plugin_file(path) else path

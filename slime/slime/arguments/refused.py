@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+# Of the attributes that hold a refused flag until the refusals are read.
+REFUSED_PREFIX = "refused_"
 _MEGATRON = "is not offered with any back end here; remove it"
 _LATER = "is not implemented yet; remove it"
 _COLOCATE = "belongs to --colocate, which is not implemented yet"
@@ -98,7 +100,7 @@ def add_refused_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _attribute(flag: str) -> str:
-    return f"refused_{flag.replace('-', '_')}"
+    return f"{REFUSED_PREFIX}{flag.replace('-', '_')}"
 
 
 def refusals(args: argparse.Namespace) -> list[str]:

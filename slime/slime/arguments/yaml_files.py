@@ -16,10 +16,11 @@ from typing import Any
 import yaml
 
 from slime.arguments.option import comma_list, json_object
-from slime.arguments.refused import refusals
+from slime.arguments.refused import REFUSED_PREFIX, refusals
 from slime.exceptions import ConfigurationError
 
 CONFIG_FLAG = "--config"
+ARGUMENTS_FLAG = "--custom-arguments-path"
 
 
 def nearest(flag: str, known: Sequence[str]) -> str:
@@ -46,11 +47,36 @@ def read_mapping(flag: str, path: str) -> dict[str, Any]:
     return values
 
 
-def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` preceded by the flags of the file that its ``--config`` names, so that the command line wins."""
+def config_file_of(argv: Sequence[str]) -> str | None:
+    """Return the file that ``--config`` names on a command line, None without one."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(CONFIG_FLAG)
-    path = finder.parse_known_args(list(argv))[0].config
+    return finder.parse_known_args(list(argv))[0].config
+
+
+def method_path_of(words: Sequence[str]) -> str | None:
+    """Return the ``--custom-arguments-path`` of a command line, or else of its ``--config`` file; None without one.
+
+    Raises:
+        ConfigurationError: when the file cannot be read or gives no path.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(ARGUMENTS_FLAG)
+    path, file = finder.parse_known_args(list(words))[0].custom_arguments_path, config_file_of(words)
+    if path is not None or file is None:
+        return path
+    given = [
+        word
+        for key, value in read_mapping(CONFIG_FLAG, file).items()
+        if (action := find_action(finder, key)) is not None
+        for word in words_of(action, value)
+    ]
+    return finder.parse_args(given).custom_arguments_path
+
+
+def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
+    """Return ``argv`` preceded by the flags of the file that its ``--config`` names, so that the command line wins."""
+    path = config_file_of(argv)
     if path is None:
         return list(argv)
     words: list[str] = []
@@ -72,6 +98,13 @@ def apply_custom_config(parser: argparse.ArgumentParser, args: argparse.Namespac
         return []
     values = read_mapping("--custom-config-path", args.custom_config_path)
     known = {key: action for key in values if (action := find_action(parser, key)) is not None}
+    for action in known.values():
+        early = {CONFIG_FLAG, ARGUMENTS_FLAG} & set(action.option_strings)
+        if early:
+            raise ConfigurationError(
+                f"--custom-config-path {args.custom_config_path}: {early.pop()} is read before this file is; "
+                "give it on the command line"
+            )
     words = [word for key, action in known.items() for word in words_of(action, values[key])]
     parsed = parser.parse_args(words)
     problems = refusals(parsed)
@@ -96,7 +129,8 @@ def find_action(parser: argparse.ArgumentParser, key: str) -> argparse.Action | 
 
 
 def words_of(action: argparse.Action, value: Any) -> list[str]:
-    """Return the words of a command line that give a flag a value of a YAML file; null leaves the flag out.
+    """Return the words of a command line that give a flag a value of a YAML file; null leaves the flag out, and so does a
+    refused flag's false.
 
     Raises:
         ConfigurationError: when the flag cannot have such a value.
@@ -107,8 +141,14 @@ def words_of(action: argparse.Action, value: Any) -> list[str]:
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise ConfigurationError(f"{flag} is a switch; write true or false, not {value!r}")
+        if value:
+            return [flag]
         off = [name for name in action.option_strings if name.startswith("--no-")]
-        return [flag] if value else off[:1]
+        if action.default is True and action.const is True and not off:
+            raise ConfigurationError(f"{flag} always holds here and cannot be false: {action.help}; remove it")
+        return off[:1]
+    if value is False and action.dest.startswith(REFUSED_PREFIX):
+        return []
     if isinstance(value, bool) and action.nargs != "*":
         raise ConfigurationError(f"{flag} needs a value, not {str(value).lower()}")
     if isinstance(value, dict):

@@ -53,6 +53,18 @@ def test_a_config_file_is_a_command_line(base: list[str], tmp_path: Path) -> Non
     assert args.min_lr == 0.0
 
 
+def test_false_turns_a_switch_off_and_a_refused_flag_into_nothing(base: list[str], tmp_path: Path) -> None:
+    sizes = "rollout_batch_size: 4\nnum_rollout: 1\n"
+    text = sizes + "balance_data: true\nfp16: false\nlog_passrate: false\npack_sequences: false\n"
+    args = parse_args([*base, "--config", written(tmp_path, text)])
+    assert (args.balance_data, args.log_passrate, args.pack_sequences) == (True, False, False)
+    args = parse_args(
+        [*base, "--config", written(tmp_path, sizes), "--custom-config-path", written(tmp_path, text, "c")]
+    )
+    assert (args.balance_data, args.log_passrate, args.pack_sequences) == (True, False, False)
+    assert not hasattr(args, "fp16")
+
+
 def test_the_command_line_wins_over_the_config_file(base: list[str], tmp_path: Path) -> None:
     words = [f"--config={written(tmp_path, FLAGS)}", "--lr", "2e-6", "--rollout-batch-size", "8", *base]
     args = parse_args(words)
@@ -73,6 +85,9 @@ def test_the_command_line_wins_over_the_config_file(base: list[str], tmp_path: P
         ("a: [", "is not YAML"),
         ("config: other.yaml", "cannot name another"),
         ("rollout_buffer_url: http://x", "--rollout-buffer-url belongs to"),
+        ("balance_data: false", "--balance-data always holds here and cannot be false: samples are dealt"),
+        ("attention_softmax_in_fp32: false", "--attention-softmax-in-fp32 always holds here"),
+        ("fp16: true", "--fp16 is not offered"),
     ],
 )
 def test_a_config_file_that_cannot_be_used(
@@ -104,6 +119,9 @@ def test_custom_config_sets_and_creates_attributes(base: list[str], tmp_path: Pa
         ("kl_loss_type: k9", "invalid choice"),
         ("max-iteration: 7", "write max_iteration"),
         ("rollout_buffer_url: x", "--rollout-buffer-url belongs to"),
+        ("balance-data: false", "--balance-data always holds here"),
+        ("config: other.yaml", "--config is read before this file is; give it on the command line"),
+        ("custom-arguments-path: a.b", "--custom-arguments-path is read before this file is"),
     ],
 )
 def test_custom_config_is_checked_like_flags(

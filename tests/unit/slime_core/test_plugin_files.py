@@ -106,6 +106,17 @@ def test_a_method_declares_its_own_flags(plugin: Path, tmp_path: Path, capsys: p
     assert "did you mean --my-weight?" in capsys.readouterr().err
 
 
+def test_a_config_file_can_name_the_method_and_its_flags(plugin: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("custom_arguments_path: ./my_method/plugin.py\nmy_weight: 3\n")
+    given = [*words(config_only(tmp_path / "model")), "--config", str(file)]
+    assert parse_args(given).my_weight == 3.0
+    other = tmp_path / "other.py"
+    other.write_text(PLUGIN.replace("0.5", "0.25"))
+    file.write_text("custom-arguments-path: ./my_method/plugin.py\n")
+    assert parse_args([*given, "--custom-arguments-path", str(other)]).my_weight == 0.25
+
+
 def test_a_flag_that_the_core_has_is_refused(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin.write_text("def add_custom_arguments(parser):\n    parser.add_argument('--lr')\n")
     with pytest.raises(SystemExit):
