@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -13,7 +14,7 @@ from slime.algorithms.losses.topk_distillation import topk_distillation_loss
 from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses
 from slime.utils.ppo_utils import compute_log_probs
-from slime.utils.vocab_parallel import tensor_parallel_group
+from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case
 
 
@@ -61,9 +62,12 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
             compute_log_probs(rows, ids, group).double(), right.detach().unsqueeze(-1), atol=1e-5, rtol=1e-5
         )
         assert torch.equal(rows, kept)
+    for outside in (-1, VOCABULARY):
+        with pytest.raises(ValueError, match=f"do not fit a vocabulary of {VOCABULARY} tokens"):
+            log_probs_of_ids(local[0], torch.full((local.size(1), 2), outside), group)
 
     whole.grad = None
-    reference_topk_kl(whole, case, args.rollout_temperature).backward()
+    reference_topk_kl(whole, case, temperature=1.0).backward()
     local = case["logits"][..., columns].float().requires_grad_()
     reduce = make_reducer(False, case["response_lengths"], case["loss_masks"])
     loss, _ = topk_distillation_loss(args, case, local, reduce)

@@ -43,8 +43,20 @@ def normaliser(logits: Tensor, group: Any) -> Tensor:
 
 
 def place(ids: Tensor, width: int, group: Any) -> tuple[Tensor, Tensor]:
-    """Return the column of each id in this rank's slice of ``width`` columns (0 where it is not there), and whether it is there."""
-    local = ids - group.rank() * width if is_split(group) else ids
+    """Return the column of each id in this rank's slice of ``width`` columns (0 where it is not there), and whether it is there.
+
+    Raises:
+        ValueError: when ranks share the vocabulary and an id is on none of them.
+    """
+    if not is_split(group):
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+    vocabulary = group.size() * width
+    if bool(((ids < 0) | (ids >= vocabulary)).any()):
+        raise ValueError(
+            f"token ids {int(ids.min())} to {int(ids.max())} do not fit a vocabulary of {vocabulary} tokens; "
+            "the ids come from another tokenizer than the model's"
+        )
+    local = ids - group.rank() * width
     here = (local >= 0) & (local < width)
     return torch.where(here, local, torch.zeros_like(local)), here
 
@@ -74,7 +86,8 @@ class LogProbsOfIds(torch.autograd.Function):
 def log_probs_of_ids(logits: Tensor, ids: Tensor, group: Any = None, chunk: int = -1) -> Tensor:
     """Return log probabilities ``[R, K]`` float32 of the tokens ``ids`` ``[R, K]`` under ``logits`` ``[R, V/n]``.
 
-    ``chunk`` rows at a time bound the memory of the forward pass; not positive: all at once.
+    ``chunk`` rows at a time bound the memory of the forward pass; not positive: all at once. An id outside the vocabulary is
+    an error: of the gather, or a ValueError that names the ids when ranks share the vocabulary.
     """
     return LogProbsOfIds.apply(logits, ids, group, chunk if chunk > 0 else max(1, len(ids)))  # pyright: ignore[reportReturnType]
 

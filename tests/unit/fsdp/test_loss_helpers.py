@@ -9,6 +9,7 @@ import torch
 
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses, get_values
 from slime.utils.ppo_utils import compute_log_probs
+from slime.utils.vocab_parallel import log_probs_of_ids
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, vocabulary_case
 
 LAYOUT = ("unconcat_tokens", "total_lengths", "response_lengths")
@@ -73,3 +74,11 @@ def test_a_group_of_one_rank_is_a_whole_vocabulary() -> None:
     found = compute_log_probs(logits, ids, Alone())
     assert found.shape == (3, 1)
     torch.testing.assert_close(found.squeeze(-1), torch.log_softmax(logits, -1)[torch.arange(3), ids])
+
+
+@pytest.mark.parametrize("outside", [-1, 4, 9])
+def test_an_id_outside_the_vocabulary_is_an_error(outside: int) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    torch.testing.assert_close(log_probs_of_ids(logits, torch.tensor([[3, 0]])), logits.log_softmax(-1)[:, [3, 0]])
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        log_probs_of_ids(logits, torch.tensor([[3, outside]]))
