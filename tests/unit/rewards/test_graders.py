@@ -71,6 +71,11 @@ def test_the_last_closed_box(text: str, found: str | None) -> None:
         ("answer: 1\n**Answer:** 2", "2"),
         (r"Answer: \boxed{6}.", "6"),
         ("Answer:", ""),
+        ("Answer:\n42", "42"),
+        ("**Answer:**\n\n $42$ \nbecause", "42"),
+        ("Answer:\r\n\\boxed{7}", "7"),
+        ("Answer: 1\n2", "1"),
+        ("Answer: 1\nAnswer:\n", ""),
         ("5", None),
     ],
 )
@@ -197,6 +202,17 @@ async def test_f1_takes_the_nearest_of_several_labels() -> None:
         ("12 eV", 1),
         ("C) 12 eV", 1),
         ("The answer is B, no: the answer is C", 1),
+        ("Answer: I believe it is (C).", 1),
+        ("Answer: A careful look leads to (C)", 1),
+        ("The answer is B... no. Answer: I'd say it must be (**C**)", 1),
+        ("The answer is C, not (A).", 1),
+        ("The answer is C because (A) is too small", 1),
+        ("Answer:\nC", 1),
+        ("C\nAnswer: I am sure.", 1),
+        ("The answer is not (C).", 0),
+        ("The answer isn't (C)", 0),
+        ("B is the answer. (C) is wrong.", 0),
+        ("Answer: I believe it is (A).", 0),
         ("The answer is A", 0),
         ("ABCD", 0),
         ("E", 0),
@@ -207,6 +223,21 @@ async def test_f1_takes_the_nearest_of_several_labels() -> None:
 )
 async def test_gpqa(reply: str, reward: int) -> None:
     assert await graded("gpqa", reply, "C", choices=["3 eV", "6 eV", "12 eV", "9 eV"]) == reward
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("Answer: I believe it is (C).", 0),
+        ("Answer: I", 1),
+        ("The answer is (I).", 1),
+        ("The answer is I because it is larger", 1),
+        ("Answer: I would rather not say", 0),
+        ("Answer: I'm not sure", 0),
+    ],
+)
+async def test_gpqa_with_nine_choices_knows_the_pronoun(reply: str, reward: int) -> None:
+    assert await graded("gpqa", reply, "I", valid_letters=list("ABCDEFGHI")) == reward
 
 
 async def test_gpqa_reads_the_right_letter_where_it_is() -> None:

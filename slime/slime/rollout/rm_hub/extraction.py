@@ -9,6 +9,7 @@ import re
 
 THINKING_ENDS = ("</think>", "###Response")
 _BRACES = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
+_BEFORE_ANSWER = " \t\r\n\f\v*"
 _ANSWER = re.compile(r"answer\s*:", re.IGNORECASE)
 
 
@@ -48,10 +49,13 @@ def boxed_after_thinking(reply: str) -> str | None:
 
 
 def answer_line(reply: str) -> str | None:
-    """Return what follows the last ``Answer:`` on its line, its box or dollar signs taken off; None without one."""
+    """Return what follows the last ``Answer:`` on its line, or on the next one with words; its box or dollar signs taken off.
+
+    None without an ``Answer:``.
+    """
     matches = list(_ANSWER.finditer(reply))
     if not matches:
         return None
-    line = reply[matches[-1].end() :].lstrip(" \t*").split("\n", 1)[0]
+    line = reply[matches[-1].end() :].lstrip(_BEFORE_ANSWER).split("\n", 1)[0]
     boxed = last_boxed(line)
     return boxed if boxed is not None else line.strip().strip("*").strip().strip("$").strip()

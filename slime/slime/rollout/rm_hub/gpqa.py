@@ -1,7 +1,8 @@
 """``--rm-type gpqa``: 1 when the reply chooses the right letter of a multiple-choice question, else 0.
 
 The right letter is ``metadata["correct_letter"]`` or the label. ``metadata["choices"]`` (texts in order, or letter to text)
-says how many letters there are, four without it; a label that is the text of a choice stands for its letter.
+says which letters there are, A to D without it; a label that is the text of a choice stands for its letter. Only those letters
+are read as a choice, and the pronoun "I" is none.
 """
 
 from __future__ import annotations
@@ -16,22 +17,47 @@ from slime.utils.types import Sample
 
 DEFAULT_LETTERS = "ABCD"
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_STATED = re.compile(r"\b(?i:answer|choice|option)\b[\s*:]{0,9}(?:is[\s*:]{0,9})?\(?\*{0,2}([A-Z])\b")
-_ALONE = re.compile(r"^[\s*(\[]{0,9}([A-Za-z])[\s*.)\]:]{0,9}$", re.MULTILINE)
+_STATEMENT = re.compile(r"\b(?:answer|choice|option)\b[\s*:]{0,9}(?:is\b[\s*:]{0,9})?", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?]\s|\n")
+_SENTENCE_CHARACTERS = 120
+_NEGATION = re.compile(r"\bnot\b|n['\u2019]t\b")
+# Small words after a bare letter that leave it a letter; after another word "A" and "I" start a sentence.
+_AFTER_LETTER = "because|since|as|and|not|rather|instead|over|which|for"
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
-def chosen(reply: str) -> str | None:
-    """Return the part of a reply that says the choice: a box, ``the answer is (C)``, or a line with one letter."""
-    text = after_thinking(reply) or reply
+def reply_text(reply: str) -> str | None:
+    """Return what follows the thinking, or the whole reply without any; None when nothing is written."""
+    return (after_thinking(reply) or reply).strip() or None
+
+
+def chosen(text: str, choices: dict[str, str]) -> str:
+    """Return the part of ``text`` that says the choice: a box, ``the answer is (C)``, a line with one letter, or the last line."""
     boxed = last_boxed(text)
     if boxed:
         return _WRAPPED.sub(r"\1", boxed)
-    for pattern in (_STATED, _ALONE):
-        found = pattern.findall(text)
-        if found:
-            return found[-1]
-    return text.strip().rsplit("\n", 1)[-1].strip() or None
+    letters = "".join(re.escape(letter) for letter in choices if len(letter) == 1)
+    if letters:
+        for statement in reversed(list(_STATEMENT.finditer(text))):
+            after = text[statement.end() : statement.end() + _SENTENCE_CHARACTERS]
+            letter = _stated(_SENTENCE_END.split(after, 1)[0], letters)
+            if letter:
+                return letter
+        alone = re.findall(rf"(?im)^[\s*(\[]{{0,9}}([{letters}])[\s*.)\]:]{{0,9}}$", text)
+        if alone:
+            return alone[-1]
+    return text.strip().rsplit("\n", 1)[-1].strip()
+
+
+def _stated(sentence: str, letters: str) -> str | None:
+    """Return the letter that the words after ``answer`` give: at once, in parentheses later on, or before other words."""
+    start = re.match(rf"\(?\*{{0,2}}([{letters}])\b(?!['\u2019])", sentence)
+    if start and not re.match(rf"\s+(?!(?:{_AFTER_LETTER})\b)[a-z]", sentence[start.end() :]):
+        return start[1]
+    wrapped = re.search(rf"\(\*{{0,2}}([{letters}])\*{{0,2}}\)", sentence)
+    if wrapped and not _NEGATION.search(sentence, 0, wrapped.start()):
+        return wrapped[1]
+    return start[1] if start and start[1] != "I" else None
 
 
 def letter_of(text: str, choices: dict[str, str]) -> str | None:
@@ -78,7 +104,8 @@ def _check(sample: Sample) -> None:
 
 
 async def _compare(args: Any, sample: Sample, answer: str) -> float:
-    return float(letter_of(answer, choices_of(sample)) == correct_letter(sample))
+    choices = choices_of(sample)
+    return float(letter_of(chosen(answer, choices), choices) == correct_letter(sample))
 
 
-GRADER = Grader(extract=chosen, compare=_compare, wrong=0.0, check=_check)
+GRADER = Grader(extract=reply_text, compare=_compare, wrong=0.0, check=_check)
