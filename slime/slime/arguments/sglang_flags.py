@@ -70,7 +70,7 @@ def add_sglang_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--sglang-X`` for every recorded flag that the run does not own; unset ones are None or False."""
     group = parser.add_argument_group("inference engines (any server flag as --sglang-*; few are shown)")
     group.add_argument("--sglang-router-ip", help="address of engines that run already; no policy engine is started")
-    group.add_argument("--sglang-router-port", type=int, help="their port")
+    group.add_argument("--sglang-router-port", type=int, help="their port; alone: the port to serve the policy on")
     group.add_argument("--sglang-router-request-timeout-secs", type=int, default=14400, help="longest request")
     group.add_argument("--sglang-server-concurrency", type=int, default=512, help="requests at a time per engine")
     group.add_argument(

@@ -213,8 +213,13 @@ def _check_roles(args: Namespace) -> list[str]:
         )
     if bool(args.prm_router_ip) != bool(args.prm_router_port):
         problems.append("--prm-router-ip and --prm-router-port go together")
-    if bool(args.sglang_router_ip) != bool(args.sglang_router_port):
-        problems.append("--sglang-router-ip and --sglang-router-port go together")
+    if args.sglang_router_ip and not args.sglang_router_port:
+        problems.append("--sglang-router-ip needs --sglang-router-port, the port it listens on there")
+    external = args.rollout_external_engine_addrs or []
+    if args.sglang_router_port and not args.sglang_router_ip and len(external) == 1 and args.router != "sglang":
+        problems.append(
+            "--sglang-router-port has no effect on an engine that runs already; remove it, or add --router sglang"
+        )
     if args.rollout_external and not args.rollout_external_engine_addrs:
         problems.append("--rollout-external needs --rollout-external-engine-addrs HOST:PORT ...")
     if args.rollout_external_engine_addrs and (args.debug_train_only or args.sglang_router_ip):

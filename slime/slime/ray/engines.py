@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
-from slime.backends.sglang_utils.router import Address, check_router, serve_behind_one_address
+from slime.backends.sglang_utils.router import Address, check_router, requested_port, serve_behind_one_address
 from slime.backends.sglang_utils.server_args import EngineSpec, Role
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 
@@ -35,8 +35,10 @@ class EngineGroup:
         self._reserved = reserved
         self.role: Role = role
         self.specs = self._describe()
-        check_router(getattr(args, "router", "auto"), len(self.specs))
         self._ports = [0] * len(self.specs)
+        port = requested_port(args, role)
+        if not check_router(getattr(args, "router", "auto"), len(self.specs)) and port:
+            self._ports = [port] * len(self.specs)
         self.handles: list[Any] = []
         self.address: Address | None = None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from slime.backends.sglang_utils import router
 from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
 from slime.backends.sglang_utils.server_args import EngineSpec, command_line, server_command
 from slime.exceptions import ConfigurationError
+from slime.ray.engines import EngineGroup
+from slime.ray.placement import Placement, ReservedPlacement
+from slime.utils.http_utils import find_available_port
 
 
 def arguments(**changes: Any) -> Namespace:
@@ -86,3 +91,45 @@ def test_router_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "ROUTER_PACKAGE", "no_such_package")
     with pytest.raises(ConfigurationError, match="pip install sglang-router"):
         router.check_router("auto", 2)
+
+
+class Started:
+    """Stands in for the router process; keeps the words it was started with."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def __call__(self, words: list[str], **_: Any) -> Started:
+        self.words = words
+        return self
+
+
+@pytest.mark.parametrize(("role", "ip", "same"), [("policy", None, True), ("prm", None, False), ("policy", "h", False)])
+def test_a_router_port_alone_is_that_of_the_policys_router(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, role: Any, ip: str | None, same: bool
+) -> None:
+    started, port = Started(), find_available_port()
+    monkeypatch.setattr(router, "spawn", started)
+    monkeypatch.setattr(router, "_answers", lambda url: True)
+    monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
+    args = arguments(sglang_router_port=port, sglang_router_ip=ip, run_dir=str(tmp_path))
+    address = router.serve_behind_one_address(args, role, ["http://127.0.0.1:1", "http://127.0.0.1:2"])
+    assert (address.port == port) is same
+    assert options(started.words)["--port"] == str(address.port)
+
+
+def test_a_router_port_alone_is_that_of_the_only_engine() -> None:
+    port = find_available_port()
+    two = ReservedPlacement(Placement((), (0, 1), (2,)), None, ())
+    one = ReservedPlacement(Placement((), (0,), (2,)), None, ())
+    args = arguments(sglang_router_port=port, router="auto")
+    assert EngineGroup(args, one, "policy")._ports == [port]
+    assert EngineGroup(args, two, "policy")._ports == [0, 0]
+    assert EngineGroup(args, one, "prm")._ports == [0]
+
+
+def test_a_router_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"--sglang-router-port {port}: the port is in use"):
+            router.requested_port(arguments(sglang_router_port=port), "policy")

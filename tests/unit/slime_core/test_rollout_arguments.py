@@ -32,6 +32,11 @@ def test_hooks_add_up(tmp_path: Path) -> None:
             "--rollout-external-engine-addrs h:1 --sglang-router-ip h --sglang-router-port 1",
             "--sglang-router-ip; remove one",
         ),
+        ("--sglang-router-ip h", "--sglang-router-ip needs --sglang-router-port"),
+        (
+            "--sglang-router-port 30000 --rollout-external-engine-addrs h:1",
+            "remove it, or add --router sglang",
+        ),
         ("--load-forge-rollout-data x", "replay with --load-debug-rollout-data"),
     ],
 )
@@ -48,3 +53,8 @@ def test_external_engines_count_as_engines(tmp_path: Path) -> None:
     assert args.rollout_num_gpus == 4
     assert args.use_fault_tolerance
     assert not parse(tmp_path, "--no-use-fault-tolerance").use_fault_tolerance
+
+
+def test_a_router_port_alone_is_accepted(tmp_path: Path) -> None:
+    args = parse(tmp_path, "--sglang-router-port 30000")
+    assert (args.sglang_router_ip, args.sglang_router_port) == (None, 30000)

@@ -22,7 +22,7 @@ import httpx
 from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import Role, command_line
 from slime.exceptions import ConfigurationError, EngineError
-from slime.utils.http_utils import find_available_port
+from slime.utils.http_utils import find_available_port, is_port_available
 from slime.utils.process import ChildProcess, spawn, watch_lifeline
 
 ROUTER_PACKAGE = "sglang_router"
@@ -61,12 +61,28 @@ def check_router(choice: str, num_engines: int) -> bool:
     return needed
 
 
+def requested_port(args: Namespace, role: Role) -> int | None:
+    """Return the port that ``--sglang-router-port`` without an ip asks for: that of the address which serves the policy.
+
+    Raises:
+        ConfigurationError: when something else listens there.
+    """
+    port = getattr(args, "sglang_router_port", None)
+    if role != "policy" or not port or getattr(args, "sglang_router_ip", None):
+        return None
+    if not is_port_available(port):
+        raise ConfigurationError(
+            f"--sglang-router-port {port}: the port is in use on this machine; give another one, or leave it out for any"
+        )
+    return port
+
+
 def serve_behind_one_address(args: Namespace, role: Role, urls: list[str]) -> Address:
     """Return the address of a role's engines, having started a router if they need one."""
     if not check_router(getattr(args, "router", "auto"), len(urls)):
         parts = urlsplit(urls[0])
         return Address(parts.hostname or "127.0.0.1", parts.port or 80)
-    port = find_available_port()
+    port = requested_port(args, role) or find_available_port()
     options: dict[str, object] = {
         "host": "127.0.0.1",
         "port": port,
