@@ -37,6 +37,31 @@ SECTIONS: dict[str, str] = {
     "1.5 engines and router": """sglang-mem-fraction-static sglang-context-length sglang-reasoning-parser
         sglang-tool-call-parser sglang-router-ip sglang-router-port sglang-router-request-timeout-secs
         sglang-server-concurrency""",
+    "1.5 router-*": """router-policy router-prefill-policy router-decode-policy router-cache-threshold router-balance-abs-threshold
+        router-balance-rel-threshold router-bucket-adjust-interval-secs router-eviction-interval-secs
+        router-max-tree-size router-max-idle-secs router-assignment-mode router-max-payload-size router-dp-aware
+        router-enable-igw router-mini-lb router-pd-disaggregation router-prefill router-decode
+        router-worker-startup-timeout-secs router-worker-startup-check-interval router-log-dir router-log-level
+        router-service-discovery router-selector router-service-discovery-port router-service-discovery-namespace
+        router-prefill-selector router-decode-selector router-prometheus-port router-prometheus-host
+        router-prometheus-duration-buckets router-request-id-headers router-request-timeout-secs
+        router-shutdown-grace-period-secs router-cors-allowed-origins router-max-concurrent-requests router-queue-size
+        router-queue-timeout-secs router-rate-limit-tokens-per-second router-retry-max-retries
+        router-retry-initial-backoff-ms router-retry-max-backoff-ms router-retry-backoff-multiplier
+        router-retry-jitter-factor router-disable-retries router-cb-failure-threshold router-cb-success-threshold
+        router-cb-timeout-duration-secs router-cb-window-duration-secs router-disable-circuit-breaker
+        router-health-failure-threshold router-health-success-threshold router-health-check-timeout-secs
+        router-health-check-interval-secs router-health-check-endpoint router-disable-health-check router-model-path
+        router-tokenizer-path router-chat-template router-tokenizer-cache-enable-l0
+        router-tokenizer-cache-l0-max-entries router-tokenizer-cache-enable-l1 router-tokenizer-cache-l1-max-memory
+        router-reasoning-parser router-tool-call-parser router-mcp-config-path router-backend router-history-backend
+        router-oracle-wallet-path router-oracle-tns-alias router-oracle-connect-descriptor router-oracle-username
+        router-oracle-password router-oracle-pool-min router-oracle-pool-max router-oracle-pool-timeout-secs
+        router-postgres-db-url router-postgres-pool-max router-redis-url router-redis-pool-max
+        router-redis-retention-days router-client-cert-path router-client-key-path router-ca-cert-paths
+        router-tls-cert-path router-tls-key-path router-enable-trace router-otlp-traces-endpoint router-api-key
+        router-control-plane-api-keys router-control-plane-audit-enabled router-jwt-issuer router-jwt-audience
+        router-jwt-jwks-uri router-jwt-role-mapping""",
     "1.7 cluster and train": """critic-num-nodes critic-num-gpus-per-node colocate offload offload-train offload-rollout
         qkv-format true-on-policy-mode train-env-vars train-memory-margin-bytes disable-weights-backuper
         custom-model-provider-path recompute-loss-function only-train-params-name-list freeze-params-name-list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -30,6 +31,7 @@ CHECKED_ONLY = {
 }
 
 
+@functools.cache
 def known_flags() -> dict[str, argparse.Action]:
     return dict(build_parser()._option_string_actions)
 
@@ -52,6 +54,15 @@ def test_a_refused_flag_is_refused_with_any_value(tmp_path: Path, capsys: pytest
             parse_args(["--run-dir", str(tmp_path), *given])
         text = capsys.readouterr().err
         assert not [flag for flag, reason in REFUSED.items() if f"--{flag} {reason}" not in text]
+
+
+def test_every_flag_of_the_installed_router_is_refused() -> None:
+    router = pytest.importorskip("sglang_router.router_args")
+    parser = argparse.ArgumentParser(add_help=False)
+    router.RouterArgs.add_cli_args(parser, use_router_prefix=True, exclude_host_port=True)
+    flags = {name[2:] for name in parser._option_string_actions if name.startswith("--router-")}
+    assert flags
+    assert not flags - set(REFUSED)
 
 
 def attributes_read(repository: Path) -> set[str]:

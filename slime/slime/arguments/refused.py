@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+from slime.arguments.router_flags import REFUSED_ROUTER
+
 # Of the attributes that hold a refused flag until the refusals are read.
 REFUSED_PREFIX = "refused_"
 _MEGATRON = "is not offered with any back end here; remove it"
@@ -90,6 +92,7 @@ REFUSED: dict[str, str] = {
     "distributed-backend": "follows --device: nccl on GPUs, gloo on a CPU; remove it",
     "multimodal-keys": "is not implemented yet: text only",
     "log-probs-max-tokens-per-gpu": "is not offered; --max-tokens-per-gpu holds for every pass",
+    **REFUSED_ROUTER,
 }
 
 
