@@ -26,3 +26,11 @@ def config_only(folder: Path, **changes: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(QWEN3_4B | changes))
     return folder
+
+
+def published(root: Path, number: int) -> None:
+    """Make ``root`` look like a checkpoint root whose newest checkpoint is the one after ``number`` rollouts."""
+    folder = root / f"iter_{number:07d}"
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(json.dumps({"rollout_id": number - 1}))
+    (root / "latest_checkpointed_iteration.txt").write_text(str(number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,8 +18,8 @@ CRITIC = Group(
         Option("--critic-lr-warmup-iters", "warm-up steps of the critic", int, 0),
         Option(
             "--critic-load",
-            "the critic's start: a checkpoint root of a critic, or a Hugging Face folder for its backbone; default: the "
-            "folder critic of --load, else the policy's start weights",
+            "the critic's start: a checkpoint root of a critic, or a Hugging Face folder for its backbone; default: "
+            "the one beside what --load restores, of the same rollout, else the policy's start weights",
         ),
         Option("--critic-save", "checkpoint root of the critic; default: the folder critic in --save"),
         Option("--critic-num-nodes", "critic nodes; default: --actor-num-nodes", int),
@@ -37,8 +38,76 @@ def derive_critic(args: Namespace, latest: str) -> None:
             setattr(args, f"critic_{name}", getattr(args, f"actor_{name}"))
     if args.save and not args.critic_save:
         args.critic_save = str(Path(args.save) / "critic")
-    if not args.critic_load and not args.resume and args.load and (Path(args.load) / "critic" / latest).is_file():
-        args.critic_load = str(Path(args.load) / "critic")
+    beside = _beside_policy(args, latest)
+    if beside is not None and (not args.critic_load or _same(args.critic_load, beside.parent)):
+        args.critic_load = str(beside)
+
+
+def _same(first: str | Path, second: str | Path) -> bool:
+    return Path(first).resolve() == Path(second).resolve()
+
+
+def _restored(args: Namespace, latest: str) -> tuple[Path, int] | None:
+    """The root and the number of the policy's checkpoint that --load names; None when it names none of a trained policy."""
+    if args.resume or not args.load:
+        return None
+    load = Path(args.load)
+    if (load / "meta.json").is_file():
+        root, number = (
+            load.resolve().parent,
+            int(json.loads((load / "meta.json").read_text()).get("rollout_id", -1)) + 1,
+        )
+    elif (load / latest).is_file() and (text := (load / latest).read_text().strip()).isdigit():
+        root, number = load, int(text)
+    else:
+        return None
+    return (root, number) if number > 0 else None
+
+
+def _beside_policy(args: Namespace, latest: str) -> Path | None:
+    """The folder of the critic's checkpoint of the rollout that --load restores the policy of, there or not."""
+    restored = _restored(args, latest)
+    if restored is None:
+        return None
+    root, number = restored
+    own = args.save and args.critic_save and _same(root, args.save)
+    return (Path(args.critic_save) if own else root / "critic") / f"iter_{number:07d}"
+
+
+def _check_folders(args: Namespace, latest: str) -> list[str]:
+    """Where the critic starts from, and that its checkpoints overwrite no other critic's."""
+    problems = []
+    beside = _beside_policy(args, latest)
+    if args.critic_load and args.resume:
+        problems.append("--critic-load contradicts --resume, which goes on from --critic-save; remove one of them")
+    elif beside is not None and args.critic_load == str(beside) and not (beside / "meta.json").is_file():
+        problems.append(
+            f"--load {args.load}: the critic's checkpoint of the same rollout, {beside}, is missing; name a critic, or a Hugging "
+            "Face folder for a new one, with --critic-load"
+        )
+    elif args.critic_load and not _holds_weights(Path(args.critic_load), latest):
+        problems.append(
+            f"--critic-load {args.critic_load}: neither a Hugging Face folder nor a checkpoint root of a critic"
+        )
+    if not args.critic_save:
+        return problems
+    if not args.save:
+        problems.append("--critic-save needs --save FOLDER: both are written together")
+    elif _same(args.critic_save, args.save):
+        problems.append(
+            f"--critic-save {args.critic_save} is --save, where the policy's checkpoints go; name another folder"
+        )
+    elif not args.resume and (Path(args.critic_save) / latest).is_file():
+        goes_on = beside is not None and _same(beside.parent, args.critic_save)
+        if not goes_on:
+            problems.append(
+                f"--critic-save {args.critic_save} holds checkpoints of an earlier run; add --resume to go on, or name another folder"
+            )
+        elif args.critic_load != str(beside):
+            problems.append(
+                f"--critic-load {args.critic_load} is not the critic in --critic-save that belongs to --load {args.load}; remove it"
+            )
+    return problems
 
 
 def critic_gpus(args: Namespace) -> int:
@@ -71,18 +140,7 @@ def check_critic(args: Namespace, latest: str) -> list[str]:
         problems.append(f"--lambd {args.lambd}: give a number between 0 and 1")
     if not args.value_clip > 0.0:
         problems.append(f"--value-clip {args.value_clip}: give a number above 0, or inf for no clip")
-    if args.critic_load and args.resume:
-        problems.append("--critic-load contradicts --resume, which goes on from --critic-save; remove one of them")
-    elif args.critic_load and not _holds_weights(Path(args.critic_load), latest):
-        problems.append(
-            f"--critic-load {args.critic_load}: neither a Hugging Face folder nor a checkpoint root of a critic"
-        )
-    if args.critic_save and not args.save:
-        problems.append("--critic-save needs --save FOLDER: both are written together")
-    if args.save and args.critic_save and Path(args.critic_save).resolve() == Path(args.save).resolve():
-        problems.append(
-            f"--critic-save {args.critic_save} is --save, where the policy's checkpoints go; name another folder"
-        )
+    problems += _check_folders(args, latest)
     return problems
 
 

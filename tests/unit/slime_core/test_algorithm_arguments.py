@@ -10,7 +10,7 @@ from slime.algorithms.advantages import ESTIMATORS as KNOWN
 from slime.arguments import parse_args
 from slime.arguments.algorithm import ESTIMATORS
 from slime.rollout.rewards import GROUP_RELATIVE
-from tests.helpers.checkpoints import config_only
+from tests.helpers.checkpoints import config_only, published
 
 WHITE = "--advantage-estimator reinforce_plus_plus --normalize-advantages"
 PPO = "--advantage-estimator ppo"
@@ -131,9 +131,7 @@ def test_the_critic_has_the_actors_layout_and_a_folder_in_save(base: list[str], 
     args = parse_args([*base, *PPO.split(), "--actor-num-gpus-per-node", "2", "--save", str(save)])
     assert (args.critic_num_nodes, args.critic_num_gpus_per_node) == (1, 2)
     assert (args.critic_save, args.critic_load) == (str(save / "critic"), None)
-    for folder in (save, save / "critic"):
-        folder.mkdir()
-        (folder / "latest_checkpointed_iteration.txt").write_text("3")
-    assert parse_args([*base, *PPO.split(), "--load", str(save)]).critic_load == str(save / "critic")
+    published(save, 3)
+    published(save / "critic", 3)
     resumed = parse_args([*base, *PPO.split(), "--save", str(save), "--resume"])
     assert (resumed.critic_save, resumed.critic_load) == (str(save / "critic"), None)
