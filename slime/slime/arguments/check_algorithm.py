@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from slime.arguments.option import flag_of
+
 GROUP_STANDARDISED = ("grpo", "gspo", "cispo")
 WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 # Terms of the policy loss and of the advantages: attribute, and its value when it is not asked for.
@@ -40,10 +42,6 @@ def check_algorithm(args: Namespace) -> list[str]:
     return [*_check_loss(args), *_check_terms(args), *_check_advantages(args), *_check_correction(args)]
 
 
-def _flag(attribute: str) -> str:
-    return f"--{attribute.replace('_', '-')}"
-
-
 def _check_loss(args: Namespace) -> list[str]:
     problems = []
     if args.loss_type == "custom_loss" and not args.custom_loss_function_path:
@@ -58,7 +56,7 @@ def _check_loss(args: Namespace) -> list[str]:
             "slime.algorithms.losses.topk_distillation.topk_distillation_loss"
         )
     if args.loss_type == "sft_loss":
-        useless = [_flag(name) for name, off in _POLICY_TERMS.items() if getattr(args, name) != off]
+        useless = [flag_of(name) for name, off in _POLICY_TERMS.items() if getattr(args, name) != off]
         if useless:
             problems.append(f"{', '.join(useless)} has no effect with --loss-type sft_loss; remove it")
     if not args.compute_advantages_and_returns:
@@ -81,7 +79,7 @@ def _check_terms(args: Namespace) -> list[str]:
     for name, off, needed in _NEEDS[:2] if args.loss_type == "custom_loss" else _NEEDS:
         there = getattr(args, needed) or (needed == "use_tis" and args.get_mismatch_metrics)
         if getattr(args, name) != off and not there:
-            problems.append(f"{_flag(name)} has no effect without {_flag(needed)}")
+            problems.append(f"{flag_of(name)} has no effect without {flag_of(needed)}")
     if args.kl_coef and args.kl_loss_coef:
         problems.append("--kl-coef and --kl-loss-coef would count the KL twice; set one of them to 0")
     if args.eps_clip_c is not None and args.eps_clip_c <= 1.0:

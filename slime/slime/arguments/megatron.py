@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from slime.arguments.option import Group, Option
+from slime.arguments.option import Group, Option, flag_of
 
 MEGATRON = Group(
     "Megatron (only with --train-backend megatron)",
@@ -59,10 +59,6 @@ _FSDP_ONLY = (
 )
 
 
-def _flag(attribute: str) -> str:
-    return f"--{attribute.replace('_', '-')}"
-
-
 def derive_megatron(args: Namespace) -> None:
     """Choose the layers by the device: the one switch between what runs anywhere and what needs a GPU."""
     if args.transformer_impl is None and args.train_backend == "megatron":
@@ -90,7 +86,7 @@ def _check_ranks(args: Namespace) -> list[str]:
     experts = args.expert_model_parallel_size
     sizes = {name: getattr(args, name) for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size")}
     sizes["expert_model_parallel_size"] = experts
-    problems += [f"{_flag(name)} {size}: give 1 or more" for name, size in sizes.items() if size < 1]
+    problems += [f"{flag_of(name)} {size}: give 1 or more" for name, size in sizes.items() if size < 1]
     if problems:
         return problems
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
@@ -123,7 +119,7 @@ def check_megatron_shape(args: Namespace, config: dict) -> list[str]:
         ("num_experts", config.get("num_experts"), "expert_model_parallel_size"),
     )
     return [
-        f"{_flag(name)} {getattr(args, name)} does not divide {key} {value} of {args.hf_checkpoint}/config.json"
+        f"{flag_of(name)} {getattr(args, name)} does not divide {key} {value} of {args.hf_checkpoint}/config.json"
         for key, value, name in divided
         if value and getattr(args, name) > 0 and value % getattr(args, name)
     ]
@@ -132,7 +128,7 @@ def check_megatron_shape(args: Namespace, config: dict) -> list[str]:
 def _check_device(args: Namespace) -> list[str]:
     problems = []
     if args.device == "cpu":
-        problems += [f"{_flag(name)} needs a GPU; remove it" for name in _GPU_ONLY if getattr(args, name)]
+        problems += [f"{flag_of(name)} needs a GPU; remove it" for name in _GPU_ONLY if getattr(args, name)]
         if args.transformer_impl == "transformer_engine":
             problems.append("--transformer-impl transformer_engine needs a GPU; use --transformer-impl local")
         if args.expert_model_parallel_size > 1:
@@ -157,7 +153,7 @@ def _check_recompute(args: Namespace) -> list[str]:
 
 
 def _check_not_offered(args: Namespace) -> list[str]:
-    only_fsdp = [_flag(name) for name in _FSDP_ONLY if getattr(args, name)]
+    only_fsdp = [flag_of(name) for name in _FSDP_ONLY if getattr(args, name)]
     problems = (
         [f"{', '.join(only_fsdp)}: FSDP2 has it, Megatron does not; use --train-backend fsdp"] if only_fsdp else []
     )

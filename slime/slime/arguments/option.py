@@ -87,6 +87,11 @@ class Group:
             option.add_to(group)
 
 
+def flag_of(attribute: str) -> str:
+    """Return how the option that sets ``attribute`` is typed, for those named after their flag."""
+    return f"--{attribute.replace('_', '-')}"
+
+
 def comma_list(text: str) -> list[str]:
     """Parse ``a,b,c``."""
     return [part.strip() for part in text.split(",") if part.strip()]

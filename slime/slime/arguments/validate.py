@@ -14,6 +14,7 @@ from pathlib import Path
 
 import slime.arguments.eval_config as eval_config
 from slime.arguments.check_algorithm import GROUP_STANDARDISED, check_algorithm
+from slime.arguments.check_counts import check_counts, check_lengths
 from slime.arguments.check_rewards import check_rewards
 from slime.arguments.check_tracking import check_tracking
 from slime.arguments.check_trainer import check_trainer
@@ -37,6 +38,8 @@ def visible_gpus() -> int:
 
 def validate(args: Namespace) -> list[str]:
     """Derive what was left open and return the problems, empty when the run can start."""
+    if problems := check_counts(args):
+        return problems
     _derive_paths(args)
     _derive_roles(args)
     derive_critic(args, LATEST)
@@ -47,6 +50,7 @@ def validate(args: Namespace) -> list[str]:
         *_check_paths(args),
         *_check_roles(args),
         *_check_batches(args),
+        *check_lengths(args),
         *check_algorithm(args),
         *check_critic(args, LATEST),
         *check_rewards(args),
@@ -260,11 +264,6 @@ def _check_batches(args: Namespace) -> list[str]:
     if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
         problems.append(
             "--eval-interval needs --eval-prompt-data NAME PATH, --eval-config FILE or --eval-function-path"
-        )
-    longest, context = args.rollout_max_response_len, args.rollout_max_context_len
-    if longest and context and longest >= context:
-        problems.append(
-            f"--rollout-max-response-len {longest} leaves no room for a prompt in --rollout-max-context-len {context}"
         )
     return problems
 

@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 import ray
 
 from slime.backends.megatron_utils.parallel import data_parallel_size
-from slime.exceptions import PluginError
+from slime.exceptions import ConfigurationError, PluginError
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engines import engine_groups
 from slime.ray.placement import ReservedPlacement
@@ -125,8 +125,14 @@ class RolloutManager:
     # Rollouts
 
     def rollouts_per_epoch(self) -> int:
-        """How many rollouts use every prompt once; for ``--num-epoch``."""
-        return number_of_prompts(self._data_source) // self.args.rollout_batch_size
+        """How many rollouts use every prompt once; for ``--num-epoch``. Raises ConfigurationError when there is not one."""
+        prompts, batch = number_of_prompts(self._data_source), self.args.rollout_batch_size
+        if prompts < batch:
+            raise ConfigurationError(
+                f"--num-epoch: {prompts} prompts are not one rollout of --rollout-batch-size {batch}; lower it, "
+                "or use --num-rollout N"
+            )
+        return prompts // batch
 
     def generate(self, rollout_id: int) -> RolloutBatch:
         """Run the rollout function and return its samples as one shard per training rank."""

@@ -99,6 +99,9 @@ def test_an_epoch_is_as_long_as_the_source_or_its_dataset(manager: RolloutManage
     manager.args.rollout_batch_size = 2
     manager._data_source = Namespace(dataset=[1, 2, 3, 4, 5])
     assert manager.rollouts_per_epoch() == 2
+    manager.args.rollout_batch_size = 6
+    with pytest.raises(ConfigurationError, match="5 prompts are not one rollout of --rollout-batch-size 6"):
+        manager.rollouts_per_epoch()
     assert number_of_prompts([1, 2, 3]) == 3
     with pytest.raises(ConfigurationError, match="use --num-rollout N"):
         number_of_prompts(object())

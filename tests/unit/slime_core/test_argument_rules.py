@@ -10,6 +10,8 @@ from slime.arguments import parse_args
 from slime.arguments.environments import ENVIRONMENTS
 from tests.helpers.checkpoints import config_only
 
+PROMPTS = "--prompt-data p.jsonl --rollout-max-response-len 64"
+
 
 @pytest.fixture
 def base(tmp_path: Path) -> list[str]:
@@ -111,7 +113,7 @@ def test_over_sampling_and_the_end_of_a_run(
     endless = [word for word in base if word not in ("--num-rollout", "2")]
     assert "no end: add --num-rollout" in refusal(capsys, endless)
     assert "--num-epoch needs --prompt-data" in refusal(capsys, [*endless, "--num-epoch", "2"])
-    assert parse_args([*endless, "--num-epoch", "2", "--prompt-data", "p.jsonl"]).num_epoch == 2
+    assert parse_args([*endless, "--num-epoch", "2", *PROMPTS.split()]).num_epoch == 2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from tests.helpers.checkpoints import config_only
 
 BASE = "--rollout-batch-size 4 --num-rollout 1"
 
+ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+
 
 def parse(tmp_path: Path, words: str):
     return parse_args([*BASE.split(), "--hf-checkpoint", str(config_only(tmp_path / "model")), *words.split()])
@@ -38,6 +40,14 @@ def test_hooks_add_up(tmp_path: Path) -> None:
             "remove it, or add --router sglang",
         ),
         ("--load-forge-rollout-data x", "replay with --load-debug-rollout-data"),
+        ("--n-samples-per-prompt 0", "--n-samples-per-prompt 0: give 1 or more"),
+        ("--rollout-batch-size -4", "--rollout-batch-size -4: give 1 or more"),
+        ("--num-steps-per-rollout 0 --save-interval 0", "--save-interval 0: give 1 or more"),
+        ("--num-rollout -1", "--num-rollout -1: give 0 or more"),
+        ("--rollout-max-context-len 64 --rollout-max-prompt-len 64", "leaves no room for a response in --rollout"),
+        ("--eval-max-context-len 64 --eval-max-prompt-len 65", "leaves no room for a response in --eval"),
+        ("--prompt-data p.jsonl", "no longest response: add --rollout-max-response-len N"),
+        (f"--prompt-data p.jsonl --rollout-function-path {ASYNC}", "no longest response"),
     ],
 )
 def test_what_has_no_effect_is_refused(
@@ -58,3 +68,10 @@ def test_external_engines_count_as_engines(tmp_path: Path) -> None:
 def test_a_router_port_alone_is_accepted(tmp_path: Path) -> None:
     args = parse(tmp_path, "--sglang-router-port 30000")
     assert (args.sglang_router_ip, args.sglang_router_port) == (None, 30000)
+
+
+@pytest.mark.parametrize(
+    "words", ["--rollout-function-path a.b", "--custom-generate-function-path a.b", "--load-debug-rollout-data x"]
+)
+def test_who_generates_otherwise_needs_no_longest_response(tmp_path: Path, words: str) -> None:
+    assert parse(tmp_path, f"--prompt-data p.jsonl {words}").rollout_max_response_len is None
