@@ -80,6 +80,10 @@ def _check_terms(args: Namespace) -> list[str]:
         there = getattr(args, needed) or (needed == "use_tis" and args.get_mismatch_metrics)
         if getattr(args, name) != off and not there:
             problems.append(f"{flag_of(name)} has no effect without {flag_of(needed)}")
+    if args.opd_teacher == "prm" and not (args.prm_enable or args.prm_router_ip):
+        problems.append(
+            "--opd-teacher prm needs a judge: add --prm-enable --prm-num-gpus N, or use --opd-teacher policy"
+        )
     if args.kl_coef and args.kl_loss_coef:
         problems.append("--kl-coef and --kl-loss-coef would count the KL twice; set one of them to 0")
     if args.eps_clip_c is not None and args.eps_clip_c <= 1.0:

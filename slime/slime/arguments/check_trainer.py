@@ -7,10 +7,19 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from slime.arguments.option import flag_of
+from slime.arguments.trainer import LORA
+
 
 def check_trainer(args: Namespace) -> list[str]:
     """Return the problems, one line each."""
-    return [*_check_schedule(args), *_check_parameters(args), *_check_passes(args), *_check_profiler(args)]
+    return [
+        *_check_schedule(args),
+        *_check_parameters(args),
+        *_check_lora(args),
+        *_check_passes(args),
+        *_check_profiler(args),
+    ]
 
 
 def _check_schedule(args: Namespace) -> list[str]:
@@ -23,7 +32,7 @@ def _check_schedule(args: Namespace) -> list[str]:
         problems.append("--use-checkpoint-lr-scheduler and --override-lr-scheduler contradict each other; remove one")
     for flag in ("use_checkpoint_lr_scheduler", "override_lr_scheduler"):
         if getattr(args, flag) and not args.load:
-            problems.append(f"--{flag.replace('_', '-')} has no effect without --load or --resume")
+            problems.append(f"{flag_of(flag)} has no effect without --load or --resume")
     if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
         problems.append("--lr-warmup-fraction and --lr-warmup-iters both set the warm-up; remove one")
     if args.min_lr > args.lr:
@@ -37,9 +46,15 @@ def _check_parameters(args: Namespace) -> list[str]:
         problems.append("--only-train-params-name-list and --freeze-params-name-list exclude each other; remove one")
     for name in ("only_train_params_name_list", "freeze_params_name_list"):
         if getattr(args, name) and args.use_lora:
-            flag = f"--{name.replace('_', '-')}"
-            problems.append(f"{flag} has no effect with --use-lora; use --lora-target-modules")
+            problems.append(f"{flag_of(name)} has no effect with --use-lora; use --lora-target-modules")
     return problems
+
+
+def _check_lora(args: Namespace) -> list[str]:
+    if args.use_lora:
+        return []
+    given = [one.flag for one in LORA.options if getattr(args, one.attribute) != one.default and one.type is not bool]
+    return [f"{', '.join(given)} has no effect without --use-lora"] if given else []
 
 
 def _check_passes(args: Namespace) -> list[str]:

@@ -81,7 +81,7 @@ def _derive_paths(args: Namespace) -> None:
         args.save_debug_rollout_data = str(Path(args.dump_details, "rollout_data", "{rollout_id}.pt"))
         args.save_debug_train_data = str(Path(args.dump_details, "train_data", "{rollout_id}_{rank}.pt"))
     args.ref_load = args.ref_load or args.hf_checkpoint
-    if args.resume and args.save:
+    if args.resume and args.save and not args.load:
         args.load = args.save
 
 
@@ -147,6 +147,10 @@ def _check_paths(args: Namespace) -> list[str]:
         problems.append("--save-interval needs --save FOLDER")
     if args.resume and not args.save:
         problems.append("--resume needs --save FOLDER, where the run to go on with wrote its checkpoints")
+    if args.resume and args.save and Path(args.load).resolve() != Path(args.save).resolve():
+        problems.append(
+            f"--load {args.load} contradicts --resume, which goes on from --save {args.save}; remove one of them"
+        )
     if args.resume and args.start_rollout_id is not None:
         problems.append(
             "--start-rollout-id contradicts --resume, which goes on after its checkpoint; remove one of them"

@@ -79,6 +79,7 @@ def test_what_works_together_parses(base: list[str], words: str) -> None:
         ("--use-tis --tis-clip 1 --tis-clip-low 2", "swap them"),
         ("--use-unbiased-kl", "--use-unbiased-kl has no effect without --use-kl-loss"),
         ("--opd-kl-coef 2", "--opd-kl-coef has no effect without --use-opd"),
+        ("--opd-teacher prm", "--opd-teacher prm needs a judge: add --prm-enable"),
         (MISMATCH, "no effect without --use-tis or --get-mismatch-metrics"),
         ("--get-mismatch-metrics", "--get-mismatch-metrics needs --custom-tis-function-path"),
         (f"--get-mismatch-metrics --use-rollout-logprobs {MISMATCH}", "remove one of them"),

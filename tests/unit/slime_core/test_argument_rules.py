@@ -62,6 +62,14 @@ def test_the_first_run_of_a_script_that_loads_what_it_saves(
     assert parse_args([*base, "--load", base[1]]).load == base[1]
 
 
+def test_resume_names_one_folder(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save, other = checkpointed(tmp_path / "save"), checkpointed(tmp_path / "other")
+    words = [*base, "--save", str(save), "--resume"]
+    assert f"--load {other} contradicts --resume" in refusal(capsys, [*words, "--load", str(other)])
+    for same in ([], ["--load", f"{save}/"]):
+        assert Path(parse_args([*words, *same]).load) == save
+
+
 def test_intervals_need_what_they_write(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "--save-interval needs --save" in refusal(capsys, [*base, "--save-interval", "2"])
     assert "--eval-interval needs" in refusal(capsys, [*base, "--eval-interval", "2"])
@@ -121,6 +129,9 @@ def test_over_sampling_and_the_end_of_a_run(
     [
         ("--only-train-params-name-list a --freeze-params-name-list b", "exclude each other"),
         ("--freeze-params-name-list b --use-lora", "use --lora-target-modules"),
+        ("--lora-rank 8 --lora-alpha 4", "--lora-rank, --lora-alpha has no effect without --use-lora"),
+        ("--lora-target-modules q_proj", "--lora-target-modules has no effect without --use-lora"),
+        ("--lora-dropout 0.1", "--lora-dropout has no effect without --use-lora"),
         ("--ref-update-interval 2", "no effect without a reference"),
         ("--ref-update-interval 2 --use-kl-loss --use-lora", "not offered with --use-lora"),
         ("--use-rollout-entropy --use-rollout-logprobs", "remove one of them"),
