@@ -109,6 +109,15 @@ def test_only_the_critic_learns_at_first(tiny_random_model: Path) -> None:
 def test_a_critic_starts_from_another_critics_checkpoint(tmp_path: Path, tiny_random_model: Path) -> None:
     save = {"save": str(tmp_path / "a"), "critic_save": str(tmp_path / "a/critic")}
     first = run(tiny_random_model, [0, 1], **save)
-    second = run(tiny_random_model, [], critic_load=save["critic_save"])
+    run(
+        tiny_random_model,
+        [2],
+        critic_load=save["critic_save"],
+        save=str(tmp_path / "b"),
+        critic_save=save["critic_save"],
+    )
+    second = run(tiny_random_model, [], critic_load=f"{save['critic_save']}/iter_0000002")  # as --load names it
     assert equal(first["critic"], second["critic"])
     assert second["start"] == 0
+    newest = run(tiny_random_model, [], critic_load=save["critic_save"])
+    assert not equal(first["critic"], newest["critic"])
