@@ -96,13 +96,13 @@ WORD = r"[A-Za-z0-9_+/.~-]"
 LONG_KEY = re.compile(rf"sk-(?<!{WORD}sk-){WORD}{{17,}}={{0,2}}")
 # A long word after a colon or an equals sign, whose name may be one of a secret.
 ASSIGNED = re.compile(
-    rf"[:=](?<=[YTNDytnd\"'\s].)\s*[\"']?(?:(?i:bearer|basic|token)\s*[\"']?)?(?=({WORD}{{20,}}={{0,2}}))"
+    rf"[:=](?<=[YTNDytnd\"'\s].)\s*[\"']?(?:(?i:bearer|basic|token)(?:\s+[\"']?|[\"']))?(?=({WORD}{{20,}}={{0,2}}))"
 )
 # What stands before a long word that is a secret if it looks random.
 BEFORE_SECRET = re.compile(
     r"(?:(?:(?:API_?KEY|SECRET|SECRET_KEY|ACCESS_KEY|TOKEN|PASSWORD|PASSWD)"
     r"|(?i:api[_-]?key|access[_-]?token|secret[_-]?key|client[_-]?secret|auth[_-]?token))[\"']?\s*[:=]"
-    r"|(?i:authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)))\s*[\"']?$"
+    r"|(?i:authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)))\s*[\"']?\Z"
 )
 CONTEXT = 48
 PLACEHOLDERS = re.compile(

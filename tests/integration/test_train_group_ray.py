@@ -82,7 +82,7 @@ def test_every_rank_gets_its_shard(args: Namespace, reserved: ReservedPlacement)
         "shard": "first",
         "rollout": 5,
     }
-    with pytest.raises(TrainerError, match="1 shards for 2 ranks"):
+    with pytest.raises(TrainerError, match="1 shards for 2 copies of the model"):
         ranks.train(5, ["first"])
     with pytest.raises(TrainerError, match=r"rank 1 failed in train: .*"):
         ranks.train(6, ["first", "raise"])

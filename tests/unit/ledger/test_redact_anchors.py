@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from openclaw.redact import BEFORE_SECRET, CONTEXT, PLACEHOLDERS, WORD, SecretFinder, looks_random
@@ -44,5 +44,7 @@ def plain(text: str) -> set[tuple[int, int, str]]:
 
 @settings(max_examples=300)
 @given(TEXTS)
+@example("API_KEY:bearerq8Zr7Wb1Xk2Lm9Np4Tv6Zq9")
+@example("API_KEY: token q8Zr7Wb1Xk2Lm9Np4Tv6Zq9")
 def test_long_words_are_found_as_by_a_look_at_each(text: str) -> None:
     assert {span[:2] for span in plain(text)} <= {span[:2] for span in FINDER(text)}

@@ -32,6 +32,7 @@ pack_sequences: false
 disable-rewards-normalization: true
 rollout-top-k: -1
 rollout_stop: ["</a>", "</b>"]
+use_lora: true
 lora_target_modules: [q_proj, v_proj]
 apply_chat_template_kwargs: {enable_thinking: false}
 min_lr:
