@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -104,19 +103,7 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="convert_fsdp_to_hf.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--input-dir", required=True, type=Path, metavar="FOLDER", help="a run's checkpoints, or one")
-    parser.add_argument(
-        "--origin-hf-dir", required=True, type=Path, metavar="FOLDER", help="checkpoint that the run began with"
-    )
-    tool.add_output(parser, "--output-dir")
-    options = parser.parse_args(argv)
-    return tool.run(
-        parser.prog,
-        lambda: convert(
-            options.input_dir, options.origin_hf_dir, options.output, dtype=options.dtype, force=options.force
-        ),
-    )
+    return tool.run_checkpoint_conversion("convert_fsdp_to_hf.py", __doc__, convert, argv)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from rich.console import Console
@@ -59,6 +59,31 @@ def output_dtype(name: str | None, source: Path) -> torch.dtype:
 def progress(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:
     """Yield ``items`` and show a bar on standard error."""
     return iter(track(items, description=title, total=total, console=Console(stderr=True)))
+
+
+class CheckpointConversion(Protocol):
+    """Writes a Hugging Face folder of a run's checkpoint and returns a line that says what it holds."""
+
+    def __call__(self, source: Path, origin: Path, output: Path, *, dtype: str | None, force: bool) -> str: ...
+
+
+def run_checkpoint_conversion(
+    prog: str, description: str | None, convert: CheckpointConversion, argv: Sequence[str] | None
+) -> int:
+    """Command line of the programs that make a Hugging Face folder of a run's checkpoint; return the exit status."""
+    parser = argparse.ArgumentParser(prog=prog, description=(description or "").split("\n")[0])
+    parser.add_argument("--input-dir", required=True, type=Path, metavar="FOLDER", help="a run's checkpoints, or one")
+    parser.add_argument(
+        "--origin-hf-dir", required=True, type=Path, metavar="FOLDER", help="checkpoint that the run began with"
+    )
+    add_output(parser, "--output-dir")
+    options = parser.parse_args(argv)
+    return run(
+        prog,
+        lambda: convert(
+            options.input_dir, options.origin_hf_dir, options.output, dtype=options.dtype, force=options.force
+        ),
+    )
 
 
 def run(prog: str, work: Callable[[], str]) -> int:
