@@ -73,35 +73,28 @@ class Reply:
             self.context, self._first = context.result(), first.result()
         except (EngineError, LedgerError) as error:
             self._committing = True
-            self._service.metrics.in_flight.dec()
-            await asyncio.shield(self._service.spawn(self._withdraw(first, context)))
+            await asyncio.shield(self._service.spawn(self._end_start(first, context, aborted=False)))
             raise self._refusal(error) from error
         except BaseException:
             self._committing = True
-            self._service.spawn(self._abort(first, context))
+            self._service.spawn(self._end_start(first, context, aborted=True))
             raise
         metrics, prompt = self._service.metrics, self.capture.prompt
         metrics.first_token.observe(self._service.clock() - prompt.created_at)
         metrics.prompt_tokens.inc(len(prompt.ids))
 
-    async def _withdraw(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext]) -> None:
-        """Undo a start of which one half failed."""
+    async def _end_start(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext], *, aborted: bool) -> None:
+        """Stop both halves of a start: one failed, or, with ``aborted``, its client left, which is recorded."""
         first.cancel()
         _, found = await asyncio.gather(first, context, return_exceptions=True)
         await self._steps.aclose()
-        if isinstance(found, TurnContext):
-            self._service.sessions.abandon(found)
-
-    async def _abort(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext]) -> None:
-        """Stop a start that its client does not wait for, and record that."""
-        first.cancel()
-        _, found = await asyncio.gather(first, context, return_exceptions=True)
-        await self._steps.aclose()
-        if isinstance(found, TurnContext):
+        if aborted and isinstance(found, TurnContext):
             self.context = found
             await self._commit(aborted=True)
-        else:
-            self._service.metrics.in_flight.dec()
+            return
+        self._service.metrics.in_flight.dec()
+        if isinstance(found, TurnContext):
+            self._service.sessions.abandon(found)
 
     def _refusal(self, error: EngineError | LedgerError) -> ApiError:
         """Return what the client is told; the engine refuses a schema that it has no grammar for."""
