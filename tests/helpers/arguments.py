@@ -5,9 +5,19 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from slime.arguments import build_parser
+import pytest
+
+from slime.arguments import build_parser, parse_args
 
 
 def default_args(**changes: Any) -> Namespace:
     """Return every flag's default, not derived and not checked; ``changes`` replace values or add some."""
     return Namespace(**(vars(build_parser().parse_args([])) | changes))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    """Return what the parser says to a command line that it must refuse."""
+    with pytest.raises(SystemExit) as exit_:
+        parse_args(words)
+    assert exit_.value.code == 2
+    return capsys.readouterr().err

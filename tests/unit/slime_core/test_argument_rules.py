@@ -8,22 +8,9 @@ import pytest
 
 from slime.arguments import parse_args
 from slime.arguments.environments import ENVIRONMENTS
-from tests.helpers.checkpoints import config_only
+from tests.helpers.arguments import refusal
 
 PROMPTS = "--prompt-data p.jsonl --rollout-max-response-len 64"
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> list[str]:
-    model = config_only(tmp_path / "model")
-    words = f"--hf-checkpoint {model} --rollout-batch-size 16 --num-rollout 2 --device cpu --run-dir {tmp_path / 'run'}"
-    return words.split()
-
-
-def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
-    with pytest.raises(SystemExit):
-        parse_args(words)
-    return capsys.readouterr().err
 
 
 def checkpointed(folder: Path) -> Path:

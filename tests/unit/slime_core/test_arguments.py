@@ -19,23 +19,7 @@ from slime.arguments.fixed import FIXED
 from slime.arguments.refused import REFUSED
 from slime.arguments.sglang_flags import RECORD
 from slime.tracking.redact import redacted
-from tests.helpers.checkpoints import config_only
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> list[str]:
-    """The shortest command line that is valid."""
-    model = config_only(tmp_path / "model")
-    words = f"--hf-checkpoint {model} --rollout-batch-size 16 --num-rollout 2 --device cpu --run-dir {tmp_path / 'run'}"
-    return words.split()
-
-
-def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
-    """What the parser says to a command line that it must refuse."""
-    with pytest.raises(SystemExit) as exit_:
-        parse_args(words)
-    assert exit_.value.code == 2
-    return capsys.readouterr().err
+from tests.helpers.arguments import refusal
 
 
 def test_defaults_that_follow_from_others(base: list[str], tmp_path: Path) -> None:

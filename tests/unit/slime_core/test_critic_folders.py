@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
+from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only, published
 
 
@@ -15,14 +16,6 @@ def base(tmp_path: Path) -> list[str]:
     """The shortest command line of a run with a critic."""
     words = "--rollout-batch-size 4 --num-rollout 1 --device cpu --advantage-estimator ppo --rollout-max-response-len 8"
     return [*words.split(), "--hf-checkpoint", str(config_only(tmp_path / "model"))]
-
-
-def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What the refused command line is told."""
-    with pytest.raises(SystemExit) as exit_:
-        parse_args(words)
-    assert exit_.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_a_second_start_goes_on_from_the_critic_of_the_policys_rollout(base: list[str], tmp_path: Path) -> None:
@@ -58,7 +51,7 @@ def test_a_missing_critic_is_refused(
     published(save, 3)
     if missing == "the rollout":
         published(save / "critic", 4)
-    said = refusal([*base, "--load", str(save), "--save", str(save)], capsys)
+    said = refusal(capsys, [*base, "--load", str(save), "--save", str(save)])
     assert f"the critic's checkpoint of the same rollout, {save / 'critic/iter_0000003'}, is missing" in said
 
 
@@ -69,9 +62,9 @@ def test_a_used_folder_of_another_run_is_refused(
     published(used, 3)
     message = f"--critic-save {used} holds checkpoints of an earlier run"
     fresh = [*base, "--save", str(tmp_path / "new"), "--critic-save", str(used)]
-    assert message in refusal(fresh, capsys)
-    assert message in refusal([*fresh, "--load", str(tmp_path / "new")], capsys)
-    assert message in refusal([*fresh, "--critic-load", str(used)], capsys)
+    assert message in refusal(capsys, fresh)
+    assert message in refusal(capsys, [*fresh, "--load", str(tmp_path / "new")])
+    assert message in refusal(capsys, [*fresh, "--critic-load", str(used)])
 
 
 def test_going_on_with_another_critic_is_refused(
@@ -80,5 +73,5 @@ def test_going_on_with_another_critic_is_refused(
     save = tmp_path / "save"
     for root in (save, save / "critic"):
         published(root, 3)
-    said = refusal([*base, *f"--load {save} --save {save} --critic-load {tmp_path / 'model'}".split()], capsys)
+    said = refusal(capsys, [*base, *f"--load {save} --save {save} --critic-load {tmp_path / 'model'}".split()])
     assert "is not the critic in --critic-save that belongs to --load" in said

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from slime.arguments import parse_args
-from tests.helpers.checkpoints import config_only
+from tests.helpers.arguments import refusal
 
 OFFLOAD = "--use-precision-aware-optimizer --optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d"
 REFUSED = {
@@ -29,26 +27,22 @@ REFUSED = {
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> list[str]:
-    model = config_only(tmp_path / "model")
-    words = f"--hf-checkpoint {model} --rollout-batch-size 16 --num-rollout 2 --device cpu --run-dir {tmp_path / 'run'}"
-    return [*words.split(), "--actor-num-gpus-per-node", "2"]
+def two_gpus(base: list[str]) -> list[str]:
+    return [*base, "--actor-num-gpus-per-node", "2"]
 
 
 @pytest.mark.parametrize("flags", REFUSED)
-def test_what_cannot_work_is_refused(base: list[str], capsys: pytest.CaptureFixture[str], flags: str) -> None:
-    with pytest.raises(SystemExit):
-        parse_args([*base, "--train-backend", "megatron", *flags.split()])
-    assert REFUSED[flags] in capsys.readouterr().err
+def test_what_cannot_work_is_refused(two_gpus: list[str], capsys: pytest.CaptureFixture[str], flags: str) -> None:
+    assert REFUSED[flags] in refusal(capsys, [*two_gpus, "--train-backend", "megatron", *flags.split()])
 
 
-def test_with_the_other_back_end_they_are_refused_by_name(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_args([*base, "--tensor-model-parallel-size", "2", "--sequence-parallel"])
-    error = capsys.readouterr().err
+def test_with_the_other_back_end_they_are_refused_by_name(
+    two_gpus: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refusal(capsys, [*two_gpus, "--tensor-model-parallel-size", "2", "--sequence-parallel"])
     assert "--tensor-model-parallel-size --sequence-parallel : only with --train-backend megatron" in error
 
 
-def test_the_layers_follow_the_device(base: list[str]) -> None:
-    args = parse_args([*base, "--train-backend", "megatron", "--tensor-model-parallel-size", "2"])
+def test_the_layers_follow_the_device(two_gpus: list[str]) -> None:
+    args = parse_args([*two_gpus, "--train-backend", "megatron", "--tensor-model-parallel-size", "2"])
     assert (args.transformer_impl, args.tensor_model_parallel_size) == ("local", 2)
