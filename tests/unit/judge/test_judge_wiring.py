@@ -127,6 +127,13 @@ async def test_a_judge_that_comes_back_is_noticed_long_before_the_pause_is_over(
     loop = build_judge_loop(replace(config, judge_url=away.url), ledger, lambda *_: [1, 2, 3], CollectorRegistry())
     loop.worker._settings = replace(loop.worker._settings, first_pause=3600.0, longest_pause=3600.0)
     loop.engines[0]._retries = 0
+    looks, look = [], loop.engines[0].answers
+
+    async def answers() -> bool:
+        looks.append(await look())
+        return looks[-1]
+
+    monkeypatch.setattr(loop.engines[0], "answers", answers)
     turns = [make_turn(f"turn-{number}", session_id=f"s{number}") for number in range(3)]
     for turn in turns:
         ledger.record_turn(turn)
@@ -134,6 +141,7 @@ async def test_a_judge_that_comes_back_is_noticed_long_before_the_pause_is_over(
     stop = asyncio.Event()
     task = asyncio.create_task(loop.run(stop))
     await eventually(lambda: len(ledger.pending_turns(10)), 0)
+    await eventually(lambda: False in looks, True)
     away.come_back()
     await eventually(ledger.ready_count, len(turns))
     stop.set()
