@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -158,19 +159,21 @@ def start_gateway(engine: Server, tokenizer: Path, folder: Path, **variables: st
 
 
 def send(spec: Spec) -> Result:
-    """Run the load client.
+    """Run the load client; its result comes in a file, since through a pipe it was sometimes cut.
 
     Raises:
         RuntimeError: when a request failed; a figure with failures in it would mean nothing.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.load"],
-        input=json.dumps(asdict(spec)).encode(),
-        stdout=subprocess.PIPE,
-        cwd=REPOSITORY,
-        check=True,
-    )
-    result = Result(**json.loads(done.stdout))
+    with tempfile.TemporaryFile() as output:
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.load"],
+            input=json.dumps(asdict(spec)).encode(),
+            stdout=output,
+            cwd=REPOSITORY,
+            check=True,
+        )
+        output.seek(0)
+        result = Result(**json.loads(output.read()))
     if result.errors or not result.requests:
         raise RuntimeError(f"{len(result.errors)} of {len(result.requests)} requests failed: {result.errors[:3]}")
     return result
