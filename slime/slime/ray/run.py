@@ -20,9 +20,10 @@ from ray.exceptions import RayTaskError
 
 import slime.rollout.eval_metrics as eval_metrics
 from slime.exceptions import TrainerError
+from slime.observability.metric_utils import compute_rollout_step, rollout_part, train_records
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import create_placement, describe_placement
-from slime.ray.rollout import RolloutBatch, compute_rollout_step, create_rollout_manager
+from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.trainer import Trainer
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
@@ -49,6 +50,7 @@ class Run:
         self.stop = StopRequested()
         self.start_rollout_id = 0
         self.weight_version = ""
+        self._rollouts_per_epoch: int | None = None
         self._manager: Any = None
         self._trainer: Trainer | None = None
         self._resources = contextlib.ExitStack()
@@ -80,7 +82,8 @@ class Run:
         self._manager = create_rollout_manager(args, reserved)
         self._resources.callback(self._dispose_manager)
         if args.num_rollout is None:
-            args.num_rollout = args.num_epoch * self.wait(self._manager.rollouts_per_epoch.remote())
+            self._rollouts_per_epoch = self.wait(self._manager.rollouts_per_epoch.remote())
+            args.num_rollout = args.num_epoch * self._rollouts_per_epoch
         if placement.actor:
             self._trainer = Trainer(args, reserved)
             self._resources.callback(self._trainer.shutdown)
@@ -178,9 +181,10 @@ class Run:
     # Checkpoints and reports
 
     def save_if_due(self, rollout_id: int) -> None:
-        """Write a checkpoint at the interval and at the last rollout, then let the data source know."""
+        """Write a checkpoint at the interval, at the end of an epoch (``--num-epoch``) and at the last rollout."""
         args = self.args
-        if args.save and should_run_periodic_action(rollout_id, args.save_interval, None, args.num_rollout):
+        due = should_run_periodic_action(rollout_id, args.save_interval, self._rollouts_per_epoch, args.num_rollout)
+        if args.save and due:
             self.save(rollout_id)
 
     def _unsaved(self) -> bool:
@@ -202,8 +206,8 @@ class Run:
             self.evaluate(0)
 
     def evaluate_if_due(self, rollout_id: int) -> None:
-        """Run the evaluation function at its interval."""
-        if should_run_periodic_action(rollout_id, self.args.eval_interval, None, None):
+        """Run the evaluation function at its interval and at the end of an epoch (``--num-epoch``)."""
+        if should_run_periodic_action(rollout_id, self.args.eval_interval, self._rollouts_per_epoch, None):
             self.evaluate(rollout_id)
 
     def evaluate(self, rollout_id: int, on_progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
@@ -234,12 +238,13 @@ class Run:
             self.recover()
 
     def _report(self, rollout_id: int, rollout: dict[str, Any], train: dict[str, Any], seconds: float) -> None:
-        rollout = {**rollout, "perf/step_time": seconds, "rollout/step": compute_rollout_step(self.args, rollout_id)}
+        where = {"perf/step_time": seconds, "rollout/step": compute_rollout_step(self.args, rollout_id)}
+        rollout = {**rollout, **rollout_part(train), **where}
         if self.weight_version.isdigit():
             rollout["rollout/weight_version"] = int(self.weight_version)
         logging_utils.log(self.args, rollout, step_key="rollout/step")
-        if train:
-            logging_utils.log(self.args, {"train/step": rollout_id, **train}, step_key="train/step")
+        for record in train_records(self.args, rollout_id, train):
+            logging_utils.log(self.args, record, step_key="train/step")
         say(step_line(rollout_id, {**rollout, **train}, self.weight_version))
 
 

@@ -7,8 +7,10 @@ the two run side by side; a checkpoint of the policy never exists without the cr
 from __future__ import annotations
 
 from argparse import Namespace
+from itertools import zip_longest
 from typing import Any
 
+from slime.observability.metric_utils import STEPS
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import ReservedPlacement
 
@@ -41,8 +43,7 @@ class Trainer:
         steps = self._actor.send("step", rollout_id, None, rollout_id >= self._critic_only)
         self._critic.gather("values", values)
         self._actor.gather("prepare", returns)
-        critic_metrics = self._critic.gather("step", critic_steps)[0]
-        return {**critic_metrics, **(self._actor.gather("step", steps)[0] or {})}
+        return side_by_side(self._critic.gather("step", critic_steps)[0], self._actor.gather("step", steps)[0])
 
     def connect_rollout_engines(self, engines: list[Any]) -> None:
         """Build the weight update group of the policy's rank 0 and the engines; again after an engine was started again."""
@@ -66,3 +67,9 @@ class Trainer:
         for group in (self._actor, self._critic):
             if group is not None:
                 group.shutdown()
+
+
+def side_by_side(critic: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics of both, step by step; a rollout in which the policy takes no steps has the critic's."""
+    pairs = zip_longest(critic[STEPS], policy[STEPS], fillvalue={})
+    return {**critic, **policy, STEPS: [{**first, **second} for first, second in pairs]}

@@ -20,9 +20,11 @@ from slime.backends.fsdp_utils import checkpoint
 from slime.backends.fsdp_utils.critic_model import build_critic, value_micro_batch_loss, value_pass
 from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import optimizer_step
+from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.exceptions import CheckpointError
+from slime.observability.metric_utils import STEPS
 
 
 class FSDPCriticActor(TrainRank):
@@ -73,7 +75,7 @@ class FSDPCriticActor(TrainRank):
             returns: what each rank of the policy gave for the rollout, or references.
 
         Returns:
-            The metrics on rank 0 (means over the steps), None elsewhere.
+            On rank 0 the metrics of each step in a list under ``STEPS``, and their means; None elsewhere.
         """
         data, self._data = self._data, None
         assert data is not None, "call values first"
@@ -88,9 +90,7 @@ class FSDPCriticActor(TrainRank):
             ]
         if self.rank != 0:
             return None
-        found = mean_of_steps(steps)
-        named = {f"train/{name if name.startswith('value_') else f'critic-{name}'}": found[name] for name in found}
-        return named | self._take_seconds()
+        return {STEPS: [named(step) for step in steps], **named(mean_of_steps(steps)), **self._take_seconds()}
 
     def save(self, rollout_id: int) -> str:
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
@@ -104,6 +104,13 @@ class FSDPCriticActor(TrainRank):
         if self.rank == 0:
             checkpoint.publish(Path(self.args.critic_save), rollout_id + 1, self.args.save_keep)
         dist.barrier()
+
+
+def named(metrics: Metrics) -> Metrics:
+    """Metrics of the critic's steps under the names that are logged."""
+    return {
+        f"train/{name if name.startswith('value_') else f'critic-{name}'}": value for name, value in metrics.items()
+    }
 
 
 def critic_arguments(args: Namespace) -> Namespace:

@@ -29,6 +29,7 @@ from slime.backends.trainer.postprocess import postprocess
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.exceptions import CheckpointError
+from slime.observability.metric_utils import STEPS
 from slime.utils.misc import load_function
 from slime.weight_sync.broadcast import BroadcastWeightSync
 
@@ -134,7 +135,8 @@ class TrainActor(TrainRank):
         """Take the optimizer steps of the data that :meth:`prepare` took; without ``learn`` only describe them.
 
         Returns:
-            The metrics on rank 0 (means over the steps), None elsewhere.
+            On rank 0 the metrics of each step in a list under ``STEPS``, their means ``train/*``, and those of the rollout;
+            None elsewhere.
         """
         data, self._data = self._data, None
         assert data is not None, "call prepare first"
@@ -147,7 +149,12 @@ class TrainActor(TrainRank):
         rollout = self._describe(data)
         if self.rank != 0:
             return None
-        return {f"train/{name}": value for name, value in mean_of_steps(steps).items()} | rollout | self._take_seconds()
+        return {
+            STEPS: [named(step) for step in steps],
+            **named(mean_of_steps(steps)),
+            **rollout,
+            **self._take_seconds(),
+        }
 
     def _prepare(self, data: RolloutShard) -> None:
         """Old and reference log probabilities, then advantages."""
@@ -193,7 +200,7 @@ class TrainActor(TrainRank):
         for name in sums:
             total, count = (sum(rank[name][part] for rank in gathered) for part in (0, 1))
             if name == "tokens":
-                result["train/tokens"] = total
+                result["rollout/tokens"] = total
             elif count:
                 result[f"rollout/{name}"] = total / count
         return result
@@ -255,3 +262,8 @@ class TrainActor(TrainRank):
         meta = self._restore(folder)
         self.weight_version = int(meta["weight_version"])
         return int(meta["rollout_id"]) + 1 if args.start_rollout_id is None else args.start_rollout_id
+
+
+def named(metrics: Metrics) -> Metrics:
+    """Metrics of the policy's steps under the names that are logged."""
+    return {f"train/{name}": value for name, value in metrics.items()}
