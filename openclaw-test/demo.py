@@ -25,8 +25,9 @@ from tiny_demo import report as reports
 from tiny_demo.launched import REPOSITORY, LaunchedRun, RunFailed, Settings
 from tiny_demo.progress import Watch
 from tiny_models.build import BuildError, ensure_built
-from tiny_models.cache import model_path
+from tiny_models.cache import is_built, model_path
 
+from openclaw.launch.__main__ import main as launch
 from openclaw.ledger.store import Ledger
 
 MODEL_NAME = "tiny"
@@ -78,13 +79,9 @@ async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: a
     return student.tally, watch.history.points, seconds
 
 
-async def carry_out(options: argparse.Namespace) -> None:
-    """Build, start, measure, talk, measure, report; stop what was started."""
-    started, console = time.monotonic(), options.console
-    gsm8k = gsm8k_items(options.gsm8k) if options.gsm8k else []
-    items = heldout_items(options.heldout)
-    console.rule(f"openclaw-{options.method}: {options.updates} updates on this machine's CPU")
-    settings = Settings(
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Return what the launcher is asked for."""
+    return Settings(
         options.method,
         options.updates,
         options.seed,
@@ -93,6 +90,15 @@ async def carry_out(options: argparse.Namespace) -> None:
         model_path(),
         options.launcher_arguments,
     )
+
+
+async def carry_out(options: argparse.Namespace) -> None:
+    """Build, start, measure, talk, measure, report; stop what was started."""
+    started, console = time.monotonic(), options.console
+    gsm8k = gsm8k_items(options.gsm8k) if options.gsm8k else []
+    items = heldout_items(options.heldout)
+    console.rule(f"openclaw-{options.method}: {options.updates} updates on this machine's CPU")
+    settings = settings_of(options)
     run = LaunchedRun(settings)
     run.check_port()
     model = await asyncio.to_thread(ensure_built, console=console)
@@ -183,6 +189,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--heldout", type=int, default=256, help="held-out problems to measure on (default: %(default)s)"
     )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
     options, options.launcher_arguments = parser.parse_known_args(argv)
     if options.updates < 1 or options.sessions < 1 or options.max_turns < 2 or options.heldout < 1:
         parser.error("--updates, --sessions and --heldout must be 1 or more, --max-turns 2 or more")
@@ -193,6 +200,22 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options.report_path = options.report or options.run_dir / "report.json"
     options.console, options.reported = Console(), False
     return options
+
+
+def dry_run(options: argparse.Namespace) -> None:
+    """Print what the demo would do and the plan of its run; start nothing.
+
+    Raises:
+        SystemExit: when the run's plan cannot work.
+    """
+    run, model = settings_of(options), model_path()
+    state = "built" if is_built(model) else "would be built first, in minutes"
+    print(f"model    {model} ({state})")
+    print(
+        f"demo     {options.updates} updates, {options.sessions} sessions at once, measured on {options.heldout} problems"
+    )
+    os.environ.update(run.environment(os.environ))
+    launch([*run.command[3:], "--dry-run"])
 
 
 async def interruptible(options: argparse.Namespace) -> None:
@@ -207,6 +230,9 @@ async def interruptible(options: argparse.Namespace) -> None:
 def main() -> int:
     """Command line."""
     options = parse()
+    if options.dry_run:
+        dry_run(options)
+        return 0
     try:
         asyncio.run(interruptible(options))
     except asyncio.CancelledError:

@@ -24,6 +24,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from rich.console import Console
 from rich.progress import Progress
 
+from openclaw.server.command import main as server_command
 from slime.utils.http_utils import find_available_port
 from slime.utils.process import ChildProcess, spawn
 
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--num-problems", type=int, default=16, help="per task (default: %(default)s)")
     add("--allow-code-execution", action="store_true", help="run the Python that the model writes (needed for coding)")
     add("--report", type=Path, metavar="FILE", help="also write the figures as JSON")
+    add("--dry-run", action="store_true", help="print the plan, start and ask nothing")
     return parser
 
 
@@ -136,6 +138,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if options.base_url and extra:
         parser.error(f"unknown argument {extra[0]}")
+    if options.dry_run:
+        print(f"tasks    {', '.join(options.eval_tasks)}, {options.num_problems} problems each")
+        if options.base_url:
+            print(f"server   {options.base_url}\ndry run: the plan is valid, nothing was started")
+            return 0
+        return server_command(["--model-path", options.model_path, "--dry-run", *extra], "run_eval.sh")
     with tempfile.TemporaryDirectory() as folder:
         child = None
         try:

@@ -39,8 +39,11 @@ program() {
         exec "$openclaw_root/.venv/bin/python" "$@"
 }
 
-# Sets up the CPU environment if it is missing and becomes the demo of one method.
+# Sets up the CPU environment if it is missing and becomes the demo of one method; --dry-run sets up nothing.
 demo() {
-    bash "$openclaw_root/scripts/setup.sh" cpu
+    case " $* " in
+        *" --dry-run "*) ;;
+        *) bash "$openclaw_root/scripts/setup.sh" cpu ;;
+    esac
     program "$openclaw_root/openclaw-test/demo.py" "$@"
 }

@@ -5,11 +5,20 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
 python="$root/.venv/bin/python"
-[ -x "$python" ] || bash "$root/scripts/setup.sh" cpu
+dry_run=no
+case " $* " in *" --dry-run "*) dry_run=yes ;; esac
+if [ ! -x "$python" ]; then
+    if [ "$dry_run" = yes ]; then python=python3; else bash "$root/scripts/setup.sh" cpu; fi
+fi
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONPATH="$here:$root/slime:$root${PYTHONPATH:+:$PYTHONPATH}"
 
 if [ -z "${HF_CKPT:-}" ]; then
-    HF_CKPT="$(PYTHONPATH="$root/openclaw-test:$PYTHONPATH" "$python" -m tiny_models.build)"
+    export PYTHONPATH="$PYTHONPATH:$root/openclaw-test"
+    if [ "$dry_run" = yes ]; then
+        HF_CKPT="$("$python" -c "from tiny_models.cache import model_path; print(model_path())")"
+    else
+        HF_CKPT="$("$python" -m tiny_models.build)"
+    fi
 fi
 
 METHOD_ARGS=(

@@ -6,10 +6,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from openclaw.config import RuntimeConfig
 from openclaw.exceptions import OpenClawError
-from openclaw.server.options import build_parser, read_options
+from openclaw.server.options import ServerOptions, build_parser, read_options
 from openclaw.server.run import serve
 from slime.exceptions import SlimeError
 from slime.utils.process import watch_lifeline
@@ -21,16 +22,35 @@ INTERRUPTED_EXIT = 130
 def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.server") -> int:
     """Serve as ``argv`` says; return the exit status."""
     watch_lifeline()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `serve` listens: ends what was started
     arguments = build_parser(prog).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        return serve(read_options(arguments, os.environ), say)
+        options = read_options(arguments, os.environ)
+        if arguments.dry_run:
+            show_plan(options, os.environ)
+            return 0
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `serve` listens: ends what was started
+        return serve(options, say)
     except (OpenClawError, SlimeError, OSError) as error:
         print(f"openclaw.server: {error}", file=sys.stderr)
         return CONFIG_EXIT
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT
+
+
+def show_plan(options: ServerOptions, environment: Mapping[str, str]) -> None:
+    """Print what would be started.
+
+    Raises:
+        ConfigError: when the variables of the gateway cannot work.
+    """
+    config = RuntimeConfig.from_env({**environment, **options.runtime})
+    gpus = f"GPU {','.join(map(str, options.gpu_ids))}" if options.gpu_ids else options.device
+    print(f"model    {options.model}")
+    print(f"engine   {options.engine_url or f'SGLang on {gpus}'}")
+    print(f"gateway  http://{config.host}:{config.port}/v1, context {config.context_length}")
+    print(f"records  {options.folder or 'nothing'}")
+    print("dry run: the plan is valid, nothing was started")
 
 
 def say(text: str) -> None:

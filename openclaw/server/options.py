@@ -78,6 +78,7 @@ def build_parser(prog: str = "python -m openclaw.server") -> argparse.ArgumentPa
         help=f"where turns are recorded, with --enable-rl-intercept (default: ./{DEFAULT_FOLDER})",
     )
     add("--export-seconds", type=float, default=60.0, metavar="S", help="conversations.jsonl is written this often")
+    add("--dry-run", action="store_true", help="print what would be started, start nothing")
     return parser
 
 

@@ -16,6 +16,7 @@ from slime.arguments.algorithm import ALGORITHM
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER
 from slime.arguments.critic import CRITIC
+from slime.arguments.dry_run import show_plan
 from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.fixed import add_fixed_arguments
 from slime.arguments.judge import JUDGE
@@ -136,11 +137,15 @@ def parse_args(
         Flat arguments under the contract's names.
 
     Raises:
-        SystemExit: code 2 with every problem found and the line to change.
+        SystemExit: code 2 with every problem found and the line to change; code 0 after a ``--dry-run`` without one.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = parser_for(argv, add_custom_arguments)
     args, problems = read_arguments(parser, argv)
+    if args.dry_run:
+        problems = show_plan(args, argv, problems)
     if problems:
         parser.error("the arguments cannot work together:\n" + "\n".join(f"  - {line}" for line in problems))
+    if args.dry_run:
+        parser.exit(0)
     return args

@@ -32,6 +32,7 @@ TRACKING = Group(
 DEBUG = Group(
     "debugging",
     (
+        Option("--dry-run", "print the placement and check the flags, start nothing", bool),
         Option("--debug-rollout-only", "no trainer", bool),
         Option("--debug-train-only", "no engines; needs --load-debug-rollout-data", bool),
         Option("--save-debug-rollout-data", "dump each rollout; a path with {rollout_id}"),

@@ -5,18 +5,32 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
+import demo
 import pytest
+import run_eval
 
 from openclaw.launch.__main__ import main
+from openclaw.server.command import main as server
+from slime.arguments import parse_args
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT)) for path in ROOT.glob("openclaw-*/run_*.sh") if path.parent.name != "openclaw-test"
 )
-GPU_SCRIPTS = [script for script in SCRIPTS if not script.endswith("run_tiny_cpu.sh")]
+DEMOS = [script for script in SCRIPTS if script.endswith("run_tiny_cpu.sh")]
+GPU_SCRIPTS = [script for script in SCRIPTS if script not in DEMOS]
+# Scripts that start something else than a run of the launcher, each with the words that it cannot do without.
+EXAMPLE, EVALUATION, SERVER = (
+    "extensions/example-method/run_tiny_cpu.sh",
+    "openclaw-test/run_eval.sh",
+    "openclaw-test/launch_user_llm.sh",
+)
+OTHERS = {EXAMPLE: "", EVALUATION: "--model-path m --eval-tasks conversation", SERVER: "--model-path m --device cpu"}
+NOT_LAUNCHING = ("scripts/", "slime/scripts/models/", "tests/")
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
 SMALL = {"qwen3_1_7b": "qwen3-1.7B"}
 VARIANTS = {"rl": ("", "_lora"), "opd": ("", "_lora", "_topk", "_topk_lora"), "combine": ("", "_lora")}
@@ -32,10 +46,11 @@ SHELL_PART = r"""
 exec() { printf '%s\0' "$PYTHONPATH" "$@"; }
 export -f exec
 root="$1"; shift
-for script in "$@"; do
-    (cd "$root" && bash "$script" --dry-run); printf '\0'
-    (cd "$root/slime" && bash "../$script" --dry-run); printf '\0'
-    (cd "$root/${script%/*}" && bash "${script##*/}" --dry-run); printf '\0'
+while [ "$#" -gt 0 ]; do
+    script="$1"; read -ra words <<<"$2"; shift 2
+    (cd "$root" && bash "$script" --dry-run "${words[@]}"); printf '\0'
+    (cd "$root/slime" && bash "../$script" --dry-run "${words[@]}"); printf '\0'
+    (cd "$root/${script%/*}" && bash "${script##*/}" --dry-run "${words[@]}"); printf '\0'
 done
 """
 
@@ -43,11 +58,14 @@ done
 @cache
 def shell_parts() -> dict[str, list[list[str]]]:
     """Per script the command it becomes from the root, from ``slime/`` and from its own folder."""
-    command = ["bash", "-euc", SHELL_PART, "bash", str(ROOT), *GPU_SCRIPTS]
-    output = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=True).stdout
+    scripts = {script: "" for script in SCRIPTS} | OTHERS
+    words = [word for pair in scripts.items() for word in pair]
+    command = ["bash", "-euc", SHELL_PART, "bash", str(ROOT), *words]
+    environment = CLEAN | {"HF_CKPT": "m"}
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     commands = [part.split("\0") for part in output.removesuffix("\0\0").split("\0\0")]
-    assert len(commands) == 3 * len(GPU_SCRIPTS)
-    return {script: commands[3 * index : 3 * index + 3] for index, script in enumerate(GPU_SCRIPTS)}
+    assert len(commands) == 3 * len(scripts)
+    return {script: commands[3 * index : 3 * index + 3] for index, script in enumerate(scripts)}
 
 
 def plan_words(script: str) -> list[str]:
@@ -83,6 +101,75 @@ def test_a_script_plans_the_same_run_from_every_folder(
     for file_name, shape in (MODELS | SMALL).items():
         if f"/run_{file_name}_" in script:
             assert f"/models/{shape.replace('qwen', 'Qwen')} " in words
+
+
+def test_no_launch_script_is_left_out() -> None:
+    tracked = subprocess.run(["git", "ls-files", "*.sh"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    launching = {name for name in tracked.split() if not name.startswith(NOT_LAUNCHING)}
+    assert launching == {*SCRIPTS, *OTHERS}
+
+
+@pytest.mark.parametrize("script", [*DEMOS, *OTHERS])
+def test_any_other_script_becomes_the_same_program_from_every_folder(script: str) -> None:
+    first, *others = shell_parts()[script]
+    assert others == [first, first]
+    python_path, python, program, *_ = first
+    assert python_path.split(":")[1 if script == EXAMPLE else 0] in (str(ROOT), str(ROOT / "slime"))
+    assert python == str(ROOT / ".venv" / "bin" / "python")
+    assert program == "-m" or (ROOT / "slime" / program).is_file()
+    assert "--dry-run" in first
+
+
+@pytest.mark.parametrize("script", DEMOS)
+def test_the_demo_shows_its_plan(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(CLEAN))
+    command = shell_parts()[script][0]
+    monkeypatch.setattr(sys, "argv", command[2:])
+    assert demo.main() == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^demo +16 updates, 8 sessions at once", output, re.MULTILINE)
+    assert f"method {script.split('/')[0].removeprefix('openclaw-')}, profile tiny_cpu" in output
+    assert output.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
+
+
+def test_the_example_method_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    command = shell_parts()[EXAMPLE][0]
+    with pytest.raises(SystemExit) as stopped:
+        parse_args(command[3:])
+    lines = capsys.readouterr().out.splitlines()
+    assert stopped.value.code == 0
+    assert lines[0].split() == ["actor", "GPU", "0", "1", "rank(s)"]
+    assert any(line.startswith("warning: not found on this machine: --hf-checkpoint m:") for line in lines)
+    assert lines[-1] == "dry run: the plan is valid, nothing was started"
+
+
+def test_the_trainers_dry_run_says_what_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_args([*shell_parts()[EXAMPLE][0][3:], "--rollout-batch-size", "0"])
+    captured = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert "nothing was started" not in captured.out
+    assert "--rollout-batch-size" in captured.err
+
+
+def test_the_server_shows_its_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", dict(CLEAN))
+    assert server(shell_parts()[SERVER][0][4:]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "gateway  http://127.0.0.1:30001/v1, context 32768" in lines
+    assert lines[-1] == "dry run: the plan is valid, nothing was started"
+
+
+def test_the_evaluation_shows_its_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", dict(CLEAN))
+    words = shell_parts()[EVALUATION][0][3:]
+    assert run_eval.main([*words, "--device", "cpu"]) == 0
+    assert "tasks    conversation, 16 problems each" in capsys.readouterr().out
+    base_url = ["--base-url", "http://127.0.0.1:1/v1", "--eval-tasks", "tool-use", "--dry-run"]
+    assert run_eval.main(base_url) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -1,0 +1,30 @@
+"""``--dry-run`` of the training programs: what a command line would start, and what is wrong with it. Starts nothing."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+
+from slime.exceptions import ConfigurationError
+from slime.ray.placement import describe_placement
+
+MISSING_PATH = "no such folder"
+
+
+def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> list[str]:
+    """Print placement and command line; return the problems that end a run on any machine.
+
+    A folder that is not there is a warning: the plan may be for another machine.
+    """
+    wrong = [problem for problem in problems if MISSING_PATH not in problem]
+    try:
+        lines = describe_placement(args).lines() if not wrong else []
+    except ConfigurationError as error:
+        lines, wrong = [], [str(error)]
+    lines += [f"model    {args.hf_checkpoint}", f"flags    {shlex.join(argv)}"]
+    lines += [f"warning: not found on this machine: {problem}" for problem in problems if MISSING_PATH in problem]
+    if not wrong:
+        lines.append("dry run: the plan is valid, nothing was started")
+    print("\n".join(lines))
+    return wrong
