@@ -18,7 +18,7 @@ from openclaw.launch.methods import METHODS
 from openclaw.launch.plan import Plan, make_plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import describe
-from slime.arguments.validate import visible_gpus
+from slime.arguments.derive import visible_gpus
 
 MISSING_PATH = "no such folder"
 

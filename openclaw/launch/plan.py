@@ -176,6 +176,7 @@ def _sections(
             *("--device", profile.device, "--num-gpus", v["num_gpus"], "--num-gpus-per-node", v["num_gpus"]),
             *("--actor-num-nodes", 1, "--actor-num-gpus-per-node", counts["actor"]),
             *("--rollout-num-gpus", counts["rollout"], "--rollout-num-gpus-per-engine", v["tp"]),
+            *("--train-backend", "fsdp"),
         ],
         "CKPT_ARGS": [
             *("--hf-checkpoint", hf, "--ref-load", v["ref_load"] or hf),

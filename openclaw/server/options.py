@@ -18,7 +18,7 @@ from openclaw.config import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.launch.variables import parse_gpus
 from openclaw.runtime_start import LEDGER_NAME, own_import_paths
-from slime.arguments.validate import visible_gpus
+from slime.arguments.derive import visible_gpus
 
 DEFAULT_FOLDER = "rl_buffer"
 LONGEST_CONTEXT = 32768

@@ -76,11 +76,11 @@ def test_the_last_occurrence_wins(tmp_path: Path) -> None:
 
 
 def test_megatron_flags_say_what_to_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"--hf-checkpoint {config_only(tmp_path / 'model')} {ROLLOUT} {MEGATRON}".split()
+    words = f"--hf-checkpoint {config_only(tmp_path / 'model')} {ROLLOUT} {MEGATRON} --train-backend fsdp".split()
     with pytest.raises(SystemExit):
         parse_args(words)
     text = capsys.readouterr().err
-    # 1 is what there is without Megatron
+    # 1 is what there is without Megatron.
     holds = {fixed.flag for fixed in FIXED} | {"--pipeline-model-parallel-size", "--context-parallel-size"}
     for flag in (word for word in MEGATRON.split() if word.startswith("--") and word not in holds):
         assert f"{flag} " in text
@@ -89,7 +89,7 @@ def test_megatron_flags_say_what_to_use(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_every_argument_that_is_read_is_declared(repository: Path) -> None:
-    declared = set(vars(build_parser().parse_args([]))) | {"eval_datasets", "use_critic"}
+    declared = set(vars(build_parser().parse_args([]))) | {"eval_datasets", "use_critic", "train_backend_because"}
     undeclared = {}
     for path in [
         *repository.glob("slime/**/*.py"),

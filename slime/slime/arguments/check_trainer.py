@@ -19,6 +19,7 @@ def check_trainer(args: Namespace) -> list[str]:
         *_check_lora(args),
         *_check_passes(args),
         *_check_profiler(args),
+        *_check_attention(args),
     ]
 
 
@@ -53,7 +54,7 @@ def _check_parameters(args: Namespace) -> list[str]:
 def _check_lora(args: Namespace) -> list[str]:
     if args.use_lora:
         return []
-    given = [one.flag for one in LORA.options if getattr(args, one.attribute) != one.default and one.type is not bool]
+    given = [option.flag for option in LORA.options if option.is_given(args)]
     return [f"{', '.join(given)} has no effect without --use-lora"] if given else []
 
 
@@ -83,4 +84,10 @@ def _check_profiler(args: Namespace) -> list[str]:
         return [
             f"--profile-step-end {args.profile_step_end} is not after --profile-step-start {args.profile_step_start}"
         ]
+    return []
+
+
+def _check_attention(args: Namespace) -> list[str]:
+    if args.device == "cpu" and args.attn_implementation == "flash_attention_2":
+        return ["--attn-implementation flash_attention_2 needs a GPU; use sdpa"]
     return []

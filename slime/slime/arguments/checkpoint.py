@@ -22,12 +22,5 @@ CHECKPOINT = Group(
         Option("--save-hf", "also write a Hugging Face folder; a path with {rollout_id}"),
         Option("--resume", "go on from the newest checkpoint in --save", bool),
         Option("--start-rollout-id", "first rollout id; default: from the checkpoint, else 0", int),
-        Option(
-            "--megatron-to-hf-mode",
-            "accepted for old scripts; FSDP works on Hugging Face weights directly",
-            str,
-            "bridge",
-            ("raw", "bridge"),
-        ),
     ),
 )

@@ -118,7 +118,7 @@ def critic_gpus(args: Namespace) -> int:
 def check_critic(args: Namespace, latest: str) -> list[str]:
     """Return the problems, one line each."""
     if not args.use_critic:
-        given = [option.flag for option in CRITIC.options if getattr(args, option.attribute) != option.default]
+        given = [option.flag for option in CRITIC.options if option.is_given(args)]
         return [f"{', '.join(given)} has no effect without --advantage-estimator ppo; remove it"] if given else []
     problems = []
     if args.use_lora:

@@ -43,5 +43,5 @@ def check_environments(args: Namespace) -> list[str]:
     return [
         f"{option.flag} is read by a method folder's plugin, and none is named; add --custom-generate-function-path"
         for option in ENVIRONMENTS.options
-        if getattr(args, option.attribute) != option.default
+        if option.is_given(args)
     ]

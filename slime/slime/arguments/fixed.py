@@ -36,6 +36,12 @@ class Fixed:
 _AGREE = "the logprobs of one policy must agree between passes"
 
 FIXED = (
+    Fixed(
+        "--megatron-to-hf-mode",
+        "bridge",
+        "weights start from and go to Hugging Face folders",
+        "weights start from and go to Hugging Face folders, without a converter of Megatron's",
+    ),
     Fixed("--balance-data", True, "samples are dealt to ranks so that their tokens balance"),
     Fixed("--attention-softmax-in-fp32", True, "every attention kernel here accumulates its softmax in float32"),
     Fixed("--accumulate-allreduce-grads-in-fp32", True, "gradients are float32 and reduced in float32"),

@@ -1,6 +1,6 @@
 """Flags of the Megatron back end, and what they need of each other and of the model.
 
-Guarantee: each of them is an error with ``--train-backend fsdp``, and what Megatron cannot do here is refused before anything
+Guarantee: each of them implies its back end, is an error with ``--train-backend fsdp``, and what Megatron cannot do here is refused before anything
 starts, with what to type instead.
 """
 
@@ -11,7 +11,7 @@ from argparse import Namespace
 from slime.arguments.option import Group, Option, flag_of
 
 MEGATRON = Group(
-    "Megatron (only with --train-backend megatron)",
+    "Megatron (only with --train-backend megatron, which each of them implies)",
     (
         Option("--tensor-model-parallel-size", "ranks that split every layer", int, 1),
         Option("--sequence-parallel", "tensor-parallel ranks also split the sequence between layers", bool),
@@ -68,9 +68,7 @@ def derive_megatron(args: Namespace) -> None:
 def check_megatron(args: Namespace) -> list[str]:
     """Return the problems, one line each."""
     if args.train_backend != "megatron":
-        given = [
-            option.flag for option in MEGATRON.options if getattr(args, option.attribute) not in (option.default, False)
-        ]
+        given = [option.flag for option in MEGATRON.options if option.is_given(args)]
         if not given:
             return []
         return [

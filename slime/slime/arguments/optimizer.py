@@ -40,7 +40,12 @@ OPTIMIZER = Group(
         Option("--lr-warmup-init", "learning rate the warm-up starts from", float, 0.0),
         Option("--weight-decay", "decoupled weight decay", float, 0.01),
         Option("--adam-beta1", "Adam's first decay", float, 0.9),
-        Option("--adam-beta2", "Adam's second decay", float, 0.98),
+        Option(
+            "--adam-beta2",
+            "Adam's second decay; of every launch script, where other cores have 0.999 (Megatron) or 0.95 (FSDP)",
+            float,
+            0.98,
+        ),
         Option("--adam-eps", "Adam's epsilon", float, 1e-8),
         Option("--clip-grad", "largest gradient norm; 0 turns clipping off", float, 1.0),
     ),

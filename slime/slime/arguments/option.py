@@ -46,6 +46,11 @@ class Option:
         """Name of the attribute that holds the value."""
         return self.off or self.dest or self.flag.lstrip("-").replace("-", "_")
 
+    def is_given(self, args: argparse.Namespace) -> bool:
+        """Return whether ``args`` hold another value than without the flag."""
+        unset = True if self.off else bool(self.default) if self.type is bool else self.default
+        return getattr(args, self.attribute) != unset
+
     def add_to(self, group: Any) -> None:
         """Declare the flag on an argparse group."""
         names = [self.flag, *self.aliases]

@@ -114,11 +114,12 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namesp
         SystemExit: for words that do not parse.
     """
     try:
-        args, unknown = parser.parse_known_args(with_config_file(parser, argv))
+        words = with_config_file(parser, argv)
+        args, unknown = parser.parse_known_args(words)
         if unknown:
             parser.unknown(unknown)
         problems = [*refusals(args), *apply_custom_config(parser, args)]
-        return args, [*problems, *resolve_plugin_files(args), *validate(args)]
+        return args, [*problems, *resolve_plugin_files(args), *validate(args, words)]
     except ConfigurationError as error:
         parser.error(str(error))
 

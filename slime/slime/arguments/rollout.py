@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from slime.arguments.option import Group, Option, json_object
 
+_UNUSED = "not used without --eval-interval"
+
 ROLLOUT = Group(
     "rollout",
     (
@@ -54,7 +56,12 @@ ROLLOUT = Group(
             bool,
             True,
         ),
-        Option("--rollout-health-check-interval", "seconds between looks at the engines", float, 5.0),
+        Option(
+            "--rollout-health-check-interval",
+            "seconds between looks at the engines; few, so that a dead one is soon replaced",
+            float,
+            5.0,
+        ),
         Option(
             "--rollout-health-check-timeout", "an engine that is not healthy for so many seconds hangs", float, 30.0
         ),
@@ -110,11 +117,11 @@ EVALUATION = Group(
         Option("--eval-label-key", "label column; default: --label-key"),
         Option("--eval-tool-key", "tools column; default: --tool-key"),
         Option("--eval-reward-key", "key of a reward dict; default: --reward-key"),
-        Option("--n-samples-per-eval-prompt", "samples per prompt", int, 1),
-        Option("--eval-temperature", "sampling temperature; default: --rollout-temperature", float),
-        Option("--eval-top-p", "nucleus bound; default: --rollout-top-p", float),
+        Option("--n-samples-per-eval-prompt", f"samples per prompt; {_UNUSED}", int, 1),
+        Option("--eval-temperature", f"sampling temperature; default: --rollout-temperature; {_UNUSED}", float),
+        Option("--eval-top-p", f"nucleus bound; default: --rollout-top-p; {_UNUSED}", float),
         Option("--eval-top-k", "top-k bound; default: --rollout-top-k", int),
-        Option("--eval-max-response-len", "longest response; default: --rollout-max-response-len", int),
+        Option("--eval-max-response-len", f"longest response; default: --rollout-max-response-len; {_UNUSED}", int),
         Option("--eval-max-context-len", "longest prompt and response; default: --rollout-max-context-len", int),
         Option("--eval-max-prompt-len", "longer prompts are left out; default: context minus one", int),
         Option("--eval-min-new-tokens", "no end of response before as many tokens", int),

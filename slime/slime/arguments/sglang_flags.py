@@ -76,12 +76,13 @@ def add_sglang_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--router", choices=("auto", "direct", "sglang"), default="auto", help="one engine directly, or a router"
     )
-    shown = {"mem-fraction-static", "context-length", "reasoning-parser", "tool-call-parser"}
+    shown = {"context-length": "", "reasoning-parser": "", "tool-call-parser": ""}
+    shown["mem-fraction-static"] = "; not used on a CPU, where --sglang-max-total-tokens bounds the cache"
     types = {"int": int, "float": float, "str": str}
     for flag, kind in recorded_flags().items():
         if flag in OWNED:
             continue
-        text = f"server flag --{flag}" if flag in shown else argparse.SUPPRESS
+        text = f"server flag --{flag}{shown[flag]}" if flag in shown else argparse.SUPPRESS
         dest = "sglang_" + flag.replace("-", "_")
         if kind == "flag":
             group.add_argument(f"--sglang-{flag}", dest=dest, action="store_true", default=None, help=text)

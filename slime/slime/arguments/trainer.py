@@ -7,7 +7,13 @@ from slime.arguments.option import Group, Option, comma_list
 TRAINER = Group(
     "trainer",
     (
-        Option("--train-backend", "training back end", str, "fsdp", ("fsdp", "megatron")),
+        Option(
+            "--train-backend",
+            "training back end; default: megatron when a flag of the model's shape or of Megatron is given, else fsdp",
+            str,
+            None,
+            ("fsdp", "megatron"),
+        ),
         Option(
             "--train-dtype",
             "compute precision; default: bfloat16 on CUDA, float32 on a CPU",
@@ -16,7 +22,11 @@ TRAINER = Group(
             ("float32", "bfloat16"),
         ),
         Option(
-            "--attn-implementation", "attention of the trainer", str, "sdpa", ("sdpa", "eager", "flash_attention_2")
+            "--attn-implementation",
+            "attention of FSDP2, in every installation of torch",
+            str,
+            "sdpa",
+            ("sdpa", "eager", "flash_attention_2"),
         ),
         Option("--gradient-checkpointing", "recompute activations in the backward pass", bool),
         Option(
@@ -37,7 +47,12 @@ TRAINER = Group(
         Option("--use-dynamic-batch-size", "fill micro-batches by tokens", bool),
         Option("--max-tokens-per-gpu", "tokens per micro-batch and rank", int),
         Option("--pack-sequences", "pack the samples of a micro-batch into one sequence", bool, True),
-        Option("--log-probs-chunk-size", "positions per chunk of the logprob kernel; -1: all at once", int, 1024),
+        Option(
+            "--log-probs-chunk-size",
+            "positions per chunk of the logprob kernel, same numbers in less memory; -1: all at once",
+            int,
+            1024,
+        ),
         Option("--calculate-per-token-loss", "mean over tokens instead of mean of sample means", bool),
         Option("--update-weight-buffer-size", "bytes per bucket of a weight push", int, 512 * 1024**2),
         Option(
@@ -55,8 +70,8 @@ LORA = Group(
     "LoRA",
     (
         Option("--use-lora", "train low-rank adapters instead of all weights", bool),
-        Option("--lora-rank", "rank", int, 16),
-        Option("--lora-alpha", "scale", int, 32),
+        Option("--lora-rank", "rank", int, 8),
+        Option("--lora-alpha", "scale", int, 16),
         Option("--lora-dropout", "dropout on the adapters' input", float, 0.0),
         Option(
             "--lora-target-modules",

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 import slime.rollout.eval_metrics as eval_metrics
+from slime.arguments.backend import backend_line
 from slime.exceptions import TrainerError
 from slime.observability.metric_utils import compute_rollout_step, rollout_part, train_records
 from slime.ray.cluster import ray_cluster
@@ -74,6 +75,8 @@ class Run:
         placement = describe_placement(args)
         for line in placement.lines():
             say(line)
+        if placement.actor:
+            say(backend_line(args))
         self._resources.enter_context(ray_cluster(args, num_gpus=getattr(args, "num_gpus", None) or placement.total))
         self.stop.install()  # again: Ray has put its own handlers in place
         reserved = create_placement(args)

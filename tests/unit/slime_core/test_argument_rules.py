@@ -26,10 +26,10 @@ def test_a_kl_needs_its_reference(base: list[str], capsys: pytest.CaptureFixture
     assert "--ref-load nowhere: no such folder" in refusal(capsys, [*words, "--ref-load", "nowhere"])
 
 
-@pytest.mark.parametrize("mode", ["bridge", "raw"])
-def test_load_goes_on_where_its_checkpoint_is_in_every_mode(base: list[str], tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", [[], ["--megatron-to-hf-mode", "bridge"]])
+def test_load_goes_on_where_its_checkpoint_is_in_every_mode(base: list[str], tmp_path: Path, mode: list[str]) -> None:
     folder = checkpointed(tmp_path / "earlier")
-    args = parse_args([*base, "--load", str(folder), "--megatron-to-hf-mode", mode])
+    args = parse_args([*base, "--load", str(folder), *mode])
     assert (args.load, args.start_rollout_id) == (str(folder), None)  # None: from the checkpoint
 
 
@@ -82,7 +82,6 @@ def test_values_that_follow_from_others(base: list[str]) -> None:
 
 
 def test_a_judge_has_gpus_that_divide(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_args([*base, "--prm-num-gpus", "4"]).prm_num_gpus == 0
     assert "--prm-enable needs --prm-num-gpus" in refusal(capsys, [*base, "--prm-enable"])
     uneven = ["--prm-enable", "--prm-num-gpus", "3", "--prm-num-gpus-per-engine", "2"]
     assert "--prm-num-gpus 3 is not a multiple" in refusal(capsys, [*base, *uneven])
@@ -116,7 +115,7 @@ def test_over_sampling_and_the_end_of_a_run(
     [
         ("--only-train-params-name-list a --freeze-params-name-list b", "exclude each other"),
         ("--freeze-params-name-list b --use-lora", "use --lora-target-modules"),
-        ("--lora-rank 8 --lora-alpha 4", "--lora-rank, --lora-alpha has no effect without --use-lora"),
+        ("--lora-rank 16 --lora-alpha 4", "--lora-rank, --lora-alpha has no effect without --use-lora"),
         ("--lora-target-modules q_proj", "--lora-target-modules has no effect without --use-lora"),
         ("--lora-dropout 0.1", "--lora-dropout has no effect without --use-lora"),
         ("--ref-update-interval 2", "no effect without a reference"),
@@ -182,5 +181,51 @@ def test_what_evaluation_may_change(base: list[str]) -> None:
     args = parse_args(words)
     assert (args.eval_input_key, args.eval_label_key, args.eval_top_k) == ("q", None, -1)
     own = "--eval-input-key i --eval-label-key l --eval-top-k 5"
-    args = parse_args([*words, *own.split()])
+    evaluates = ["--eval-function-path", "my.evaluate"]
+    args = parse_args([*words, *evaluates, *own.split()])
     assert (args.eval_input_key, args.eval_label_key, args.eval_top_k) == ("i", "l", 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--prm-num-gpus 2", "--prm-num-gpus has no effect without a judge: add --prm-enable"),
+        ("--prm-m 3 --prm-temperature 0.5", "--prm-m, --prm-temperature has no effect without a judge"),
+        ("--prm-model-path .", "--prm-model-path has no effect without a judge"),
+        (
+            "--prm-max-new-tokens 9 --prm-num-gpus-per-engine 2",
+            "--prm-num-gpus-per-engine, --prm-max-new-tokens has no",
+        ),
+        ("--max-tokens-per-gpu 64", "--max-tokens-per-gpu has no effect without --use-dynamic-batch-size"),
+        ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2", "use --max-tokens-per-gpu"),
+        ("--megatron-to-hf-mode raw", "--megatron-to-hf-mode raw: weights start from and go to Hugging Face folders"),
+        ("--eval-input-key q --eval-top-k 3", "--eval-input-key, --eval-top-k has no effect without evaluation"),
+        ("--eval-label-key q --eval-tool-key t", "--eval-label-key, --eval-tool-key has no effect without evaluation"),
+        ("--eval-reward-key acc --eval-min-new-tokens 1", "--eval-reward-key, --eval-min-new-tokens has no effect"),
+        ("--eval-max-context-len 9 --eval-max-prompt-len 8", "--eval-max-context-len, --eval-max-prompt-len has no"),
+        ("--custom-eval-rollout-log-function-path a.b", "has no effect without evaluation: add --eval-interval"),
+        ("--sglang-dtype bfloat16", "--sglang-dtype has no effect on a CPU"),
+        ("--sglang-attention-backend fa3 --sglang-device cuda", "--sglang-attention-backend has no effect on a CPU"),
+    ],
+)
+def test_what_nothing_would_read_is_refused(
+    base: list[str], capsys: pytest.CaptureFixture[str], words: str, says: str
+) -> None:
+    assert says in refusal(capsys, [*base, *words.split()])
+
+
+def test_a_value_that_is_the_default_is_not_given(base: list[str]) -> None:
+    defaults = "--prm-num-gpus 0 --prm-m 4 --prm-temperature 1.0 --micro-batch-size 1 --lora-rank 8 --lora-alpha 16"
+    assert parse_args([*base, *defaults.split()]).prm_m == 4
+
+
+def test_evaluation_flags_that_scripts_give_without_evaluating_are_accepted(base: list[str]) -> None:
+    words = "--n-samples-per-eval-prompt 16 --eval-max-response-len 16384 --eval-top-p 1 --eval-temperature 0"
+    args = parse_args([*base, *words.split()])
+    assert (args.n_samples_per_eval_prompt, args.eval_max_response_len, args.eval_datasets) == (16, 16384, [])
+
+
+def test_a_judge_that_runs_already_takes_no_gpu(base: list[str]) -> None:
+    words = "--prm-router-ip 127.0.0.1 --prm-router-port 1 --prm-m 3 --prm-enable --prm-num-gpus 2"
+    args = parse_args([*base, *words.split()])
+    assert (args.prm_num_gpus, args.prm_m) == (0, 3)

@@ -173,10 +173,6 @@ def test_stale_samples_are_corrected_only_where_the_loss_can(
     assert "give 0 or more" in refusal(capsys, [*base, "--max-weight-staleness", "-1"])
 
 
-def test_judge_flags_without_a_judge_take_no_gpu(base: list[str]) -> None:
-    assert parse_args([*base, "--prm-num-gpus", "2"]).prm_num_gpus == 0
-
-
 def test_the_model_shape_must_be_the_checkpoints(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     shape = [
         "--num-layers",
@@ -271,7 +267,8 @@ def test_evaluation_follows_the_rollout_where_it_says_nothing(base: list[str]) -
     args = parse_args([*base, *words])
     assert (args.eval_max_context_len, args.eval_max_prompt_len, args.eval_tool_key) == (4096, 4095, "functions")
     own = ["--eval-max-context-len", "1024", "--eval-max-prompt-len", "100", "--eval-tool-key", "t"]
-    args = parse_args([*base, *words, *own, "--eval-min-new-tokens", "3"])
+    evaluates = ["--eval-interval", "1", "--eval-function-path", "my.evaluate"]
+    args = parse_args([*base, *words, *own, *evaluates, "--eval-min-new-tokens", "3"])
     assert (args.eval_max_context_len, args.eval_max_prompt_len, args.eval_tool_key) == (1024, 100, "t")
     assert args.eval_min_new_tokens == 3
     assert args.rollout_max_prompt_len == 4095

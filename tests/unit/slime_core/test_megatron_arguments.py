@@ -39,7 +39,9 @@ def test_what_cannot_work_is_refused(two_gpus: list[str], capsys: pytest.Capture
 def test_with_the_other_back_end_they_are_refused_by_name(
     two_gpus: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = refusal(capsys, [*two_gpus, "--tensor-model-parallel-size", "2", "--sequence-parallel"])
+    error = refusal(
+        capsys, [*two_gpus, "--train-backend", "fsdp", "--tensor-model-parallel-size", "2", "--sequence-parallel"]
+    )
     assert "--tensor-model-parallel-size --sequence-parallel : only with --train-backend megatron" in error
 
 

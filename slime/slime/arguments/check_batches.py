@@ -1,0 +1,57 @@
+"""Batches, the end of a run, and samples of older weights: which numbers go together."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+
+def check_batches(args: Namespace) -> list[str]:
+    """Return the problems, one line each."""
+    problems = []
+    if args.rollout_batch_size is None:
+        problems.append("no batch size: add --rollout-batch-size N")
+        return problems
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    if args.num_steps_per_rollout * args.global_batch_size != samples:
+        problems.append(
+            f"--rollout-batch-size {args.rollout_batch_size} x --n-samples-per-prompt {args.n_samples_per_prompt} = {samples} "
+            f"samples are not {args.num_steps_per_rollout} steps of --global-batch-size {args.global_batch_size}"
+        )
+    if args.num_rollout is None and args.num_epoch is None:
+        problems.append("no end: add --num-rollout N (or --num-epoch with --prompt-data)")
+    if args.num_epoch is not None and not args.prompt_data:
+        problems.append("--num-epoch needs --prompt-data")
+    if args.use_dynamic_batch_size and not args.max_tokens_per_gpu:
+        problems.append("--use-dynamic-batch-size needs --max-tokens-per-gpu N")
+    if args.max_tokens_per_gpu and not args.use_dynamic_batch_size:
+        problems.append("--max-tokens-per-gpu has no effect without --use-dynamic-batch-size; add it")
+    if args.micro_batch_size != 1 and args.use_dynamic_batch_size:
+        problems.append("--micro-batch-size has no effect with --use-dynamic-batch-size; use --max-tokens-per-gpu")
+    if args.over_sampling_batch_size < args.rollout_batch_size:
+        problems.append("--over-sampling-batch-size is smaller than --rollout-batch-size")
+    if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:
+        problems.append("--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
+    if args.update_weights_interval < 1:
+        problems.append(f"--update-weights-interval {args.update_weights_interval}: give 1 or more")
+    if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
+        problems.append(
+            "--eval-interval needs --eval-prompt-data NAME PATH, --eval-config FILE or --eval-function-path"
+        )
+    return problems
+
+
+def check_staleness(args: Namespace) -> list[str]:
+    """Return the problems, one line each."""
+    problems = []
+    if args.max_weight_staleness is not None and args.max_weight_staleness < 0:
+        problems.append(
+            f"--max-weight-staleness {args.max_weight_staleness}: give 0 or more, or leave it out for no bound"
+        )
+    if args.stale_samples == "correct" and args.max_weight_staleness is None:
+        problems.append("--stale-samples correct has no effect without --max-weight-staleness N")
+    if args.stale_samples == "correct" and not (args.use_tis or args.use_rollout_logprobs):
+        problems.append(
+            "--stale-samples correct needs a loss that knows who sampled: add --use-tis, or --use-rollout-logprobs "
+            "(the clipped ratio is then over the weights that sampled)"
+        )
+    return problems

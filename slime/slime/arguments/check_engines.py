@@ -1,0 +1,47 @@
+"""Flags of the inference engines: those that run already, and what the device decides."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+# Kernels and types that an engine on a CPU has, whatever is asked for; see CPU_OPTIONS of server_args.
+_DECIDED_ON_CPU = ("sglang_device", "sglang_dtype", "sglang_attention_backend", "sglang_sampling_backend")
+
+
+def check_engines(args: Namespace) -> list[str]:
+    """Return the problems, one line each."""
+    return [*_check_running(args), *_check_device(args)]
+
+
+def _check_running(args: Namespace) -> list[str]:
+    """Engines and routers that somebody else started."""
+    problems = []
+    if args.sglang_router_ip and not args.sglang_router_port:
+        problems.append("--sglang-router-ip needs --sglang-router-port, the port it listens on there")
+    external = args.rollout_external_engine_addrs or []
+    if args.sglang_router_port and not args.sglang_router_ip and len(external) == 1 and args.router != "sglang":
+        problems.append(
+            "--sglang-router-port has no effect on an engine that runs already; remove it, or add --router sglang"
+        )
+    if args.rollout_external and not external:
+        problems.append("--rollout-external needs --rollout-external-engine-addrs HOST:PORT ...")
+    if external and (args.debug_train_only or args.sglang_router_ip):
+        other = "--sglang-router-ip" if args.sglang_router_ip else "--debug-train-only"
+        problems.append(f"--rollout-external-engine-addrs contradicts {other}; remove one of them")
+    return problems
+
+
+def _check_device(args: Namespace) -> list[str]:
+    problems = []
+    if args.sglang_quantization and not (args.debug_rollout_only or args.debug_train_only):
+        problems.append(
+            f"--sglang-quantization {args.sglang_quantization}: an engine that quantised its weights at its start cannot load "
+            "the trainer's; use --sglang-kv-cache-dtype fp8_e4m3, or a judge in FP8 (--prm-model-path)"
+        )
+    if args.device == "cpu":
+        problems += [
+            f"--{name.replace('_', '-')} has no effect on a CPU, where it is decided; remove it"
+            for name in _DECIDED_ON_CPU
+            if getattr(args, name) is not None
+        ]
+    return problems

@@ -1,0 +1,47 @@
+"""Who gets which GPUs."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from slime.arguments.critic import critic_gpus
+
+
+def check_roles(args: Namespace) -> list[str]:
+    """Return the problems, one line each."""
+    problems = []
+    if args.actor_num_nodes > 1 or args.ray_address:
+        problems.append(
+            "several nodes (--actor-num-nodes, --ray-address) are not supported yet: engines listen on loopback only"
+        )
+    actor = args.actor_num_nodes * args.actor_num_gpus_per_node
+    if actor < 1:
+        problems.append("--actor-num-nodes and --actor-num-gpus-per-node must be 1 or more")
+    if args.actor_num_gpus_per_node > args.num_gpus_per_node:
+        problems.append(
+            f"--actor-num-gpus-per-node {args.actor_num_gpus_per_node} is more than a node has "
+            f"(--num-gpus-per-node {args.num_gpus_per_node}); lower the first or raise the second"
+        )
+    total, size = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
+    if size < 1 or total % size:
+        problems.append(f"--rollout-num-gpus {total} is not a multiple of --rollout-num-gpus-per-engine {size}")
+    if args.colocate:
+        problems.append("--colocate is not implemented yet; give trainer and engines GPUs of their own")
+    critic = critic_gpus(args)
+    needed = (
+        (0 if args.debug_rollout_only else actor + critic)
+        + (0 if args.debug_train_only or args.rollout_external_engine_addrs else args.rollout_num_gpus)
+        + args.prm_num_gpus
+    )
+    if args.num_gpus is not None and needed > args.num_gpus and not args.share_gpu:
+        problems.append(
+            f"{actor} actor + {f'{critic} critic + ' if critic else ''}{args.rollout_num_gpus} rollout + {args.prm_num_gpus} judge GPUs are {needed}, "
+            f"but --num-gpus is {args.num_gpus}; lower one of them"
+        )
+    if args.share_gpu and (
+        args.colocate or (actor, args.rollout_num_gpus, args.prm_num_gpus) not in ((1, 1, 1), (1, 1, 0))
+    ):
+        problems.append(
+            "--share-gpu is for one trainer rank, one policy engine and one judge engine of one GPU each, without --colocate"
+        )
+    return problems

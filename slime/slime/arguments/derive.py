@@ -1,0 +1,84 @@
+"""What follows from the flags that were given: defaults that depend on other flags.
+
+Guarantee: derivations happen here, in `derive_critic` and in `derive_megatron`, and nowhere else; each runs before the checks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from argparse import Namespace
+from datetime import datetime
+from pathlib import Path
+
+import slime.arguments.eval_config as eval_config
+from slime.arguments.check_algorithm import GROUP_STANDARDISED
+
+
+def visible_gpus() -> int:
+    """Return how many NVIDIA GPUs the driver lists, without importing torch; 0 without a driver."""
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines()) if listing.returncode == 0 else 0
+
+
+def derive_paths(args: Namespace) -> None:
+    """Fill the folders that were left open; absolute where a process elsewhere needs them."""
+    if not args.run_dir:
+        args.run_dir = str(Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
+    args.run_dir = str(Path(args.run_dir).resolve())
+    if args.dump_details:
+        args.save_debug_rollout_data = str(Path(args.dump_details, "rollout_data", "{rollout_id}.pt"))
+        args.save_debug_train_data = str(Path(args.dump_details, "train_data", "{rollout_id}_{rank}.pt"))
+    args.ref_load = args.ref_load or args.hf_checkpoint
+    if args.resume and args.save and not args.load:
+        args.load = args.save
+
+
+def derive_roles(args: Namespace) -> None:
+    """Fill the device, and the GPUs of engines and judge."""
+    if args.device == "auto":
+        args.device = "cuda" if visible_gpus() else "cpu"
+    if args.load_debug_rollout_data:
+        args.debug_train_only = True
+    if args.prm_router_ip or not args.prm_enable:
+        args.prm_num_gpus = 0
+    args.prm_model_path = args.prm_model_path or args.hf_checkpoint
+    if args.rollout_external_engine_addrs:
+        args.rollout_num_gpus = len(args.rollout_external_engine_addrs) * args.rollout_num_gpus_per_engine
+    if args.rollout_num_gpus is None:
+        args.rollout_num_gpus = 0 if args.debug_train_only else args.rollout_num_gpus_per_engine
+    if args.train_dtype is None:
+        args.train_dtype = "bfloat16" if args.device == "cuda" else "float32"
+
+
+def derive_batches(args: Namespace) -> None:
+    """Fill whichever of steps and global batch size was left open."""
+    args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
+    if args.rollout_batch_size is None:
+        return
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    if args.num_steps_per_rollout and args.global_batch_size is None:
+        args.global_batch_size = samples // args.num_steps_per_rollout
+    args.global_batch_size = args.global_batch_size or samples
+    args.num_steps_per_rollout = args.num_steps_per_rollout or max(1, samples // args.global_batch_size)
+
+
+def derive_rollout(args: Namespace) -> None:
+    """Fill what evaluation takes from the rollout, the prompt bounds and the evaluation sets."""
+    args.eval_function_path = args.eval_function_path or args.rollout_function_path
+    if args.n_samples_per_prompt == 1 and args.advantage_estimator in GROUP_STANDARDISED:
+        args.grpo_std_normalization = False  # a group of one has no deviation
+    args.eps_clip_high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
+    for name in ("reward_key", "input_key", "label_key", "tool_key"):
+        if getattr(args, f"eval_{name}") is None:
+            setattr(args, f"eval_{name}", getattr(args, name))
+    for name in ("temperature", "top_p", "top_k", "max_response_len", "max_context_len"):
+        if getattr(args, f"eval_{name}") is None:
+            setattr(args, f"eval_{name}", getattr(args, f"rollout_{name}"))
+    for kind in ("rollout", "eval"):
+        context = getattr(args, f"{kind}_max_context_len")
+        if context and getattr(args, f"{kind}_max_prompt_len") is None:
+            setattr(args, f"{kind}_max_prompt_len", context - 1)
+    args.eval_datasets = eval_config.read_eval_datasets(args)
