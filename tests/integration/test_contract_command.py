@@ -14,7 +14,7 @@ def test_pytest_on_a_named_plugin(repository: Path) -> None:
         **os.environ,
         "SLIME_CONTRACT_CUSTOM_TIS_FUNCTION_PATH": "slime.algorithms.losses.icepop.icepop_function",
     }
-    option = ["--plugin-custom-megatron-init-path", "tests.helpers.bad_plugins.megatron_init_1"]
+    option = ["--plugin-custom-megatron-init-path", "tests.helpers.bad_plugins.calls.megatron_init_1"]
     result = subprocess.run(
         [*command, *option], cwd=repository, env=environment, capture_output=True, text=True, check=False
     )

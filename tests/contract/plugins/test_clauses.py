@@ -10,16 +10,17 @@ from slime.contract import CLAUSES, KINDS, ContractViolation, check
 from slime.contract.__main__ import main
 from slime.contract.check import CHECKERS, named_plugins
 from slime.exceptions import PluginError
+from tests.helpers.bad_plugins import path_of
 from tests.helpers.contract_plugins import OWN, named
 
-BAD = "tests.helpers.bad_plugins"
+BAD = "tests.helpers.bad_plugins.reward"
 
 
 @pytest.mark.parametrize("clause", CLAUSES)
 def test_a_plugin_that_breaks_a_clause_is_rejected_with_it(clause: str) -> None:
     kind = clause.rpartition("-")[0]
     with pytest.raises(ContractViolation, match=f"^clause {clause}: the plugin ") as caught:
-        check(kind, f"{BAD}.{clause.replace('-', '_')}")
+        check(kind, path_of(clause))
     assert caught.value.clause == clause
 
 
