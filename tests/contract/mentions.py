@@ -1,0 +1,44 @@
+"""What a test is about: the words of its source and of everything of its own module that it uses."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+WORD = re.compile(r"--[a-zA-Z][\w-]*|\b[a-zA-Z_]\w*")
+
+
+@functools.cache
+def definitions(path: Path) -> dict[str, str]:
+    """Return the source of every name that a module defines at its top level."""
+    text = path.read_text()
+    found: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        source = ast.get_source_segment(text, node) or ""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            decorators = [ast.get_source_segment(text, decorator) or "" for decorator in node.decorator_list]
+            found[node.name] = "\n".join([*decorators, source])
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id: source for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+@functools.cache
+def words_of(path: Path, name: str) -> frozenset[str]:
+    """Return the words of a test and of the constants, helpers and fixtures of its module that it reaches.
+
+    Raises:
+        KeyError: when the module has no such test.
+    """
+    defined = definitions(path)
+    reached, waiting, words = {name}, [name], set[str]()
+    while waiting:
+        new = set(WORD.findall(defined[waiting.pop()]))
+        words |= new
+        following = (new & defined.keys()) - reached
+        reached |= following
+        waiting += following
+    return frozenset(words)

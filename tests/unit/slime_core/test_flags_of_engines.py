@@ -1,0 +1,69 @@
+"""From the command line to the command line of an inference engine, and to who has which GPUs."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from slime.arguments import parse_args
+from slime.backends.sglang_utils.server_args import EngineSpec, server_command
+from slime.ray.placement import describe_placement
+from tests.helpers.checkpoints import config_only
+
+GPU = ["--device", "cuda"]
+ENGINE = {
+    "--sglang-mem-fraction-static 0.7": "--mem-fraction-static 0.7",
+    "--sglang-context-length 4096": "--context-length 4096",
+    "--sglang-reasoning-parser qwen3": "--reasoning-parser qwen3",
+    "--sglang-tool-call-parser qwen25": "--tool-call-parser qwen25",
+    "--weight-update-mode in_place": "--disable-radix-cache",
+}
+ROLES = "--actor-num-gpus-per-node 4 --rollout-num-gpus 4 --prm-enable --prm-num-gpus 4"
+# What changes of the placement of 4 actor, 4 rollout and 4 judge GPUs.
+PLACES = {
+    "--actor-num-gpus-per-node 2": ("actor", (0, 1)),
+    "--rollout-num-gpus 2": ("rollout", (4, 5)),
+    "--prm-num-gpus 2": ("judge", (8, 9)),
+    "--rollout-num-gpus-per-engine 2": ("rollout_gpus_per_engine", 2),
+    "--prm-num-gpus-per-engine 4": ("judge_gpus_per_engine", 4),
+    "--debug-rollout-only": ("actor", ()),
+    "--debug-train-only --load-debug-rollout-data x": ("rollout", ()),
+    "--rollout-external --rollout-external-engine-addrs h:1 i:2": ("rollout", ()),
+    "--prm-router-ip 127.0.0.1 --prm-router-port 9": ("judge", ()),
+    "--advantage-estimator ppo --critic-num-gpus-per-node 3": ("critic", (4, 5, 6)),
+    "--advantage-estimator ppo --critic-num-nodes 1": ("critic", (4, 5, 6, 7)),
+}
+
+
+def command(args: Namespace, role: str = "policy") -> str:
+    """The engine's words after the program; one space around each."""
+    spec = EngineSpec(role, 0, args.rollout_num_gpus_per_engine)  # type: ignore[arg-type]
+    return f" {' '.join(server_command(args, spec, port=5, cpu=False)[3:])} "
+
+
+@pytest.mark.parametrize("words", ENGINE)
+def test_an_engine_is_started_with_it(base: list[str], words: str) -> None:
+    assert f" {ENGINE[words]} " in command(parse_args([*base, *GPU, *words.split()]))
+    assert f" {ENGINE[words]} " not in command(parse_args([*base, *GPU]))
+
+
+def test_models_seeds_and_sizes_of_engines(base: list[str], tmp_path: Path) -> None:
+    judge = config_only(tmp_path / "judge")
+    words = f"--seed 11 --rollout-num-gpus-per-engine 4 --prm-enable --prm-num-gpus 1 --prm-model-path {judge}"
+    args = parse_args([*base, *GPU, *words.split()])
+    policy = command(args)
+    assert f" --model-path {base[1]} " in policy
+    assert " --random-seed 11 " in policy
+    assert " --tp-size 4 " in policy
+    assert f" --model-path {judge} " in command(args, "prm")
+
+
+@pytest.mark.parametrize("words", PLACES)
+def test_a_role_has_its_gpus(base: list[str], words: str) -> None:
+    name, expected = PLACES[words]
+    before = describe_placement(parse_args([*base, *GPU, *ROLES.split()]))
+    after = describe_placement(parse_args([*base, *GPU, *ROLES.split(), *words.split()]))
+    assert getattr(after, name) == expected
+    assert getattr(before, name) != expected
