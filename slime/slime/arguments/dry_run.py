@@ -6,8 +6,8 @@ import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 
+from slime.arguments.backend import backend_line
 from slime.exceptions import ConfigurationError
-from slime.ray.placement import describe_placement
 
 MISSING_PATH = "no such folder"
 
@@ -17,9 +17,11 @@ def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> 
 
     A folder that is not there is a warning: the plan may be for another machine.
     """
+    from slime.ray.placement import describe_placement  # which imports this package
+
     wrong = [problem for problem in problems if MISSING_PATH not in problem]
     try:
-        lines = describe_placement(args).lines() if not wrong else []
+        lines = [*describe_placement(args).lines(), backend_line(args)] if not wrong else []
     except ConfigurationError as error:
         lines, wrong = [], [str(error)]
     lines += [f"model    {args.hf_checkpoint}", f"flags    {shlex.join(argv)}"]

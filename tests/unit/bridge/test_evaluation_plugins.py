@@ -82,3 +82,22 @@ async def test_reward_needs_a_judge_engine() -> None:
     sample = Sample(response="x", metadata={"next_state": [{"role": "tool", "content": "done"}]})
     with pytest.raises(ValueError, match="--prm-enable"):
         await evaluation.judge_reward(Namespace(prm_router_ip=None), sample)
+
+
+async def test_the_judge_is_asked_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ClosableEngine(lambda _: "\\boxed{1}")
+    asked: dict[str, Any] = {}
+
+    def connect(url: str, **keywords: Any) -> ClosableEngine:
+        asked.update(url=url, **keywords)
+        return engine
+
+    monkeypatch.setattr(evaluation, "EngineHttp", connect)
+    monkeypatch.setattr(evaluation, "load_judge_tokenizer", lambda path: asked.update(model=path) or build_tokenizer())
+    args = Namespace(**(vars(ARGS) | {"prm_m": 5, "prm_temperature": 0.25, "prm_max_new_tokens": 33}))
+    args.prm_router_ip, args.prm_router_port, args.prm_model_path = "10.0.0.9", 77, "/models/other"
+    await evaluation.judge_reward(args, Sample(response="5", metadata={"next_state": "Thanks!"}))
+    assert (asked["url"], asked["concurrency"], asked["model"]) == ("http://10.0.0.9:77", 5, "/models/other")
+    assert len(engine.payloads) == 5
+    sampling = [payload["sampling_params"] for payload in engine.payloads]
+    assert {(one["temperature"], one["max_new_tokens"]) for one in sampling} == {(0.25, 33)}

@@ -292,6 +292,29 @@ def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(ar
     assert sys.prefix not in environment["PYTHONPATH"]
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "field"),
+    [
+        ("opd_teacher", "prm", "opd_teacher"),
+        ("distill_topk", 50, "distill_topk"),
+        ("rollout_temperature", 0.9, "temperature"),
+        ("rollout_max_response_len", 99, "max_tokens"),
+        ("rollout_max_context_len", 5000, "context_length"),
+        ("prm_m", 5, "prm_m"),
+        ("prm_temperature", 0.1, "prm_temperature"),
+        ("prm_max_new_tokens", 77, "prm_max_new_tokens"),
+        ("hf_checkpoint", "/models/other", "tokenizer"),
+        ("prm_model_path", "/models/other", "judge_tokenizer"),
+    ],
+)
+def test_an_argument_reaches_the_runtime(args: Namespace, flag: str, value: Any, field: str) -> None:
+    before = RuntimeConfig.from_env(runtime_environment(args, "m.M", {}))
+    setattr(args, flag, value)
+    after = RuntimeConfig.from_env(runtime_environment(args, "m.M", {}))
+    assert getattr(after, field) == value
+    assert getattr(before, field) != value
+
+
 def test_contradicting_temperature_and_missing_judge_are_refused(args: Namespace) -> None:
     with pytest.raises(ValueError, match="contradicts --rollout-temperature"):
         runtime_environment(args, "m.M", {"OPENCLAW_TEMPERATURE": "1.0"})

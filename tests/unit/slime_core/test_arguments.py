@@ -319,6 +319,11 @@ def test_the_record_of_engine_flags_is_of_the_pinned_version(repository: Path) -
     assert version("sglang") == recorded
 
 
+def test_the_placement_can_be_imported_first() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", "import slime.ray.placement"], check=True, env=environment)
+
+
 def test_help_is_grouped_and_imports_nothing_heavy() -> None:
     command = (
         "import sys\n"

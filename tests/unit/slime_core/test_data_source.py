@@ -118,6 +118,27 @@ def test_a_missing_column_is_named_with_those_there_are(args: Namespace) -> None
         RolloutDataSource(args)
 
 
+def test_columns_have_the_names_of_the_flags(args: Namespace, tmp_path: Path) -> None:
+    row = {"task": "say hi", "gold": "hi", "extra": {"row": 7}, "functions": [{"name": "wave"}]}
+    file = tmp_path / "named.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    args.prompt_data, args.input_key, args.label_key = str(file), "task", "gold"
+    args.metadata_key, args.tool_key = "extra", "functions"
+    sample = RolloutDataSource(args).get_samples(1)[0][0]
+    assert (sample.prompt, sample.label) == ("say hi", "hi")
+    assert sample.metadata == {"row": 7, "tools": [{"name": "wave"}]}
+
+
+def test_a_prompt_is_rendered_with_the_templates_arguments(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Template:
+        def apply_chat_template(self, messages: list, **given: object) -> str:
+            return f"{messages[0]['content']} {given['enable_thinking']}"
+
+    monkeypatch.setattr("slime.utils.processing_utils.load_tokenizer", lambda _: Template())
+    args.apply_chat_template, args.apply_chat_template_kwargs = True, {"enable_thinking": False}
+    assert RolloutDataSource(args).get_samples(1)[0][0].prompt == "question 0 False"
+
+
 def test_a_source_needs_no_length() -> None:
     class Plugin(DataSource):
         def get_samples(self, num_samples: int) -> list:

@@ -130,6 +130,15 @@ def test_wandb_flags(args: Namespace, wandb_settings: dict, monkeypatch: pytest.
     assert wandb_settings["config"]["wandb_key"] == "set"
 
 
+def test_where_a_wandb_run_goes(args: Namespace, wandb_settings: dict, tmp_path: Path) -> None:
+    args.use_wandb, args.wandb_dir = True, str(tmp_path / "elsewhere")
+    args.wandb_project, args.wandb_team, args.wandb_mode = "terminal", "a-team", "disabled"
+    logging_utils.log(args, {"train/step": 1}, "train/step")
+    given = {name: wandb_settings[name] for name in ("project", "entity", "mode", "dir")}
+    assert given == {"project": "terminal", "entity": "a-team", "mode": "disabled", "dir": str(tmp_path / "elsewhere")}
+    assert Path(args.wandb_dir).is_dir()
+
+
 def test_a_wandb_run_is_its_group_and_a_random_suffix(args: Namespace) -> None:
     args.wandb_group, args.wandb_random_suffix = "qwen3", True
     names = {run_name(args), run_name(args)}

@@ -1,0 +1,137 @@
+"""From the flags to the actors that Ray starts: classes, environment, and how often the engines are looked at."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.ray import actor_group, rollout
+from slime.ray.actor_group import TrainGroup
+from slime.ray.placement import Placement
+from slime.ray.rollout import RolloutManager
+from slime.ray.trainer import Trainer
+from tests.helpers.arguments import default_args
+
+
+class Remote:
+    """What `ray.remote` makes of a class: it remembers what each actor is started with."""
+
+    started: list[Remote] = []
+
+    def __init__(self, actor_class: Any) -> None:
+        self.actor_class = actor_class
+
+    def options(self, **options: Any) -> Remote:
+        self.variables = options["runtime_env"]["env_vars"]
+        return self
+
+    def remote(self, *_: Any) -> None:
+        made = Remote(self.actor_class)
+        made.variables = self.variables
+        self.started.append(made)
+
+
+def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) -> list[Remote]:
+    """The actors of two ranks of ``role``."""
+    monkeypatch.setattr(Remote, "started", [])
+    monkeypatch.setattr(actor_group.ray, "remote", Remote)
+    placement = Placement(actor=(0, 1), rollout=(), judge=(), critic=(0, 1))
+    bundle = SimpleNamespace(node_ip="127.0.0.1", free_port=5)
+    reserved: Any = SimpleNamespace(placement=placement, bundles=[bundle] * 2, options=lambda gpu, share: {})
+    values = {"device": "cpu", "actor_num_gpus_per_node": 2, "critic_num_gpus_per_node": 2, **changes}
+    TrainGroup(default_args(**values), reserved, role=role)
+    return Remote.started
+
+
+def test_ranks_have_the_variables_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in ranks(monkeypatch, train_env_vars={"NCCL_DEBUG": "INFO", "DEPTH": 3}):
+        assert (rank.variables["NCCL_DEBUG"], rank.variables["DEPTH"]) == ("INFO", "3")
+    assert not {"NCCL_DEBUG", "CUBLAS_WORKSPACE_CONFIG"} & ranks(monkeypatch)[0].variables.keys()
+    assert ranks(monkeypatch, deterministic_mode=True)[0].variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_a_node_has_as_many_local_ranks_as_the_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [rank.variables["LOCAL_RANK"] for rank in ranks(monkeypatch)] == ["0", "1"]
+    one = ranks(monkeypatch, actor_num_gpus_per_node=1)
+    assert [rank.variables["LOCAL_RANK"] for rank in one] == ["0", "0"]
+    critic = ranks(monkeypatch, "critic", critic_num_gpus_per_node=1)
+    assert [rank.variables["LOCAL_RANK"] for rank in critic] == ["0", "0"]
+    cuda = ranks(monkeypatch, device="cuda")
+    assert [rank.variables["LOCAL_RANK"] for rank in cuda] == ["0", "0"]
+    assert "OMP_NUM_THREADS" not in cuda[0].variables
+
+
+def test_the_back_end_is_that_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks(monkeypatch, train_backend="fsdp")[0].actor_class is FSDPTrainActor
+    named = ranks(monkeypatch, train_backend="megatron")[0].actor_class
+    assert named.__name__ == "MegatronTrainActor"
+
+
+def test_only_the_critic_learns_in_the_first_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = []
+
+    class Group:
+        def __init__(self, *_: Any, role: str = "actor") -> None:
+            self.role = role
+
+        def send(self, method: str, rollout_id: int, shards: Any = None, *more: Any) -> None:
+            if self.role == "actor" and method == "step":
+                learned.append(more[0])
+
+        def gather(self, method: str, references: Any) -> list[dict[str, Any]]:
+            return [{"steps": []}]
+
+    monkeypatch.setattr("slime.ray.trainer.TrainGroup", Group)
+    monkeypatch.setattr("slime.ray.trainer.side_by_side", lambda critic, policy: {})
+    reserved: Any = SimpleNamespace(placement=SimpleNamespace(critic=(1,)))
+    trainer = Trainer(Namespace(num_critic_only_steps=2), reserved)
+    for rollout_id in range(4):
+        trainer.train(rollout_id, [], [])
+    assert learned == [False, False, True, True]
+
+
+class Closing:
+    """An event that is set at the third look, and says how long was waited."""
+
+    def __init__(self) -> None:
+        self.waited: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.waited.append(seconds)
+        return len(self.waited) > 2
+
+
+def test_engines_are_looked_at_in_the_interval_of_the_flag() -> None:
+    manager = RolloutManager.__new__(RolloutManager)
+    manager.args = Namespace(rollout_health_check_interval=0.25)
+    looks: list[int] = []
+    closing: Any = Closing()
+    manager._closing = closing
+    manager._revive_engines = lambda: looks.append(1)  # type: ignore[method-assign]
+    manager._watch_engines()
+    assert (closing.waited, len(looks)) == ([0.25] * 3, 2)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_engines_are_watched_where_the_flag_wants_it(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    threads = []
+    group = SimpleNamespace(role="policy", revive=lambda: ["engine"])
+    started = SimpleNamespace(start=lambda: threads.append(1))
+    monkeypatch.setattr(rollout.threading, "Thread", lambda **_: started)
+    monkeypatch.setattr(rollout, "engine_groups", lambda *_: [group])
+    monkeypatch.setattr(RolloutManager, "_start_engines", lambda self: None)
+    monkeypatch.setattr(rollout, "init_http_client", lambda args: None)
+    reserved: Any = SimpleNamespace(placement=Placement(actor=(0,), rollout=(1,), judge=()))
+    args = default_args(
+        use_fault_tolerance=wanted,
+        rollout_global_dataset=False,
+        data_source_path="slime.rollout.data_source.RolloutDataSource",
+    )
+    manager = RolloutManager(args, reserved)
+    assert type(manager._data_source).__name__ == "RolloutDataSource"
+    assert len(threads) == wanted
+    assert manager.recover_engines() == wanted
