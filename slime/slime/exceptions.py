@@ -23,6 +23,10 @@ class EngineError(SlimeError, RuntimeError):
     """An inference engine did not start, died, or refused a command."""
 
 
+class WeightsDifferError(SlimeError, RuntimeError):
+    """After a push a tensor of an engine is not the trainer's, bit for bit."""
+
+
 class TrainerError(SlimeError, RuntimeError):
     """A training rank died or could not take the step."""
 

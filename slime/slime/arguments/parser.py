@@ -30,6 +30,7 @@ from slime.arguments.sglang_flags import add_sglang_arguments
 from slime.arguments.tracking import DEBUG, TRACKING
 from slime.arguments.trainer import LORA, TRAINER
 from slime.arguments.validate import validate
+from slime.arguments.weight_sync import WEIGHT_SYNC
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, nearest, with_config_file
 from slime.exceptions import ConfigurationError
 
@@ -43,6 +44,7 @@ GROUPS = (
     CRITIC,
     JUDGE,
     TRAINER,
+    WEIGHT_SYNC,
     LORA,
     OPTIMIZER,
     MODEL_SHAPE,

@@ -67,7 +67,6 @@ REFUSED: dict[str, str] = {
     "ci-save-grad-norm": _CI,
     "ci-load-grad-norm": _CI,
     "ci-train-rollout-logprob-abs-diff-threshold": _CI,
-    "check-weight-update-equal": _CI,
     "use-routing-replay": _LATER,
     "use-rollout-routing-replay": _LATER,
     "use-slime-router": _ROUTER,

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from torch import Tensor
+
+LOADER = "slime.weight_sync.engine_loader.load"
+"""What runs in an engine: value of SGLang's ``--custom-weight-loader``, and ``load_format`` of a request to it."""
+
+
+def uses_loader(args: Namespace) -> bool:
+    """Whether policy engines have to be started with :data:`LOADER`."""
+    return bool(getattr(args, "check_weight_update_equal", False))
 
 
 class WeightSync(Protocol):
@@ -21,4 +31,8 @@ class WeightSync(Protocol):
 
         Names are Hugging Face's and all tensors have one dtype. Every rank runs the iterator to its end; rank 0's values count.
         """
+        ...
+
+    def close(self) -> None:
+        """Let go of the engines without talking to them; they may be gone."""
         ...

@@ -6,7 +6,7 @@ valid until the next one is taken; a tensor larger than the buffer gets a bucket
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,13 +27,14 @@ class Bucket:
 class BucketBuffer:
     """Owns the buffer of one rank."""
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
-        """``capacity``: bytes of a bucket."""
+    def __init__(self, capacity: int, device: torch.device, room: Callable[[int], Tensor] | None = None) -> None:
+        """``capacity``: bytes of a bucket; ``room``: gives the memory for the next bucket, by default always the same."""
         if capacity <= 0:
             raise ValueError(f"--update-weight-buffer-size is {capacity}; it must be a positive number of bytes")
         self._capacity = capacity
         self._device = device
         self._data = torch.empty(0, dtype=torch.uint8, device=device)
+        self._room = room or self._same_room
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
         """Yield the buckets of ``weights``, which must have one dtype, so that no tensor is misaligned."""
@@ -49,9 +50,7 @@ class BucketBuffer:
             yield self._pack(waiting, size, is_last=True)
 
     def _pack(self, named: list[tuple[str, Tensor]], size: int, *, is_last: bool) -> Bucket:
-        if self._data.numel() < size:
-            self._data = torch.empty(size, dtype=torch.uint8, device=self._device)
-        bucket = Bucket(self._data[:size], is_last)
+        bucket = Bucket(self._room(size)[:size], is_last)
         start = 0
         for name, tensor in named:
             flat = tensor.contiguous().flatten().view(torch.uint8)
@@ -61,3 +60,20 @@ class BucketBuffer:
             bucket.dtypes.append(str(tensor.dtype).removeprefix("torch."))
             bucket.shapes.append(list(tensor.shape))
         return bucket
+
+    def _same_room(self, size: int) -> Tensor:
+        if self._data.numel() < size:
+            self._data = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._data
+
+
+def unpack(
+    data: Tensor, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a bucket's bytes, as views of ``data``."""
+    start = 0
+    for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
+        kind = getattr(torch, dtype)
+        end = start + torch.Size(shape).numel() * kind.itemsize
+        yield name, data[start:end].view(kind).view(*shape)
+        start = end

@@ -16,6 +16,7 @@ from slime.exceptions import ConfigurationError
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import Placement, ReservedPlacement
 from slime.utils.http_utils import find_available_port
+from slime.weight_sync import LOADER
 
 
 def arguments(**changes: Any) -> Namespace:
@@ -49,6 +50,16 @@ def test_a_gpu_engine_takes_the_pass_through_options() -> None:
     assert "--enable-metrics" in given
     assert "--device" not in given
     assert "--router-port" not in given
+
+
+def test_a_policy_engine_has_our_loader_where_a_push_needs_it() -> None:
+    plain = server_command(arguments(), EngineSpec("policy", 0, 1), port=5, cpu=False)
+    assert "--custom-weight-loader" not in plain
+    wanted = arguments(check_weight_update_equal=True, sglang_custom_weight_loader=["mine.load"])
+    command = server_command(wanted, EngineSpec("policy", 0, 1), port=5, cpu=False)
+    place = command.index("--custom-weight-loader")
+    assert command[place + 1 : place + 3] == ["mine.load", LOADER]
+    assert LOADER not in server_command(wanted, EngineSpec("prm", 0, 1), port=5, cpu=False)
 
 
 def test_a_cpu_engine_is_one_process_with_torch_kernels() -> None:

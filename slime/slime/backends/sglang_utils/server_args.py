@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.exceptions import ConfigurationError
+from slime.weight_sync import LOADER, uses_loader
 
 Role = Literal["policy", "prm"]
 
@@ -79,6 +80,9 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -
     if getattr(args, "weight_update_mode", "retract") == "in_place" and spec.role == "policy":
         # The prefix cache cannot be emptied while requests run; old prefixes must not serve new requests.
         options["disable_radix_cache"] = True
+    if spec.role == "policy" and uses_loader(args):
+        given = options.get("custom_weight_loader") or []
+        options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
     options.update(
         model_path=model_path(args, spec.role),
         trust_remote_code=True,

@@ -31,7 +31,8 @@ from slime.backends.trainer.rollout_data import RolloutShard
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
 from slime.utils.misc import load_function
-from slime.weight_sync.broadcast import BroadcastWeightSync
+from slime.weight_sync import WeightSync
+from slime.weight_sync.choose import make_weight_sync
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class TrainActor(TrainRank):
 
     def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
         super().__init__(world_size, rank, master_addr, master_port)
-        self._sync: BroadcastWeightSync | None = None
+        self._sync: WeightSync | None = None
         self._data: RolloutShard | None = None
         self.weight_version = 0
         self._changed_since_push = False
@@ -89,7 +90,7 @@ class TrainActor(TrainRank):
         self._build()
         self._seed()
         start = self._load_checkpoint()
-        self._sync = BroadcastWeightSync(args, device=self.device, address=self._master[0])
+        self._sync = make_weight_sync(args, device=self.device, address=self._master[0])
         return start
 
     def _needs_reference(self) -> bool:

@@ -1,0 +1,255 @@
+"""A stand-in for an engine's side of a weight update: SGLang's routes over real HTTP, around a model that only takes weights.
+
+`python -m benchmarks.weight_receiver --spec FILE --port N` serves until its standard input ends. The model has one parameter per
+tensor of the specification (JSON: name to ``[shape, dtype]``). As in SGLang, a broadcast is received into fresh memory and a
+custom loader is called by its path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.machine import REPOSITORY
+from slime.backends.sglang_utils.external import ExternalEngine
+from slime.backends.sglang_utils.server_args import EngineSpec
+from slime.utils.http_utils import find_available_port
+from slime.utils.misc import load_function
+from slime.weight_sync import LOADER
+from slime.weight_sync.buckets import unpack
+from slime.weight_sync.group import join_group
+
+GROUP_TIMEOUT = timedelta(seconds=60)
+START_SECONDS = 120.0
+
+
+class Model:
+    """Parameters by name; ``load_weights`` copies into them, as an engine's does."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.parameters = {
+            name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, (shape, dtype) in spec.items()
+        }
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the weights in."""
+        for name, value in weights:
+            self.parameters[name].copy_(value)
+
+
+class Receiver:
+    """The routes. A call that fails answers 400; ``fault`` makes the n-th call of a route refuse, or end the process."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.version = "default"
+        self.heard: list[str] = []
+        self.session = False
+        self.groups: dict[str, Any] = {}
+        self.fault: dict[str, Any] = {}
+
+    def answer(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Do what ``route`` says."""
+        if route not in ("state", "fault", "health"):
+            self.heard.append(route)
+            if route == self.fault.get("at"):
+                self.fault["after"] -= 1
+                if self.fault["after"] < 0:
+                    if self.fault["kind"] == "die":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    raise RuntimeError(f"{route} is refused")
+        found = getattr(self, f"do_{route}", None)
+        return (found(**body) if found else None) or {}
+
+    def do_state(self, values: bool = False) -> dict[str, Any]:
+        """What was heard, the version, and on demand the weights' bytes."""
+        weights = {
+            name: base64.b64encode(value.view(torch.uint8).numpy().tobytes()).decode()
+            for name, value in (self.model.parameters if values else {}).items()
+        }
+        return {"heard": self.heard, "version": self.version, "session": self.session, "weights": weights}
+
+    def do_fault(self, **fault: Any) -> None:
+        """Take a fault to come."""
+        self.fault = fault
+
+    def do_server_info(self) -> dict[str, Any]:
+        """What an external engine is asked for."""
+        return {"tp_size": 1, "model_path": "synthetic", "custom_weight_loader": [LOADER]}
+
+    def do_begin_weight_update(self) -> None:
+        """Open a session."""
+        if self.session:
+            raise RuntimeError("a weight-update session is already open; call end_weight_update() first")
+        self.session = True
+
+    def do_end_weight_update(self) -> None:
+        """Close the session."""
+        if not self.session:
+            raise RuntimeError("no weight-update session is open; call begin_weight_update() first")
+        self.session = False
+
+    def do_init_weights_update_group(
+        self, master_address: str, master_port: int, rank_offset: int, group_name: str, **rest: Any
+    ) -> None:
+        """Join the trainer's group."""
+        self.groups[group_name] = join_group(
+            address=master_address,
+            port=master_port,
+            rank=rank_offset,
+            world_size=rest["world_size"],
+            name=group_name,
+            backend=rest["backend"],
+            timeout=GROUP_TIMEOUT,
+        )
+
+    def do_destroy_weights_update_group(self, group_name: str) -> None:
+        """Leave it."""
+        if group_name not in self.groups:
+            raise RuntimeError("The group to be destroyed does not exist.")
+        dist.destroy_process_group(self.groups.pop(group_name))
+
+    def do_update_weights_from_distributed(
+        self, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str, **rest: Any
+    ) -> None:
+        """Receive a bucket and load it."""
+        size = sum(torch.Size(s).numel() * getattr(torch, d).itemsize for s, d in zip(shapes, dtypes, strict=True))
+        data = torch.empty(size, dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self.groups[group_name])
+        self.model.load_weights(unpack(data, names, dtypes, shapes))
+        self._live(rest)
+
+    def do_update_weights_from_tensor(self, serialized_named_tensors: list[str], load_format: str, **rest: Any) -> None:
+        """Call the custom loader."""
+        named = pickle.loads(base64.b64decode(serialized_named_tensors[0]))
+        load_function(load_format)(self.model, named)
+        self._live(rest)
+
+    def _live(self, rest: dict[str, Any]) -> None:
+        if rest.get("weight_version") is not None:
+            self.version = rest["weight_version"]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    receiver: Receiver
+    lock = threading.Lock()
+    protocol_version = "HTTP/1.1"
+
+    def _reply(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null") or {}
+        try:
+            with self.lock:
+                status, answer = 200, self.receiver.answer(self.path.strip("/"), body)
+        except (RuntimeError, LookupError, TypeError, ValueError, OSError) as error:
+            status, answer = 400, {"message": f"{type(error).__name__}: {error}"}
+        text = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = _reply
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+class _Call:
+    """A method as an actor handle has it: ``remote`` gives something with ``future``."""
+
+    def __init__(self, pool: ThreadPoolExecutor, function: Any) -> None:
+        self._pool, self._function = pool, function
+
+    def remote(self, *arguments: Any, **keywords: Any) -> _Call:
+        self._result: Future[Any] = self._pool.submit(self._function, *arguments, **keywords)
+        return self
+
+    def future(self) -> Future[Any]:
+        return self._result
+
+
+class LocalHandle:
+    """An engine object of this process behind the interface of a Ray actor handle."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self._pool = ThreadPoolExecutor(4)
+
+    def __getattr__(self, name: str) -> _Call:
+        return _Call(self._pool, getattr(self.engine, name))
+
+
+class ReceiverProcess:
+    """A running receiver and its engine handle; end it with ``stop``."""
+
+    def __init__(self, args: Any, spec: dict[str, Any], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "spec.json"
+        file.write_text(json.dumps(spec))
+        port = find_available_port()
+        command = [sys.executable, "-m", "benchmarks.weight_receiver", "--spec", str(file), "--port", str(port)]
+        paths = [str(REPOSITORY), str(REPOSITORY / "slime")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        self.engine = ExternalEngine(args, EngineSpec("policy", 0, 1), f"127.0.0.1:{port}")
+        self.handle = LocalHandle(self.engine)
+        deadline = time.monotonic() + START_SECONDS
+        while not self.engine.health():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the receiver did not start")
+            time.sleep(0.05)
+        self.engine.start()
+
+    def state(self, values: bool = False) -> dict[str, Any]:
+        """See :meth:`Receiver.do_state`."""
+        return self.engine._checked("/state", "POST", {"values": values}).json()
+
+    def fault(self, kind: str, at: str, after: int = 0) -> None:
+        """After ``after`` more calls of the route ``at`` the next is refused (``refuse``) or ends the process (``die``)."""
+        self.engine._post("/fault", kind=kind, at=at, after=after)
+
+    def weights(self) -> dict[str, bytes]:
+        """The bytes of each weight."""
+        return {name: base64.b64decode(text) for name, text in self.state(values=True)["weights"].items()}
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_receiver", description=__doc__)
+    parser.add_argument("--spec", required=True, type=Path, help="JSON: tensor name to [shape, dtype]")
+    parser.add_argument("--port", required=True, type=int, help="where to listen, on 127.0.0.1")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    _Handler.receiver = Receiver(Model(json.loads(arguments.spec.read_text())))
+    server = ThreadingHTTPServer(("127.0.0.1", arguments.port), _Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

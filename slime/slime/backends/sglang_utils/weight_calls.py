@@ -1,0 +1,150 @@
+"""The calls of a weight update on an engine's server, as SGLang's routes have them.
+
+Guarantees: a call returns when the server has done what it says; what the server refuses raises
+:class:`~slime.exceptions.EngineError` with its words. Holds no state.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Literal
+
+from slime.exceptions import EngineError
+from slime.weight_sync.hosts import this_host
+
+PauseMode = Literal["retract", "in_place", "abort"]
+
+
+class WeightCalls:
+    """What an engine's class offers to the trainer, over ``_post`` and ``_get`` of that class."""
+
+    _cpu: bool
+    _spec: Any
+
+    def _post(self, route: str, **body: Any) -> Any:
+        raise NotImplementedError
+
+    def _get(self, route: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def num_weight_ranks(self) -> int:
+        """How many ranks this engine has in the weight update group."""
+        return 1 if self._cpu else self._spec.num_gpus
+
+    def init_weights_update_group(
+        self, master_addr: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Join the trainer's group; returns when all ranks have joined."""
+        self._post(
+            "/init_weights_update_group",
+            master_address=master_addr,
+            master_port=master_port,
+            rank_offset=rank_offset,
+            world_size=world_size,
+            group_name=group_name,
+            backend=backend,
+        )
+
+    def destroy_weights_update_group(self, group_name: str) -> None:
+        """Leave the trainer's group; an engine that was started again is in none, which is as good."""
+        try:
+            self._post("/destroy_weights_update_group", group_name=group_name)
+        except EngineError as error:
+            if "does not exist" not in str(error):
+                raise
+
+    def pause_generation(self, mode: PauseMode = "retract") -> None:
+        """Hold all requests; new ones wait. ``retract`` recomputes the running ones with the new weights."""
+        self._post("/pause_generation", mode=mode)
+
+    def continue_generation(self) -> None:
+        """Continue what ``pause_generation`` held."""
+        self._post("/continue_generation", torch_empty_cache=False)
+
+    def begin_weight_update(self) -> None:
+        """Open an update session; weights can be loaded until ``end_weight_update``.
+
+        A session that a trainer left open when it died is closed first.
+        """
+        try:
+            self._post("/begin_weight_update")
+        except EngineError as error:
+            if "already open" not in str(error):
+                raise
+            self._close_session()
+            self._post("/begin_weight_update")
+
+    def _close_session(self) -> None:
+        try:
+            self._post("/end_weight_update")
+        except EngineError as error:
+            if "no weight-update session is open" not in str(error):
+                raise
+
+    def update_weights_from_distributed(
+        self,
+        names: list[str],
+        dtypes: list[str],
+        shapes: list[list[int]],
+        group_name: str,
+        flush_cache: bool = False,
+        weight_version: str | None = None,
+        load_format: str | None = None,
+    ) -> None:
+        """Receive one bucket from rank 0 of the group, which must broadcast while this call is in flight.
+
+        ``flush_cache`` on the last bucket empties the prefix cache for free; it is refused while requests run.
+        """
+        self._post(
+            "/update_weights_from_distributed",
+            names=names,
+            dtypes=dtypes,
+            shapes=shapes,
+            group_name=group_name,
+            flush_cache=flush_cache,
+            weight_version=weight_version,
+            load_format=load_format,
+        )
+
+    def update_weights_from_tensor(
+        self,
+        serialized: bytes,
+        load_format: str | None = None,
+        flush_cache: bool = False,
+        weight_version: str | None = None,
+    ) -> None:
+        """Load named tensors, a pickled list of pairs that every rank of the engine gets."""
+        payload = base64.b64encode(serialized).decode()
+        self._post(
+            "/update_weights_from_tensor",
+            serialized_named_tensors=[payload] * self.num_weight_ranks(),
+            load_format=load_format,
+            flush_cache=flush_cache,
+            weight_version=weight_version,
+        )
+
+    def host(self) -> str:
+        """Name of the machine (and container) that the server runs in."""
+        return this_host()
+
+    def end_weight_update(self, weight_version: str | None = None) -> None:
+        """Close the session; requests in flight and later ones report ``weight_version`` from here on."""
+        if weight_version is not None:
+            self._post("/update_weight_version", new_version=weight_version, abort_all_requests=False)
+        self._post("/end_weight_update")
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache; refused while requests run, allowed while they are paused by ``retract``. 0.4 s."""
+        self._post("/flush_cache")
+
+    def hold_after_failed_update(self) -> None:
+        """Close what an update that failed left open, and keep requests waiting: the weights may be half new.
+
+        The next update continues them.
+        """
+        self.pause_generation("retract")
+        self._close_session()
+
+    def get_weight_version(self) -> str:
+        """The version that the server reports for new tokens."""
+        return str(self._get("/model_info")["weight_version"])

@@ -1,0 +1,82 @@
+"""What runs inside an engine: loads what the trainer left for it, and says what it holds.
+
+SGLang calls :func:`load` for ``/update_weights_from_tensor`` when ``--custom-weight-loader`` and the load format name it
+(`slime.weight_sync.LOADER`). Guarantees: what a model takes is what its own ``load_weights`` takes, so fused and split parameters
+are the model's business; a request that cannot be done raises, which ends the engine, because its weights may be half new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from slime.weight_sync.checksums import MODULUS, checksum
+from slime.weight_sync.requests import read_request
+
+STORE_SECONDS = 60.0
+
+
+class _Places(TorchDispatchMode):
+    """Notes where a model's loader would copy each tensor to, and copies nothing.
+
+    The tensors that are loaded have no data (``meta``), but slicing them keeps offset and strides, which say what part it is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ""
+        self.found: list[tuple[str, Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[1].is_meta:
+            self.found.append((self.name, args[0], args[1]))
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def tensors(self, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield a tensor without data for each name."""
+        for name, shape in shapes.items():
+            self.name = name
+            yield name, torch.empty(shape, dtype=getattr(torch, dtypes[name]), device="meta")
+
+
+def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> dict[str, tuple[int, int]]:
+    """Return checksum and number of elements of what ``model`` holds of each checkpoint tensor.
+
+    Raises:
+        TypeError: when the model keeps a tensor in another dtype.
+    """
+    with _Places() as places:
+        model.load_weights(places.tensors(shapes, dtypes))
+    held: dict[str, tuple[int, int]] = {}
+    for name, part, place in places.found:
+        if part.dtype != place.dtype:
+            raise TypeError(f"{name} is {part.dtype} here and {place.dtype} in the trainer, so bits cannot be compared")
+        value, count = held.get(name, (0, 0))
+        held[name] = ((value + checksum(part, place)) % MODULUS, count + part.numel())
+    return held
+
+
+def _checksums(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    held = held_checksums(model, request["shapes"], request["dtypes"])
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    host, port = request["store"]
+    store = TCPStore(host, port, None, False, timedelta(seconds=STORE_SECONDS), wait_for_workers=False)
+    store.set(f"{request['key']}/{rank}", json.dumps(held))
+
+
+OPERATIONS = {"checksums": _checksums}
+
+
+def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
+    """Do the request among ``named_tensors``."""
+    request, tensors = read_request(named_tensors)
+    OPERATIONS[request["operation"]](model, request, tensors)

@@ -1,0 +1,181 @@
+"""What every transport shares: who the engines are, the order of an update, and what becomes of them when it fails.
+
+Guarantees: no request is refused (engines hold them from pause to continue); the first bucket is gathered before the pause,
+so small models are held for the transfer only. The first engine that refuses or dies ends the update at once: that engine is
+ended, because its weights may be half new, the others hold their requests, and all trainer ranks leave the collective
+gathering together, so that connecting again and another push work and continue them. Rank 0 talks to the engines; the other
+ranks only help to gather.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slime.weight_sync import LOADER
+from slime.weight_sync.buckets import Bucket, BucketBuffer
+from slime.weight_sync.checksums import Checksums
+from slime.weight_sync.engine_calls import EngineCalls
+from slime.weight_sync.equality import EqualityCheck
+
+logger = logging.getLogger(__name__)
+
+CLEANUP_SECONDS = 30.0
+
+
+class EngineWeightSync(ABC):
+    """See the module; one per trainer rank. A transport fills in how it joins, sends and leaves."""
+
+    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+        """``address``: where engines reach trainer rank 0."""
+        self._args = args
+        self._device = device
+        self._address = address
+        self._engines: list[Any] = []
+        self._starts: list[int] = []
+        self._calls: EngineCalls | None = None
+        self._joined = False
+        self._buffer = BucketBuffer(args.update_weight_buffer_size, device)
+        self._check = EqualityCheck(args, address) if args.check_weight_update_equal else None
+
+    # Of the transport
+
+    @abstractmethod
+    def _join(self) -> None:
+        """Reach the engines; a call that fails may stay in ``_calls``."""
+
+    @abstractmethod
+    def _send(self, bucket: Bucket, **keywords: Any) -> None:
+        """Send one bucket; ``keywords`` are ``flush_cache`` and ``weight_version`` of the engine's call."""
+
+    def _sent(self) -> None:
+        """Return when the engines have loaded all that was sent."""
+        if self._calls is not None:
+            self._calls.values()
+
+    def _farewell(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """The calls, as method and arguments, by which an engine leaves."""
+        return []
+
+    @abstractmethod
+    def _leave(self, *, broken: bool) -> None:
+        """Let go of the engines; ``broken``: something may be under way that never ends by itself."""
+
+    # What a trainer rank calls
+
+    def connect(self, engines: list[Any]) -> None:
+        """Reach ``engines`` from now on, after leaving the previous ones."""
+        if dist.get_rank() != 0:
+            return
+        if self._joined:
+            self._part(engines)
+        self._engines = list(engines)
+        if not engines:
+            return
+        self._starts = self._call("starts")
+        try:
+            self._join()
+        except Exception:
+            self._give_up()
+            raise
+        self._joined = True
+
+    def push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        """Send all weights and make them ``version``; collective over the trainer ranks."""
+        weights = iter(weights)
+        if dist.get_rank() != 0 or not self._engines:
+            collections.deque(weights, maxlen=0)
+            return
+        try:
+            if not self._joined:
+                raise RuntimeError("the engines are in no weight update group; connect first")
+            self._push(weights, version)
+        except Exception:
+            self._give_up()
+            raise
+        finally:
+            collections.deque(weights, maxlen=0)
+
+    def close(self) -> None:
+        """Let go of the engines without talking to them; they may be gone."""
+        if self._joined:
+            self._leave(broken=False)
+            self._joined = False
+        if self._check is not None:
+            self._check.close()
+
+    # An update
+
+    def _push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        expected = Checksums()
+        if self._check is not None:
+            weights = expected.of_all(weights)
+        buckets = self._buffer.fill(weights)
+        first = next(buckets)
+        mode = self._args.weight_update_mode
+        self._call("pause_generation", mode)
+        self._call("begin_weight_update")
+        for bucket in itertools.chain([first], buckets):
+            # The last one sets the version and, where requests are retracted, empties the prefix cache.
+            self._send(
+                bucket,
+                flush_cache=bucket.is_last and mode == "retract",
+                weight_version=version if bucket.is_last else None,
+            )
+        self._sent()
+        if self._check is not None:
+            self._check.compare(expected, self._call("num_weight_ranks"), self._ask)
+        self._call("end_weight_update")
+        self._call("continue_generation")
+
+    def _call(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
+        self._calls = EngineCalls(self._engines, method, *arguments, **keywords)
+        return self._calls.values()
+
+    def _call_each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        self._calls = EngineCalls.each(self._engines, method, arguments)
+        return self._calls.values()
+
+    def _ask(self, requests: list[bytes]) -> None:
+        """Send each engine a request for `slime.weight_sync.engine_loader`."""
+        self._call_each("update_weights_from_tensor", [(request, LOADER) for request in requests])
+
+    # When it fails
+
+    def _give_up(self) -> None:
+        """End the engines that failed, let go, and let the others hold their requests with half new weights."""
+        failed = self._calls.failed() if self._calls is not None else []
+        self._calls = None
+        self._end(failed)
+        self._joined = False
+        farewell = self._farewell()
+        self._leave(broken=True)
+        kept = [index for index in range(len(self._engines)) if index not in failed]
+        for method, arguments in (("hold_after_failed_update", ()), *farewell):
+            calls = EngineCalls([self._engines[index] for index in kept], method, *arguments)
+            lost = [kept[position] for position in calls.unanswered(CLEANUP_SECONDS)]
+            self._end(lost)
+            kept = [index for index in kept if index not in lost]
+
+    def _end(self, positions: list[int]) -> None:
+        """End engines, unless they were started again since they joined; the manager starts them again."""
+        for position in positions:
+            logger.error("policy engine %d failed in a weight update and is ended", position)
+            starts = self._starts[position] if position < len(self._starts) else 0
+            EngineCalls([self._engines[position]], "end_failed_update", starts).unanswered(CLEANUP_SECONDS)
+
+    def _part(self, engines: list[Any]) -> None:
+        for method, arguments in self._farewell():
+            for position in EngineCalls(engines, method, *arguments).unanswered(CLEANUP_SECONDS):
+                logger.warning("policy engine %d did not answer %s%s", position, method, arguments)
+        self._leave(broken=False)
+        self._joined = False

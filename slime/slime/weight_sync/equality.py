@@ -1,0 +1,82 @@
+"""`--check-weight-update-equal`: after a push, every tensor of every engine is the trainer's, bit for bit.
+
+Each rank of an engine says what it holds as a checksum per tensor, through a store that the trainer hosts, and the trainer
+compares. No weight moves again.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from slime.exceptions import WeightsDifferError
+from slime.weight_sync.checksums import MODULUS, Checksums
+from slime.weight_sync.requests import serialized
+
+Found = dict[str, list[tuple[int, int]]]
+
+
+class EqualityCheck:
+    """Owns the store; one per trainer, on rank 0."""
+
+    def __init__(self, args: Namespace, address: str) -> None:
+        self._timeout = timedelta(minutes=args.distributed_timeout_minutes)
+        self._address = address
+        self._store: TCPStore | None = None
+        self._checks = 0
+
+    def compare(self, expected: Checksums, ranks: list[int], ask: Callable[[list[bytes]], None]) -> None:
+        """Ask all engines for their checksums; an update session must be open.
+
+        Args:
+            expected: the trainer's.
+            ranks: how many ranks each engine has.
+            ask: sends each engine its request.
+
+        Raises:
+            WeightsDifferError: with the first tensor that is not the trainer's.
+        """
+        if self._store is None:
+            self._store = TCPStore(self._address, 0, None, True, self._timeout, wait_for_workers=False)
+        self._checks += 1
+        request = {
+            "operation": "checksums",
+            "shapes": expected.shapes,
+            "dtypes": expected.dtypes,
+            "store": [self._address, self._store.port],
+        }
+        names = [f"check-{self._checks}/engine-{engine}" for engine in range(len(ranks))]
+        ask([serialized(request | {"key": name}) for name in names])
+        for engine, count in enumerate(ranks):
+            keys = [f"{names[engine]}/{rank}" for rank in range(count)]
+            parts = [json.loads(self._store.get(key)) for key in keys]
+            for key in keys:
+                self._store.delete_key(key)
+            check(
+                expected,
+                {name: [tuple(part[name]) for part in parts if name in part] for name in expected.found},
+                engine,
+            )
+
+    def close(self) -> None:
+        """End the store."""
+        self._store = None
+
+
+def check(expected: Checksums, found: Found, engine: int) -> None:
+    """Compare what the ranks of an engine found in their parts of each tensor; a part may be held by several ranks.
+
+    Raises:
+        WeightsDifferError: see :meth:`EqualityCheck.compare`.
+    """
+    for name, (value, elements) in expected.found.items():
+        held = sum(count for _, count in found[name])
+        copies, rest = divmod(held, elements) if elements else (1, 0)
+        if copies == 0 or rest:
+            raise WeightsDifferError(f"engine {engine} holds {held} of the {elements} elements of {name}")
+        if sum(part for part, _ in found[name]) % MODULUS != copies * value % MODULUS:
+            raise WeightsDifferError(f"{name} on engine {engine} is not the trainer's after the push")

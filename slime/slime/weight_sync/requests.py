@@ -1,0 +1,33 @@
+"""What the trainer asks of `slime.weight_sync.engine_loader` inside an engine, and how it gets there.
+
+A request is a JSON object. It travels as a tensor of its bytes, because tensors are what SGLang's
+``/update_weights_from_tensor`` passes to a custom weight loader.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REQUEST = "slime-request"
+
+
+def request_tensor(request: dict[str, Any]) -> Tensor:
+    """Return the bytes of ``request``."""
+    return torch.frombuffer(bytearray(json.dumps(request).encode()), dtype=torch.uint8)
+
+
+def serialized(request: dict[str, Any]) -> bytes:
+    """Return the pickled list of named tensors that carries ``request``."""
+    return pickle.dumps([(REQUEST, request_tensor(request))])
+
+
+def read_request(named_tensors: list[tuple[str, Tensor]]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the request and the other tensors."""
+    tensors = dict(named_tensors)
+    request = tensors.pop(REQUEST)
+    return json.loads(bytes(request.cpu().tolist())), tensors

@@ -1,0 +1,64 @@
+"""A trainer's rank 0 without a trainer, and what its engines hold; for tests of the transports over real HTTP."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.weight_receiver import ReceiverProcess
+from slime.utils.http_utils import find_available_port
+from slime.weight_sync.choose import make_weight_sync
+from tests.helpers.arguments import default_args
+
+SPEC: dict[str, Any] = {
+    "embedding": [[40, 8], "float32"],
+    "layer.0": [[8, 24], "float32"],
+    "layer.1": [[24], "float32"],
+    "layer.2": [[900], "float32"],
+}
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def rank_zero() -> Iterator[None]:
+    """The default group of one process."""
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{find_available_port()}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sync_args(run_dir: Path, **changes: Any) -> Namespace:
+    """Arguments of a push in buckets of 2 KiB."""
+    values = {"run_dir": str(run_dir), "device": "cpu", "update_weight_buffer_size": 2048}
+    return default_args(**values, distributed_timeout_minutes=1, **changes)
+
+
+def weights(seed: int) -> dict[str, Tensor]:
+    """Random weights."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, (shape, _) in SPEC.items()}
+
+
+@contextmanager
+def connected(args: Namespace, receivers: list[ReceiverProcess]) -> Iterator[Any]:
+    """A transport that has joined ``receivers``."""
+    sync = make_weight_sync(args, device=CPU, address="127.0.0.1")
+    try:
+        sync.connect([receiver.handle for receiver in receivers])
+        yield sync
+    finally:
+        sync.close()
+
+
+def holds(receiver: ReceiverProcess, expected: dict[str, Tensor]) -> bool:
+    """Whether the receiver's weights are ``expected``, bit for bit."""
+    return receiver.weights() == {name: value.view(torch.uint8).numpy().tobytes() for name, value in expected.items()}

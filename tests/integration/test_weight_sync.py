@@ -1,0 +1,108 @@
+"""Every way for weights to reach an engine, over real HTTP and between real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.weight_receiver import ReceiverProcess
+from slime.exceptions import EngineError, WeightsDifferError
+from tests.helpers.weight_receivers import SPEC, connected, holds, rank_zero, sync_args, weights
+
+TRANSPORTS: dict[str, dict[str, Any]] = {"broadcast": {}}
+# The route, and how many of its calls go well before the fault.
+FAULTS = {"broadcast": ("update_weights_from_distributed", 1)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def default_group() -> Iterator[None]:
+    with rank_zero():
+        yield
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], ReceiverProcess]]:
+    started: list[ReceiverProcess] = []
+
+    def start_one() -> ReceiverProcess:
+        folder = tmp_path_factory.mktemp("receiver")
+        started.append(ReceiverProcess(sync_args(folder), SPEC, folder))
+        return started[-1]
+
+    yield start_one
+    for receiver in started:
+        receiver.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(start: Callable[[], ReceiverProcess]) -> list[ReceiverProcess]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda _: start(), range(2)))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_engines_hold_the_weights_bit_for_bit(tmp_path: Path, pair: list[ReceiverProcess], transport: str) -> None:
+    args = sync_args(tmp_path, check_weight_update_equal=True, **TRANSPORTS[transport])
+    with connected(args, pair) as sync:
+        for number in range(3):
+            sync.push(iter(weights(number).items()), str(number))
+            for receiver in pair:
+                state = receiver.state()
+                assert (state["version"], state["session"]) == (str(number), False)
+                assert holds(receiver, weights(number))
+                assert state["heard"][-1] == "continue_generation"
+
+
+def test_what_differs_after_a_push_is_named_and_requests_are_held(tmp_path: Path, pair: list[ReceiverProcess]) -> None:
+    args = sync_args(tmp_path, check_weight_update_equal=True)
+    with connected(args, pair) as sync:
+        found = weights(5)
+
+        def changed_behind_the_back() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, value in found.items():
+                yield name, value
+                if name == "layer.0":
+                    value.view(torch.int32)[3, 3] ^= 1  # after its checksum, before it is sent
+
+        with pytest.raises(WeightsDifferError, match=r"layer\.0 on engine 0"):
+            sync.push(changed_behind_the_back(), "5")
+        for receiver in pair:
+            assert receiver.state()["heard"][-3:-1] == ["pause_generation", "end_weight_update"]
+            assert not receiver.state()["session"]
+    with connected(args, pair) as sync:
+        sync.push(iter(weights(6).items()), "6")
+        assert all(holds(receiver, weights(6)) for receiver in pair)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("kind", ["refuse", "die"])
+def test_an_engine_that_fails_in_the_middle_ends_the_push_and_the_next_one_makes_up_for_it(
+    tmp_path: Path, start: Callable[[], ReceiverProcess], pair: list[ReceiverProcess], transport: str, kind: str
+) -> None:
+    args = sync_args(tmp_path, **TRANSPORTS[transport])
+    victim = start()
+    with connected(args, [victim, pair[0]]) as sync:
+        sync.push(iter(weights(1).items()), "1")
+        victim.fault(kind, *FAULTS[transport])
+        with pytest.raises(EngineError):
+            sync.push(iter(weights(2).items()), "2")
+        heard = pair[0].state()["heard"]
+        assert not pair[0].state()["session"]
+        assert len(heard) - 1 - heard[::-1].index("pause_generation") > max(
+            position for position, route in enumerate(heard) if route == "continue_generation"
+        )
+        with pytest.raises(RuntimeError, match="connect first"):
+            sync.push(iter(weights(2).items()), "2")
+        if kind == "die":
+            victim.process.wait(20)
+        fresh = start() if kind == "die" else victim
+        if kind == "refuse":
+            fresh.fault("none", "", 0)
+        sync.connect([fresh.handle, pair[0].handle])
+        sync.push(iter(weights(2).items()), "2")
+        assert all(holds(receiver, weights(2)) for receiver in (fresh, pair[0]))
