@@ -24,6 +24,7 @@ def engine_arguments(model: Path, run_dir: Path) -> Namespace:
         seed=1,
         device="cpu",
         weight_update_mode="retract",
+        check_weight_update_equal=True,
         sglang_max_total_tokens=20000,
         sglang_context_length=CONTEXT_LENGTH,
     )

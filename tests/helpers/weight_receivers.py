@@ -23,6 +23,8 @@ SPEC: dict[str, Any] = {
     "layer.1": [[24], "float32"],
     "layer.2": [[900], "float32"],
 }
+TRANSPORTS: dict[str, dict[str, Any]] = {"broadcast": {}}
+"""Flags of each way for whole weights."""
 CPU = torch.device("cpu")
 
 
@@ -49,11 +51,11 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 
 @contextmanager
-def connected(args: Namespace, receivers: list[ReceiverProcess]) -> Iterator[Any]:
-    """A transport that has joined ``receivers``."""
+def connected(args: Namespace, engines: list[Any]) -> Iterator[Any]:
+    """A transport that has joined ``engines``."""
     sync = make_weight_sync(args, device=CPU, address="127.0.0.1")
     try:
-        sync.connect([receiver.handle for receiver in receivers])
+        sync.connect(engines)
         yield sync
     finally:
         sync.close()

@@ -15,11 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.weight_receiver import LocalHandle
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineError
 from slime.utils.process import group_alive
+from tests.helpers.arguments import default_args
 from tests.helpers.live_engine import engine_arguments, model_of
+from tests.helpers.weight_receivers import TRANSPORTS, connected, rank_zero
 from tests.helpers.weight_sender import WeightSender
 
 TEMPERATURE = 0.6
@@ -107,6 +110,30 @@ def test_a_request_in_flight_survives_updates(
     # The prefix cache holds nothing of the old weights.
     again = stream(engine.url(), results[0].prompt, 10)
     assert worst_error(again, references) < TOLERANCE
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_push_by_each_transport_is_exact(
+    engine: SGLangEngine, random_models: list[Path], references: list[Any], tmp_path: Path, transport: str
+) -> None:
+    args = default_args(
+        run_dir=str(tmp_path),
+        device="cpu",
+        update_weight_buffer_size=1 << 15,
+        check_weight_update_equal=True,
+        distributed_timeout_minutes=1,
+        **TRANSPORTS[transport],
+    )
+    result = Stream(prompts(1)[0])
+    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(stream, engine.url(), result.prompt, 300, result)
+        assert result.some.wait(30)
+        for version in ("1", "2"):
+            sync.push(iter(load_file(random_models[int(version) % 2] / "model.safetensors").items()), version)
+            assert engine.get_weight_version() == version
+        running.result()
+    assert worst_error(result, references) < TOLERANCE
+    assert worst_error(stream(engine.url(), prompts(2)[1], 10), references) < TOLERANCE
 
 
 def test_what_the_server_refuses_is_an_error_with_its_words(engine: SGLangEngine) -> None:

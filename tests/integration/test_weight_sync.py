@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.weight_receiver import ReceiverProcess
+from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from slime.exceptions import EngineError, WeightsDifferError
-from tests.helpers.weight_receivers import SPEC, connected, holds, rank_zero, sync_args, weights
+from tests.helpers.weight_receivers import SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
 
-TRANSPORTS: dict[str, dict[str, Any]] = {"broadcast": {}}
-# The route, and how many of its calls go well before the fault.
-FAULTS = {"broadcast": ("update_weights_from_distributed", 1)}
+# Which transport, what the engine does, in which call, and how many of those go well before.
+FAULTS = [("broadcast", "die", "update_weights_from_distributed", 1)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,10 +43,14 @@ def pair(start: Callable[[], ReceiverProcess]) -> list[ReceiverProcess]:
         return list(pool.map(lambda _: start(), range(2)))
 
 
+def handles(receivers: list[ReceiverProcess]) -> list[LocalHandle]:
+    return [receiver.handle for receiver in receivers]
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_engines_hold_the_weights_bit_for_bit(tmp_path: Path, pair: list[ReceiverProcess], transport: str) -> None:
     args = sync_args(tmp_path, check_weight_update_equal=True, **TRANSPORTS[transport])
-    with connected(args, pair) as sync:
+    with connected(args, handles(pair)) as sync:
         for number in range(3):
             sync.push(iter(weights(number).items()), str(number))
             for receiver in pair:
@@ -60,7 +62,7 @@ def test_engines_hold_the_weights_bit_for_bit(tmp_path: Path, pair: list[Receive
 
 def test_what_differs_after_a_push_is_named_and_requests_are_held(tmp_path: Path, pair: list[ReceiverProcess]) -> None:
     args = sync_args(tmp_path, check_weight_update_equal=True)
-    with connected(args, pair) as sync:
+    with connected(args, handles(pair)) as sync:
         found = weights(5)
 
         def changed_behind_the_back() -> Iterator[tuple[str, torch.Tensor]]:
@@ -74,21 +76,26 @@ def test_what_differs_after_a_push_is_named_and_requests_are_held(tmp_path: Path
         for receiver in pair:
             assert receiver.state()["heard"][-3:-1] == ["pause_generation", "end_weight_update"]
             assert not receiver.state()["session"]
-    with connected(args, pair) as sync:
+    with connected(args, handles(pair)) as sync:
         sync.push(iter(weights(6).items()), "6")
         assert all(holds(receiver, weights(6)) for receiver in pair)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("kind", ["refuse", "die"])
+@pytest.mark.parametrize(("transport", "kind", "route", "after"), FAULTS)
 def test_an_engine_that_fails_in_the_middle_ends_the_push_and_the_next_one_makes_up_for_it(
-    tmp_path: Path, start: Callable[[], ReceiverProcess], pair: list[ReceiverProcess], transport: str, kind: str
+    tmp_path: Path,
+    start: Callable[[], ReceiverProcess],
+    pair: list[ReceiverProcess],
+    transport: str,
+    kind: str,
+    route: str,
+    after: int,
 ) -> None:
     args = sync_args(tmp_path, **TRANSPORTS[transport])
     victim = start()
-    with connected(args, [victim, pair[0]]) as sync:
+    with connected(args, handles([victim, pair[0]])) as sync:
         sync.push(iter(weights(1).items()), "1")
-        victim.fault(kind, *FAULTS[transport])
+        victim.fault(kind, route, after)
         with pytest.raises(EngineError):
             sync.push(iter(weights(2).items()), "2")
         heard = pair[0].state()["heard"]
@@ -103,6 +110,6 @@ def test_an_engine_that_fails_in_the_middle_ends_the_push_and_the_next_one_makes
         fresh = start() if kind == "die" else victim
         if kind == "refuse":
             fresh.fault("none", "", 0)
-        sync.connect([fresh.handle, pair[0].handle])
+        sync.connect(handles([fresh, pair[0]]))
         sync.push(iter(weights(2).items()), "2")
         assert all(holds(receiver, weights(2)) for receiver in (fresh, pair[0]))

@@ -30,7 +30,7 @@ def checksum(part: Tensor, place: Tensor) -> int:
     rows = max(1, CHUNK // max(1, part[:1].numel()))
     for start in range(0, part.size(0), rows):
         bits = part[start : start + rows].contiguous().view(_INTEGERS[part.element_size()]).to(torch.int64)
-        index = torch.full((1,) * part.dim(), place.storage_offset(), dtype=torch.int64, device=part.device)
+        index = torch.full((1,) * part.dim(), int(place.storage_offset()), dtype=torch.int64, device=part.device)
         for dimension, (size, stride) in enumerate(zip(bits.shape, place.stride(), strict=True)):
             first = start if dimension == 0 else 0
             steps = torch.arange(first, first + size, dtype=torch.int64, device=part.device) * stride
