@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.gradient_cases import CASES, check
 
@@ -23,7 +22,6 @@ def test_gradients_equal_the_reference(tmp_path: Path, tiny_random_model: Path, 
     case = CASES[name] | {"device": "cuda"}
     for ranks in ranks_to_try():
         file = tmp_path / f"{ranks}.pt"
-        ports = [find_available_port()]
-        trainer.on_ranks(ranks, trainer_ranks.gradients_of_cases, ports, [case], str(tiny_random_model), str(file))
+        trainer.on_ranks(ranks, trainer_ranks.gradients_of_cases, [case], str(tiny_random_model), str(file))
         outcome = torch.load(file, weights_only=False, map_location="cpu")[0]
         check(tiny_random_model, name, outcome, TOLERANCE)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +58,77 @@ CASES: dict[str, dict[str, Any]] = {
     "one micro-batch for two ranks": {"max_tokens_per_gpu": 10_000, "use_rollout_logprobs": True},
 }
 
+TOPK_LOSS = "slime.algorithms.losses.topk_distillation"
+# Every loss that both back ends train, once in a plain form; the critic of ``ppo`` has tests of its own.
+LOSSES: dict[str, dict[str, Any]] = {
+    "grpo": {"use_rollout_logprobs": True, "use_opd": True},
+    "gspo": {"advantage_estimator": "gspo", "use_rollout_logprobs": True},
+    "cispo": {"advantage_estimator": "cispo", "use_rollout_logprobs": True},
+    "reinforce_plus_plus": {
+        "advantage_estimator": "reinforce_plus_plus",
+        "normalize_advantages": True,
+        "gamma": 0.9,
+        "kl_coef": 0.1,
+        "use_rollout_logprobs": True,
+    },
+    "reinforce_plus_plus_baseline": {
+        "advantage_estimator": "reinforce_plus_plus_baseline",
+        "normalize_advantages": True,
+        "kl_coef": 0.1,
+        "use_rollout_logprobs": True,
+    },
+    "step_wise": {"advantage_estimator": "step_wise", "use_rollout_logprobs": True},
+    "on_policy_distillation": {"advantage_estimator": "on_policy_distillation", "use_rollout_logprobs": True},
+    "sft_loss": {"loss_type": "sft_loss"},
+    "custom_loss": {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": "tests.helpers.custom_losses.surrogate",
+        "use_rollout_logprobs": True,
+    },
+    "top-K, reverse": {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": f"{TOPK_LOSS}.topk_distillation_loss",
+        "compute_advantages_and_returns": False,
+    },
+    "top-K, forward": {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": f"{TOPK_LOSS}.forward_topk_distillation_loss",
+        "compute_advantages_and_returns": False,
+    },
+}
+TOP = 4
+
+
+def data_of(args: Namespace) -> dict[str, Any]:
+    """The training data, with what the loss and the estimator of ``args`` ask for besides."""
+    data = trainer.train_data()
+    rng = random.Random(9)
+    responses = data["response_lengths"]
+    if args.advantage_estimator == "on_policy_distillation":
+        data["teacher_log_probs"] = [[-5.0 - rng.random() for _ in range(length)] for length in responses]
+    if args.advantage_estimator == "step_wise":
+        data["step_wise_step_token_spans"] = [[[0, length // 2], [length // 2, length]] for length in responses]
+        data["step_wise_step_rewards"] = [[rng.gauss(0.0, 1.0), rng.gauss(0.0, 1.0)] for _ in responses]
+        data["step_wise_step_indices"] = [[0, 1] for _ in responses]
+    if (args.custom_loss_function_path or "").startswith(TOPK_LOSS):
+        data["teacher_topk_indices"] = [[rng.sample(range(600), TOP) for _ in range(n)] for n in responses]
+        shares = [[[rng.uniform(0.05, 0.2) for _ in range(TOP)] for _ in range(n)] for n in responses]
+        data["teacher_topk_log_probs"] = [[[math.log(x) for x in row] for row in rows] for rows in shares]
+    return data
+
 
 def check(model: Path, name: str, outcome: Any, tolerance: float = 1e-5) -> None:
     """Compare ``(metrics, gradients, adapters)`` of a step with the float64 reference.
 
     ``tolerance`` is relative to the loss, and to the largest gradient or 1.
     """
+    check_case(trainer.trainer_args(model, **CASES[name]), outcome, tolerance)
+
+
+def check_case(args: Namespace, outcome: Any, tolerance: float = 1e-5) -> None:
+    """As :func:`check`, for arguments."""
     metrics, gradients, adapters = outcome
-    args = trainer.trainer_args(model, **CASES[name])
-    loss, expected = reference(args, trainer.train_data(), adapters or None)
+    loss, expected = reference(args, data_of(args), adapters or None)
     assert metrics["train/loss"] == pytest.approx(loss, rel=tolerance, abs=tolerance / 10)
     assert set(gradients) == set(expected)
     largest = max(float(value.abs().max()) for value in expected.values())

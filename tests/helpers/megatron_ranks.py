@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.arguments.megatron import MEGATRON
-from tests.helpers import megatron_hooks, trainer
+from tests.helpers import gradient_cases, megatron_hooks, trainer
 
 CPU = torch.device("cpu")
 
@@ -101,7 +101,7 @@ def _share_gradients(model: Any) -> None:
             bucket.grad_data.copy_(torch.cat(gathered))
 
 
-def run_actors(rank: int, world_size: int, ports: list[int], runs: list[dict[str, Any]], model: str, out: str) -> None:
+def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: str, out: str) -> None:
     """One actor after the other: each trains and saves the rollouts of its run; write what became of it, per run.
 
     A run has ``rollouts``, and changes of the arguments under ``changes``.
@@ -111,9 +111,9 @@ def run_actors(rank: int, world_size: int, ports: list[int], runs: list[dict[str
 
     warnings.filterwarnings("ignore")
     results = []
-    for port, plan in zip(ports, runs, strict=True):
+    for number, plan in enumerate(runs):
         args = megatron_args(model, **plan["changes"])
-        actor = MegatronTrainActor(world_size, rank, "127.0.0.1", port)
+        actor = MegatronTrainActor(world_size, rank, "127.0.0.1", trainer.meeting_port(rank, f"{out}.{number}"))
         start = actor.init(args)
         before = {name: value.clone() for name, value in actor._weights()}
         metrics = []
@@ -127,6 +127,36 @@ def run_actors(rank: int, world_size: int, ports: list[int], runs: list[dict[str
             {"start": start, "before": before, "after": after, "metrics": metrics, "steps": actor.schedule.steps}
             | {"calls": megatron_hooks.calls(), "left": [child.name for child in multiprocessing.active_children()]}
         )
+        actor.shutdown()
+    if rank == 0:
+        torch.save(results, out)
+
+
+def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]], model: str, out: str) -> None:
+    """For each case take a step of the actor at TP ``world_size``; write ``(metrics, gradients, {})`` of each."""
+    from slime.backends.megatron_utils import train_step
+    from slime.backends.megatron_utils.actor import MegatronTrainActor
+    from slime.backends.megatron_utils.model import unwrapped
+    from slime.backends.megatron_utils.weights import full_weights
+
+    warnings.filterwarnings("ignore")
+    original = train_step.apply_gradients
+    results = []
+    for number, changes in enumerate(cases):
+        args = megatron_args(model, **changes, tensor_model_parallel_size=world_size)
+        actor = MegatronTrainActor(world_size, rank, "127.0.0.1", trainer.meeting_port(rank, f"{out}.{number}"))
+        actor.init(args)
+        gradients: dict[str, Tensor] = {}
+
+        def capture(wrapped, *rest, actor=actor, gradients=gradients, **named):
+            whole = full_weights(unwrapped(wrapped), actor.shape, of=_gradient)
+            gradients |= {name: value.clone() for name, value in whole}
+            return original(wrapped, *rest, **named)
+
+        train_step.apply_gradients = capture
+        metrics = actor.train(0, trainer.shards(args, gradient_cases.data_of(args), 1)[0])
+        train_step.apply_gradients = original
+        results.append((metrics, gradients, {}))
         actor.shutdown()
     if rank == 0:
         torch.save(results, out)

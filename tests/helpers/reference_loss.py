@@ -39,7 +39,10 @@ def reference(
             ref[-1] = _log_probs(model, weights, tokens, response, args.rollout_temperature)[0].detach()
     batch = _batch(data, new, ref, from_engine=args.use_rollout_logprobs)
     total = _negative_log_likelihood(args, batch, new)
-    if args.loss_type != "sft_loss":
+    if "teacher_topk_indices" in data:
+        forward = args.custom_loss_function_path.endswith("forward_topk_distillation_loss")
+        total = torch.stack([_topk_divergence(model, used, data, i, forward) for i in range(len(new))]).sum()
+    elif args.loss_type != "sft_loss":
         batch["advantages"] = reference_advantages(args, batch)
         total = reference_policy_loss(args, batch, new, entropy)
     tokens = sum(int(mask.sum()) for mask in batch["loss_masks"])
@@ -84,6 +87,21 @@ def _log_probs(model, weights, tokens, response, temperature) -> tuple[Tensor, T
     table = torch.log_softmax(logits[len(tokens) - response - 1 : -1], dim=-1)
     entropy = -(table.exp() * table).sum(-1)
     return table.gather(1, ids[0, len(tokens) - response :, None])[:, 0], entropy
+
+
+def _topk_divergence(model: Any, weights: dict[str, Tensor], data: dict[str, Any], i: int, forward: bool) -> Tensor:
+    """The mean over unmasked tokens of the KL over the teacher's support and one bucket for the rest, at temperature 1."""
+    response = data["response_lengths"][i]
+    logits = functional_call(model, weights, (torch.tensor([data["tokens"][i]]),), {"use_cache": False}).logits[0]
+    table = torch.softmax(logits[-response - 1 : -1], dim=-1)
+    total, mask = torch.zeros((), dtype=torch.float64), data["loss_masks"][i]
+    for t in range(response):
+        p = table[t, data["teacher_topk_indices"][i][t]]
+        q = torch.tensor(data["teacher_topk_log_probs"][i][t], dtype=torch.float64).exp()
+        p, q = (torch.cat([x, 1.0 - x.sum()[None]]) for x in (p, q))
+        first, second = (q, p) if forward else (p, q)
+        total = total + mask[t] * (first * (first.log() - second.log())).sum()
+    return total / max(1, sum(mask))
 
 
 def _batch(data: dict[str, Any], new: list[Tensor], ref: list[Tensor], *, from_engine: bool) -> dict[str, Any]:

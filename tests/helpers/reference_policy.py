@@ -38,7 +38,7 @@ def random_batch(
 
 
 def reference_advantages(args: Namespace, batch: dict[str, Any]) -> list[Tensor]:
-    """Return float64 advantages of grpo's kind, of REINFORCE++ or of PPO, with the teacher's term and the whitening."""
+    """Return float64 advantages of any estimator, with the teacher's term and the whitening."""
     rows = []
     for i, mask in enumerate(batch["loss_masks"]):
         row = [float(batch["rewards"][i])] * len(mask)
@@ -52,6 +52,14 @@ def reference_advantages(args: Namespace, batch: dict[str, Any]) -> list[Tensor]
             row = reference_generalized_advantages(
                 rewards, batch["values"][i].tolist(), mask.tolist(), args.gamma, args.lambd
             )
+        if args.advantage_estimator == "reinforce_plus_plus_baseline":
+            row = [batch["rewards"][i] - args.kl_coef * kl for kl in masked_kl(batch, i)]
+        if args.advantage_estimator == "on_policy_distillation":
+            row = (batch["teacher_log_probs"][i] - batch["log_probs"][i]).tolist()
+        if args.advantage_estimator == "step_wise":
+            steps = zip(batch["step_wise_step_rewards"][i], batch["step_wise_step_token_spans"][i], strict=True)
+            score = {t: value for value, (start, end) in steps for t in range(start, end)}
+            row = [score.get(t, 0.0) * kept for t, kept in enumerate(mask.tolist())]
         teacher = batch["teacher_log_probs"][i] if args.use_opd else None
         if teacher is not None:
             distances = (teacher - batch["log_probs"][i]).tolist()
@@ -96,12 +104,16 @@ def reference_value_loss(
 def token_rewards(batch: dict[str, Any], i: int, kl_coef: float) -> list[float]:
     """Return the reward of each token of sample ``i`` with k3 as the KL estimator, in plain floats."""
     mask = batch["loss_masks"][i].tolist()
-    rewards = []
-    for old, ref, kept in zip(batch["log_probs"][i].tolist(), batch["ref_log_probs"][i].tolist(), mask, strict=True):
-        rewards.append(-kl_coef * (math.exp(ref - old) - 1 + old - ref) * kept)
+    rewards = [-kl_coef * kl for kl in masked_kl(batch, i)]
     if any(mask):
         rewards[max(t for t, kept in enumerate(mask) if kept)] += batch["rewards"][i]
     return rewards
+
+
+def masked_kl(batch: dict[str, Any], i: int) -> list[float]:
+    """Return k3 of the old policy against the reference for each token of sample ``i``, 0 where it is masked."""
+    streams = (batch[name][i].tolist() for name in ("log_probs", "ref_log_probs", "loss_masks"))
+    return [(math.exp(ref - old) - 1 + old - ref) * kept for old, ref, kept in zip(*streams, strict=True)]
 
 
 def whitened(values: list[list[float]], masks: list[list[int]]) -> list[list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,11 @@ import torch
 import torch.multiprocessing
 
 from slime.rollout.train_data import split_by_dp
+from slime.utils.http_utils import find_available_port
 from tests.helpers.arguments import default_args
 from tests.helpers.new_process import ready_to_fork
+
+PORT_SECONDS = 120.0
 
 
 def trainer_args(model: Path | str, **changes: Any) -> Namespace:
@@ -135,6 +139,23 @@ def on_ranks(world_size: int, function: Callable[..., None], *arguments: Any) ->
     arguments = (function, world_size, *arguments)
     ready_to_fork()
     torch.multiprocessing.start_processes(_rank, arguments, world_size, start_method="forkserver")
+
+
+def meeting_port(rank: int, place: str) -> int:
+    """Return a port for a new group, the same on every rank; ``place`` is a path that no other group of this run uses.
+
+    Chosen by rank 0 when it is needed: a port that was free when a test began may since be one end of somebody's connection.
+    """
+    file = Path(f"{place}.port")
+    if rank == 0:
+        part = file.with_suffix(".part")
+        part.write_text(str(find_available_port()))
+        part.replace(file)
+    deadline = time.monotonic() + PORT_SECONDS
+    while not file.exists():
+        assert time.monotonic() < deadline, f"rank 0 chose no port in {file}"
+        time.sleep(0.01)
+    return int(file.read_text())
 
 
 def _rank(rank: int, function: Callable[..., None], *arguments: Any) -> None:

@@ -13,7 +13,7 @@ from slime.backends.fsdp_utils import train_step
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.fsdp_utils.critic import FSDPCriticActor
 from slime.backends.fsdp_utils.weights import gather
-from tests.helpers import trainer
+from tests.helpers import gradient_cases, trainer
 
 CPU = torch.device("cpu")
 
@@ -46,15 +46,13 @@ def full_parameters(actor: FSDPTrainActor, of: Callable[[Tensor], Tensor | None]
     return result
 
 
-def gradients_of_cases(
-    rank: int, world_size: int, ports: list[int], cases: list[dict[str, Any]], model: str, out: str
-) -> None:
+def gradients_of_cases(rank: int, world_size: int, cases: list[dict[str, Any]], model: str, out: str) -> None:
     """For each case write loss, gradients, and adapters: ``{case index: (metrics, gradients, adapters)}``."""
     results = {}
     original = train_step.apply_gradients
-    for index, (port, changes) in enumerate(zip(ports, cases, strict=True)):
+    for index, changes in enumerate(cases):
         args = trainer.trainer_args(model, **changes)
-        actor, _ = start_actor(args, rank, world_size, port)
+        actor, _ = start_actor(args, rank, world_size, trainer.meeting_port(rank, f"{out}.{index}"))
         if args.use_lora:
             randomise_lora(actor)
         captured: dict[str, Tensor] = {}
@@ -65,7 +63,7 @@ def gradients_of_cases(
 
         adapters = full_parameters(actor) if args.use_lora else {}
         train_step.apply_gradients = capture
-        metrics = actor.train(0, trainer.shards(args, trainer.train_data(), world_size)[rank])
+        metrics = actor.train(0, trainer.shards(args, gradient_cases.data_of(args), world_size)[rank])
         train_step.apply_gradients = original
         results[index] = (metrics, captured, adapters)
         actor.shutdown()
@@ -73,9 +71,7 @@ def gradients_of_cases(
         torch.save(results, out)
 
 
-def gradients_of_models(
-    rank: int, world_size: int, work: list[tuple[list[int], list[dict[str, Any]], str, str]]
-) -> None:
+def gradients_of_models(rank: int, world_size: int, work: list[tuple[list[dict[str, Any]], str, str]]) -> None:
     """Do `gradients_of_cases` for one model after the other."""
     for arguments in work:
         gradients_of_cases(rank, world_size, *arguments)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.gradient_cases import CASES, check
 
@@ -19,10 +18,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path, t
     models = {False: (tiny_random_model, list(CASES.values())), True: (tiny_random_tied_model, [CASES["packed"]])}
     found = {}
     for ranks in (1, 2):
-        work = [
-            ([find_available_port() for _ in cases], cases, str(model), str(out / f"{tied}-{ranks}.pt"))
-            for tied, (model, cases) in models.items()
-        ]
+        work = [(cases, str(model), str(out / f"{tied}-{ranks}.pt")) for tied, (model, cases) in models.items()]
         trainer.on_ranks(ranks, trainer_ranks.gradients_of_models, work)
         found |= {(tied, ranks): torch.load(out / f"{tied}-{ranks}.pt", weights_only=False) for tied in models}
     return found

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from slime.utils.http_utils import find_available_port
 from tests.helpers import megatron_ranks, trainer
 
 KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "adam_eps": 1e-4, "save_keep": 0}
@@ -38,9 +37,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_tied_model: P
     found: dict[str, Any] = {}
     for ranks, names in ((2, list(runs)[:4]), (1, ["tp 1"])):
         file = folder / f"{ranks}.pt"
-        ports = [find_available_port() for _ in names]
         plans = [runs[name] for name in names]
-        trainer.on_ranks(ranks, megatron_ranks.run_actors, ports, plans, str(tiny_random_tied_model), str(file))
+        trainer.on_ranks(ranks, megatron_ranks.run_actors, plans, str(tiny_random_tied_model), str(file))
         found |= dict(zip(names, torch.load(file, weights_only=False), strict=True))
     return folder, found
 

@@ -1,0 +1,45 @@
+"""Every loss on every back end that does not refuse it, full and LoRA, has the loss and the gradients of float64.
+
+The pairs are those of the table in instructions/backends.md, which a unit test holds against them. PPO is in test_ppo_trainer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers import megatron_ranks, pairs, trainer, trainer_ranks
+from tests.helpers.gradient_cases import LOSSES, check_case
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path) -> dict[tuple[str, str], list[Any]]:
+    """What a step gives by loss and column: on one rank, and for Megatron also on two that split every layer."""
+    folder, model = tmp_path_factory.mktemp("pairs"), str(tiny_random_model)
+    names, changes = list(LOSSES), list(LOSSES.values())
+    found: dict[tuple[str, str], list[Any]] = {}
+
+    file = str(folder / "fsdp.pt")
+    cases = [change | {"use_lora": lora} for lora in (False, True) for change in changes]
+    trainer.on_ranks(1, trainer_ranks.gradients_of_cases, cases, model, file)
+    results = torch.load(file, weights_only=False)
+    for number, key in enumerate((name, column) for column in ("FSDP2, full", "FSDP2, LoRA") for name in names):
+        found[key] = [results[number]]
+    for ranks in (1, 2):
+        file = str(folder / f"megatron-{ranks}.pt")
+        trainer.on_ranks(ranks, megatron_ranks.gradients_of_losses, changes, model, file)
+        for name, result in zip(names, torch.load(file, weights_only=False), strict=True):
+            found.setdefault((name, "Megatron, full"), []).append(result)
+    return found
+
+
+@pytest.mark.parametrize(("loss", "column"), pairs.TRAINED)
+def test_a_pair_has_the_gradients_of_float64(outcomes, tiny_random_model: Path, loss: str, column: str) -> None:
+    args = trainer.trainer_args(tiny_random_model, **LOSSES[loss], use_lora="LoRA" in column)
+    results = outcomes[loss, column]
+    assert results
+    for outcome in results:
+        check_case(args, outcome)
