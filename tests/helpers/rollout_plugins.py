@@ -44,6 +44,11 @@ async def nothing_for_odd(args: Namespace, sample: Sample, sampling_params: dict
     return [] if (sample.index or 0) % 2 else [done]
 
 
+async def nothing(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    """Return no sample at all."""
+    return []
+
+
 async def always_aborted(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Give up on the first try of a prompt, and answer on the second."""
     if args.seen.setdefault(sample.index, 0):

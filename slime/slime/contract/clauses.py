@@ -177,6 +177,10 @@ KINDS: dict[str, Kind] = {
             SYNCHRONOUS,
             RUNS,
             "returns a dict with tokens, response_lengths, rewards and loss_masks, one entry per sample, masks as long as responses",
+            "gives every response a token before it: the last of its prompt",
+            "gives finite rewards",
+            "gives rollout_log_probs and teacher_*, where they are there, an entry per sample as long as its response; the first for all or none",
+            "gives nothing that no back end trains on: multimodal_train_inputs, rollout_routed_experts, rollout_top_p_token_ids",
         ),
     ),
     "data_postprocess": Kind(

@@ -11,7 +11,6 @@ from slime.contract.clauses import require, running
 from slime.contract.rollout_side import is_number
 from slime.contract.signature import check_call, check_synchronous
 from slime.contract.surroundings import Surroundings
-from slime.exceptions import PluginError
 
 Plugin = Callable[..., Any]
 
@@ -60,7 +59,7 @@ def check_reward_post_process(plugin: Plugin, surroundings: Surroundings) -> Non
 
 def check_convert(plugin: Plugin, surroundings: Surroundings) -> None:
     """Check what replaces the conversion to training data."""
-    from slime.rollout.custom_conversion import convert_with
+    from slime.rollout.custom_conversion import ConversionError, convert_with
 
     check_call(plugin, "convert-1", 2)
     check_synchronous(plugin, "convert-2")
@@ -69,8 +68,8 @@ def check_convert(plugin: Plugin, surroundings: Surroundings) -> None:
         with running("convert-3"):
             data = plugin(surroundings.args, samples)
         convert_with(lambda *_: data, surroundings.args, samples)
-    except PluginError as error:
-        require(False, "convert-4", str(error).partition(": ")[2] or str(error))
+    except ConversionError as error:
+        require(False, error.clause, error.detail)
 
 
 def check_data_postprocess(plugin: Plugin, surroundings: Surroundings) -> None:

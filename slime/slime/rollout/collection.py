@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime.rollout.base_types import RolloutFnTrainOutput
+from slime.rollout.drop_streak import EMPTY, DropStreak
 from slime.rollout.filter_hub.base_types import call_dynamic_filter
 from slime.rollout.metrics import flatten
 from slime.utils.misc import load_function
@@ -31,14 +32,18 @@ class Collection:
         self.spare: list[tuple[Group, str]] = []
         self._finished: list[Group] = []
         self._dropped: Counter[str] = Counter()
+        self._streak = DropStreak(args)
 
     def add(self, group: Group) -> bool:
         """Take a finished group; False when it is not trained on, at least for now.
 
         One without samples, from a generate function that returned empty lists, is dropped as ``empty`` and shown to no filter.
+
+        Raises:
+            PluginError: when that goes on, see `slime.rollout.drop_streak`.
         """
         if not flatten(group):
-            self._dropped["empty"] += 1
+            self._drop(EMPTY)
             return False
         verdict = call_dynamic_filter(self._filter, self._args, group)
         self._finished.append(group)
@@ -48,8 +53,14 @@ class Collection:
         elif verdict.keep_when_insufficient:
             self.spare.append((group, reason))
         else:
-            self._dropped[reason] += 1
+            self._drop(reason)
+            return False
+        self._streak.end()
         return verdict.keep
+
+    def _drop(self, reason: str) -> None:
+        self._dropped[reason] += 1
+        self._streak.add(reason, len(self.kept))
 
     def fill_up(self, wanted: int) -> int:
         """Keep spare groups, oldest first, until ``wanted`` are kept; return how many that took."""

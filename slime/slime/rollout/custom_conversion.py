@@ -1,7 +1,8 @@
 """Training data made by a plugin: ``fn(args, samples) -> dict of lists``, in place of :func:`slime.rollout.train_data.convert`.
 
-Guarantee: what goes on to the trainer has ``tokens``, ``response_lengths``, ``rewards`` and ``loss_masks``, one entry per
-sample and masks as long as the responses, and ``total_lengths``; anything else is an error that names the key.
+Guarantee: what goes on to the trainer has passed the checks of the core's own conversion; anything else is an error that
+names the clause of the contract, the entry and the key. Arrays and tuples of one entry per sample become lists, and
+``total_lengths`` is added.
 """
 
 from __future__ import annotations
@@ -11,9 +12,36 @@ from collections.abc import Callable
 from typing import Any
 
 from slime.exceptions import PluginError
+from slime.rollout.train_data import plain_list
+from slime.rollout.train_data_checks import (
+    COMPLETE_KEYS,
+    SPARSE_KEYS,
+    TrainDataError,
+    check_response,
+    check_rewards,
+    check_token_lists,
+    refuse_unsupported,
+)
 from slime.utils.types import Sample
 
 REQUIRED_KEYS = ("tokens", "response_lengths", "rewards", "loss_masks")
+
+
+class ConversionError(PluginError):
+    """A conversion function breaks a clause.
+
+    Attributes:
+        clause: its id, such as ``convert-4``.
+        detail: what was found.
+    """
+
+    def __init__(self, clause: str, where: str, detail: str) -> None:
+        super().__init__(f"clause {clause}: {where}: {detail}")
+        self.clause, self.where, self.detail = clause, where, detail
+
+    def __reduce__(self):
+        """Make the error picklable, so that it crosses a Ray call."""
+        return type(self), (self.clause, self.where, self.detail)
 
 
 def convert_with(
@@ -22,24 +50,46 @@ def convert_with(
     """Return the training data that ``function`` makes of ``samples``, checked, with ``total_lengths``.
 
     Raises:
-        PluginError: naming what is missing or does not fit.
+        ConversionError: naming what is missing or does not fit.
     """
-    where = f"conversion function {getattr(function, '__name__', repr(function))}"
     data = function(args, samples)
+    try:
+        return checked(data)
+    except TrainDataError as error:
+        where = f"conversion function {getattr(function, '__name__', repr(function))}"
+        raise ConversionError(error.clause, where, str(error)) from error
+
+
+def checked(data: Any) -> dict[str, Any]:
+    """Return ``data`` as plain lists, with ``total_lengths``; raises TrainDataError."""
     if not isinstance(data, dict):
-        raise PluginError(f"{where} must return a dict of lists, not {type(data).__name__}")
+        raise TrainDataError("convert-4", f"it must return a dict of lists, not {type(data).__name__}")
     missing = [key for key in REQUIRED_KEYS if key not in data]
     if missing:
-        raise PluginError(f"{where} returned no {', '.join(missing)}; it has {', '.join(sorted(data)) or 'no keys'}")
+        has = ", ".join(sorted(data)) or "no keys"
+        raise TrainDataError("convert-4", f"it returned no {', '.join(missing)}; it has {has}")
     count = len(data["tokens"])
+    if not count:
+        raise TrainDataError("convert-4", "it returned no samples to train on")
     uneven = {key: len(data[key]) for key in REQUIRED_KEYS if len(data[key]) != count}
     if uneven:
-        raise PluginError(f"{where} returned {count} tokens entries and {uneven}")
-    for index, (tokens, length, mask) in enumerate(
-        zip(data["tokens"], data["response_lengths"], data["loss_masks"], strict=True)
+        raise TrainDataError("convert-4", f"it returned {count} tokens entries and {uneven}")
+    data = {key: _as_list(values, count) for key, values in data.items()}
+    per_token = [key for key in ("tokens", "loss_masks", *COMPLETE_KEYS, *SPARSE_KEYS) if data.get(key) is not None]
+    data |= {key: [plain_list(values) for values in data[key]] for key in per_token}
+    names = [f"entry {index}" for index in range(count)]
+    refuse_unsupported("the batch", data)
+    for name, tokens, length, mask in zip(
+        names, data["tokens"], data["response_lengths"], data["loss_masks"], strict=True
     ):
-        if not 0 <= length <= len(tokens) or len(mask) != length:
-            raise PluginError(
-                f"{where}: entry {index} has {len(tokens)} tokens, response_lengths {length} and {len(mask)} loss_masks entries"
-            )
+        check_response(name, tokens, length, mask)
+    check_rewards(names, data["rewards"])
+    check_token_lists(names, data, data["response_lengths"])
     return {**data, "total_lengths": [len(tokens) for tokens in data["tokens"]]}
+
+
+def _as_list(values: Any, count: int) -> Any:
+    """A list of what has one entry per sample in another container; everything else as it is."""
+    if hasattr(values, "tolist") and getattr(values, "ndim", 0) and len(values) == count:
+        return values.tolist()
+    return list(values) if isinstance(values, tuple) and len(values) == count else values

@@ -21,22 +21,21 @@ from typing import Any
 
 from slime.rollout.rewards import post_process_rewards
 from slime.rollout.step_wise import step_fields
+from slime.rollout.train_data_checks import (
+    COMPLETE_KEYS,
+    SPARSE_KEYS,
+    check_response,
+    check_rewards,
+    check_token_lists,
+    refuse_unsupported,
+)
 from slime.rollout.trajectories import mask_sums, rollout_ids
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
 
-# Optional keys, and the attribute of Sample each is read from. All samples with a response have it, or none.
-_COMPLETE_KEYS = {"rollout_log_probs": "rollout_log_probs"}
-# Optional keys that a sample may lack: None there means that the term is zero for it.
-_SPARSE_KEYS = {
-    "teacher_log_probs": "teacher_log_probs",
-    "teacher_topk_log_probs": "teacher_topk_log_probs",
-    "teacher_topk_indices": "teacher_topk_indices",
-    "rollout_topk_log_probs": "rollout_topk_log_probs",
-    "metadata": "train_metadata",
-}
-_UNSUPPORTED = ("multimodal_train_inputs", "rollout_routed_experts", "rollout_top_p_token_ids")
+# Optional keys that a sample may lack, and the attribute of Sample each is read from.
+_SPARSE_ATTRIBUTES = {**{key: key for key in SPARSE_KEYS}, "metadata": "train_metadata"}
 
 TrainData = dict[str, Any]
 
@@ -68,8 +67,8 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
     }
     if args.advantage_estimator == "step_wise":
         data |= step_fields(args, samples, masks)
-    for key, attribute in _COMPLETE_KEYS.items():
-        values = [plain_list(getattr(sample, attribute, None)) for sample in samples]
+    for key in COMPLETE_KEYS:
+        values = [plain_list(getattr(sample, key, None)) for sample in samples]
         answered = [
             (sample.index, value) for sample, value in zip(samples, values, strict=True) if sample.response_length
         ]
@@ -77,32 +76,25 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
         if all(value is None for value in values) or (missing and len(missing) == len(answered)):
             continue
         if missing:
-            raise ValueError(f"{attribute} is missing on samples {missing} and present on the others")
+            raise ValueError(f"{key} is missing on samples {missing} and present on the others")
         data[key] = [[] if value is None else value for value in values]
-    for key, attribute in _SPARSE_KEYS.items():
+    for key, attribute in _SPARSE_ATTRIBUTES.items():
         values = [getattr(sample, attribute, None) for sample in samples]
         if any(value is not None for value in values):
             data[key] = [value if isinstance(value, dict) else plain_list(value) for value in values]
-    for key in ("rollout_log_probs", *_SPARSE_KEYS):
-        if key != "metadata":
-            _check_lengths(samples, key, data.get(key))
+    names = [f"sample {sample.index}" for sample in samples]
+    check_rewards(names, rewards)
+    check_token_lists(names, data, data["response_lengths"])
     if any("round_number" in sample.metadata for sample in samples):
         data["round_number"] = [sample.metadata.get("round_number") for sample in samples]
     return data
 
 
 def _checked_mask(sample: Sample) -> list[int]:
-    where = f"sample {sample.index}"
-    if not 0 <= sample.response_length <= len(sample.tokens):
-        raise ValueError(f"{where}: response_length {sample.response_length} does not fit {len(sample.tokens)} tokens")
-    if sample.response_length == len(sample.tokens):
-        raise ValueError(f"{where}: {len(sample.tokens)} tokens and no prompt: a response needs a token before it")
-    for attribute in _UNSUPPORTED:
-        if getattr(sample, attribute, None) is not None:
-            raise ValueError(f"{where}: {attribute} is not supported by the training back end")
+    name = f"sample {sample.index}"
+    refuse_unsupported(name, vars(sample))
     mask = [1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask)
-    if len(mask) != sample.response_length:
-        raise ValueError(f"{where}: loss_mask has {len(mask)} entries, the response {sample.response_length} tokens")
+    check_response(name, sample.tokens, sample.response_length, mask)
     return [0] * len(mask) if sample.remove_sample else mask
 
 
@@ -115,13 +107,6 @@ def plain_list(value: Any) -> list[Any] | None:
     if value is None:
         return None
     return value.tolist() if hasattr(value, "tolist") else list(value)
-
-
-def _check_lengths(samples: Sequence[Sample], key: str, values: list[Any] | None) -> None:
-    for sample, value in zip(samples, values or [], strict=bool(values)):
-        if value is not None and len(value) != sample.response_length:
-            message = f"sample {sample.index}: {key} has {len(value)} entries, the response"
-            raise ValueError(f"{message} {sample.response_length} tokens")
 
 
 def steps_of(num_samples: int, args: Namespace) -> list[range]:

@@ -93,6 +93,23 @@ def convert_4(args, samples):
     return train_data(samples) | {"loss_masks": [[1] for _ in samples]}
 
 
+def convert_5(args, samples):
+    responses = [one.tokens[-one.response_length :] for one in samples]
+    return train_data(samples) | {"tokens": responses}
+
+
+def convert_6(args, samples):
+    return train_data(samples) | {"rewards": [float("nan") for _ in samples]}
+
+
+def convert_7(args, samples):
+    return train_data(samples) | {"rollout_log_probs": [one.rollout_log_probs[1:] for one in samples]}
+
+
+def convert_8(args, samples):
+    return train_data(samples) | {"multimodal_train_inputs": [{} for _ in samples]}
+
+
 def data_postprocess_1(args, rollout_data):
     return None
 

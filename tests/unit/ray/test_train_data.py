@@ -159,6 +159,7 @@ def test_a_teacher_may_be_missing_on_some_samples() -> None:
         ({"tokens": [3, 4]}, "sample 7: 2 tokens and no prompt: a response needs a token before it"),
         ({"multimodal_train_inputs": {}}, "sample 7: multimodal_train_inputs is not supported"),
         ({"reward": None}, "sample 7 has no reward"),
+        ({"reward": float("inf")}, "sample 7: the reward inf is no finite number"),
     ],
 )
 def test_wrong_lengths_name_the_sample(changes: dict[str, Any], message: str) -> None:

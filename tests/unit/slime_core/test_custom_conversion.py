@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from argparse import Namespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from slime.contract import CLAUSES
 from slime.exceptions import PluginError
-from slime.rollout.custom_conversion import convert_with
+from slime.rollout.custom_conversion import ConversionError, convert_with
 from slime.rollout.train_data import split_by_dp
 from slime.utils.types import Sample
 
@@ -32,18 +36,51 @@ def test_the_lengths_that_shards_need_are_added() -> None:
     [
         ({"loss_masks": None}, "no loss_masks"),
         ({"rewards": [1.0]}, r"2 tokens entries and \{'rewards': 1\}"),
-        ({"loss_masks": [[1, 1], [1, 1]]}, "entry 1 has 2 tokens, response_lengths 1 and 2"),
-        ({"response_lengths": [4, 1], "loss_masks": [[1] * 4, [1]]}, "entry 0 has 3 tokens"),
+        ({"tokens": [], "response_lengths": [], "rewards": [], "loss_masks": []}, "no samples to train on"),
+        ({"loss_masks": [[1, 1], [1, 1]]}, "entry 1: loss_mask has 2 entries, the response 1 tokens"),
+        ({"response_lengths": [4, 1], "loss_masks": [[1] * 4, [1]]}, "entry 0: response_length 4 does not fit 3"),
+        ({"response_lengths": [2, 2], "loss_masks": [[1, 1], [1, 1]]}, "entry 1: 2 tokens and no prompt"),
+        ({"rewards": [float("nan"), 0.0]}, "entry 0: the reward nan is no finite number"),
+        ({"rewards": [0.0, None]}, "entry 1: the reward None is no finite number"),
+        ({"rollout_log_probs": [[-1.0, -1.0]]}, "rollout_log_probs has 1 entries for 2 samples"),
+        ({"rollout_log_probs": [[-1.0, -1.0], None]}, "entry 1: rollout_log_probs is missing"),
+        ({"rollout_log_probs": [[-1.0], [-1.0]]}, "entry 0: rollout_log_probs has 1 entries, the response 2"),
+        ({"teacher_topk_indices": [None, [[1, 2], [1, 2]]]}, "entry 1: teacher_topk_indices has 2 entries"),
+        ({"rollout_routed_experts": [[0], [0]]}, "rollout_routed_experts is not supported"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, Any], says: str) -> None:
+def test_what_does_not_fit_is_named_with_its_clause(changes: dict[str, Any], says: str) -> None:
     data = {key: value for key, value in (GOOD | changes).items() if value is not None}
 
     def my_conversion(args: Namespace, samples: list[Sample]) -> dict[str, Any]:
         return data
 
-    with pytest.raises(PluginError, match=f"my_conversion.*{says}"):
+    with pytest.raises(PluginError, match=f"my_conversion.*{says}") as raised:
         convert_with(my_conversion, Namespace(), [Sample(), Sample()])
+    assert isinstance(raised.value, ConversionError)
+    assert str(raised.value).startswith(f"clause {raised.value.clause}: ")
+    assert raised.value.clause in CLAUSES
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_arrays_become_the_lists_that_are_dealt_to_the_ranks() -> None:
+    data = {
+        "tokens": [np.array([1, 2, 3]), torch.tensor([4, 5])],
+        "response_lengths": np.array([2, 1]),
+        "rewards": torch.tensor([1.0, -1.0]),
+        "loss_masks": ([1, 1], [1]),
+        "rollout_log_probs": [np.array([-0.5, -1.0]), [-2.0]],
+        "teacher_log_probs": (None, [-1.0]),
+        "note": "as it is",
+    }
+    found = convert_with(lambda args, samples: data, Namespace(), [Sample(), Sample()])
+    assert found == {
+        **GOOD,
+        "rollout_log_probs": [[-0.5, -1.0], [-2.0]],
+        "teacher_log_probs": [None, [-1.0]],
+        "note": "as it is",
+        "total_lengths": [3, 2],
+    }
 
 
 def test_a_list_is_no_training_data() -> None:

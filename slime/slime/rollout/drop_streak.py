@@ -1,0 +1,64 @@
+"""Groups that are dropped one after the other: a rollout that gets nowhere says so, and one that cannot get anywhere ends.
+
+A filter may rightly drop many groups, so that it draws warnings only: after `WARN_BATCHES` batches in a row, and at each
+doubling. Groups without samples are an error of the generate function: `MOST_EMPTY_BATCHES` batches of nothing else, but at
+least `MOST_EMPTY` groups, end the rollout.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections import Counter
+
+from slime.exceptions import PluginError
+
+logger = logging.getLogger(__name__)
+
+EMPTY = "empty"
+WARN_BATCHES = 4
+MOST_EMPTY_BATCHES = 16
+MOST_EMPTY = 64
+
+
+class DropStreak:
+    """The groups of one rollout that were dropped since one was kept."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        self._batch = args.rollout_batch_size
+        self._warn_at = WARN_BATCHES * self._batch
+        self._reasons: Counter[str] = Counter()
+
+    def end(self) -> None:
+        """A group was kept, or could be."""
+        self._reasons.clear()
+        self._warn_at = WARN_BATCHES * self._batch
+
+    def add(self, reason: str, kept: int) -> None:
+        """Count a dropped group; ``kept`` are those of the rollout so far.
+
+        Raises:
+            PluginError: when the generate function gives nothing but empty lists.
+        """
+        self._reasons[reason] += 1
+        count = self._reasons.total()
+        if self._reasons[EMPTY] == count >= max(MOST_EMPTY, MOST_EMPTY_BATCHES * self._batch):
+            raise PluginError(
+                f"--custom-generate-function-path {self._args.custom_generate_function_path} returned no sample for {count} "
+                "groups in a row; return at least one, with remove_sample=True where it must not be trained on"
+            )
+        if count >= self._warn_at:
+            self._warn_at *= 2
+            logger.warning("%s", self._advice(count, kept))
+
+    def _advice(self, count: int, kept: int) -> str:
+        reasons = ", ".join(f"{reason} {number}" for reason, number in self._reasons.most_common())
+        filtered = self._reasons.total() - self._reasons[EMPTY]
+        change = (
+            f"loosen --dynamic-sampling-filter-path {self._args.dynamic_sampling_filter_path}, raise --rollout-temperature or "
+            "--n-samples-per-prompt, or take prompts of another difficulty"
+            if filtered
+            else f"look at --custom-generate-function-path {self._args.custom_generate_function_path}"
+        )
+        return f"{count} groups in a row were dropped ({reasons}), {kept} of {self._batch} are kept; {change}"

@@ -1,0 +1,75 @@
+"""What every sample of training data must be, whoever made it: the core's conversion or a plugin's.
+
+Pure. Each function raises :class:`TrainDataError` with the clause of the contract (`slime.contract.clauses`) that a plugin breaks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# One number per response token, or K of them. Of the first all samples with a response have it or none; the others a
+# sample may lack: None there means that the term is zero for it.
+COMPLETE_KEYS = ("rollout_log_probs",)
+SPARSE_KEYS = ("teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices", "rollout_topk_log_probs")
+UNSUPPORTED_KEYS = ("multimodal_train_inputs", "rollout_routed_experts", "rollout_top_p_token_ids")
+
+
+class TrainDataError(ValueError):
+    """Training data that cannot be trained on as they are.
+
+    Attributes:
+        clause: the one that a plugin which made the data breaks.
+    """
+
+    def __init__(self, clause: str, text: str) -> None:
+        super().__init__(text)
+        self.clause = clause
+
+
+def check_response(name: str, tokens: Sequence[int], response_length: int, mask: Sequence[int]) -> None:
+    """Check that the response fits the tokens, has one before it, and has a mask of its length."""
+    if not 0 <= response_length <= len(tokens):
+        raise TrainDataError(
+            "convert-4", f"{name}: response_length {response_length} does not fit {len(tokens)} tokens"
+        )
+    if response_length == len(tokens):
+        raise TrainDataError(
+            "convert-5", f"{name}: {len(tokens)} tokens and no prompt: a response needs a token before it"
+        )
+    if len(mask) != response_length:
+        text = f"{name}: loss_mask has {len(mask)} entries, the response {response_length} tokens"
+        raise TrainDataError("convert-4", text)
+
+
+def check_rewards(names: Sequence[str], rewards: Sequence[Any]) -> None:
+    """Check that every reward is a finite number."""
+    for name, reward in zip(names, rewards, strict=True):
+        if not hasattr(reward, "__float__") or not math.isfinite(float(reward)):
+            raise TrainDataError("convert-6", f"{name}: the reward {reward!r} is no finite number")
+
+
+def check_token_lists(names: Sequence[str], data: Mapping[str, Any], response_lengths: Sequence[int]) -> None:
+    """Check per-token lists: one per sample, as long as the response, and of `COMPLETE_KEYS` all or none."""
+    for key in (*COMPLETE_KEYS, *SPARSE_KEYS):
+        lists = data.get(key)
+        if lists is None:
+            continue
+        if len(lists) != len(names):
+            raise TrainDataError("convert-7", f"{key} has {len(lists)} entries for {len(names)} samples")
+        for name, values, length in zip(names, lists, response_lengths, strict=True):
+            if values is None and (key in SPARSE_KEYS or not length):
+                continue
+            if values is None:
+                raise TrainDataError("convert-7", f"{name}: {key} is missing, and other samples have it")
+            if len(values) != length:
+                text = f"{name}: {key} has {len(values)} entries, the response {length} tokens"
+                raise TrainDataError("convert-7", text)
+
+
+def refuse_unsupported(name: str, fields: Mapping[str, Any]) -> None:
+    """Refuse values that no back end trains on."""
+    for key in UNSUPPORTED_KEYS:
+        if fields.get(key) is not None:
+            raise TrainDataError("convert-8", f"{name}: {key} is not supported by the training back end")
