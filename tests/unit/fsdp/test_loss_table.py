@@ -20,7 +20,9 @@ CRITIC = "ppo"
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
     model = config_only(tmp_path / "model")
-    return f"--hf-checkpoint {model} --rollout-batch-size 16 --num-rollout 2 --device cpu --run-dir {tmp_path}/r".split()
+    return (
+        f"--hf-checkpoint {model} --rollout-batch-size 16 --num-rollout 2 --device cpu --run-dir {tmp_path}/r".split()
+    )
 
 
 def table(repository: Path) -> dict[tuple[str, str], str]:
