@@ -1,4 +1,4 @@
-"""The trainer on CUDA: the same gradients as the float64 reference, packed, padded, with LoRA and with a custom loss."""
+"""The trainer on CUDA: the gradients of the float64 reference for every case of the CPU tests, bfloat16 attention, offloading."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.helpers import trainer, trainer_ranks
-from tests.helpers.gradient_cases import CASES, check
+from tests.helpers.gradient_cases import CASES, check, check_case
 
 TOLERANCE = 1e-4
+BFLOAT16_TOLERANCE = 5e-2
 
 
 def ranks_to_try() -> list[int]:
@@ -25,3 +26,38 @@ def test_gradients_equal_the_reference(tmp_path: Path, tiny_random_model: Path, 
         trainer.on_ranks(ranks, trainer_ranks.gradients_of_cases, [case], str(tiny_random_model), str(file))
         outcome = torch.load(file, weights_only=False, map_location="cpu")[0]
         check(tiny_random_model, name, outcome, TOLERANCE)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+def test_bfloat16_is_near_the_reference(tmp_path: Path, tiny_random_model: Path, attention: str, packed: bool) -> None:
+    """Samples of a pack do not see each other with either kernel, and rounding is all that differs."""
+    if attention == "flash_attention_2":
+        pytest.importorskip("flash_attn", reason="needs the flash-attn package")
+    case = {"train_dtype": "bfloat16", "attn_implementation": attention, "pack_sequences": packed, "device": "cuda"}
+    for changes in (case, case | {"use_lora": True}):
+        for ranks in ranks_to_try():
+            file = tmp_path / f"{ranks}-{len(changes)}.pt"
+            arguments = ([changes], str(tiny_random_model), str(file))
+            trainer.on_ranks(ranks, trainer_ranks.gradients_of_cases, *arguments)
+            outcome = torch.load(file, weights_only=False, map_location="cpu")[0]
+            check_case(trainer.trainer_args(tiny_random_model, **changes), outcome, BFLOAT16_TOLERANCE)
+
+
+def test_what_is_offloaded_lives_in_host_memory(tmp_path: Path, tiny_random_model: Path) -> None:
+    """Parameters, gradients and moments are on the CPU, and the steps are those of a model that stays on the GPU."""
+    outcomes = []
+    for offload in (False, True):
+        args = trainer.trainer_args(tiny_random_model, device="cuda", fsdp_cpu_offload=offload)
+        actor, _ = trainer_ranks.start_actor(args, 0, 1, trainer.meeting_port(0, str(tmp_path / str(offload))))
+        try:
+            for step in range(2):
+                actor.train(step, trainer.shards(args, trainer.train_data(seed=step), 1)[0])
+            kept = "cpu" if offload else "cuda"
+            assert {parameter.device.type for parameter in actor.policy.parameters()} == {kept}
+            assert {state["exp_avg"].device.type for state in actor.optimizer.state.values()} == {kept}
+            outcomes.append(trainer_ranks.full_parameters(actor))
+        finally:
+            actor.shutdown()
+    for name, value in outcomes[0].items():
+        torch.testing.assert_close(outcomes[1][name], value, atol=1e-5, rtol=1e-5)

@@ -55,6 +55,8 @@ CASES: dict[str, dict[str, Any]] = {
         "tis_clip_low": 0.1,
         "custom_tis_function_path": "slime.algorithms.losses.rejection.token_rejection",
     },
+    "cpu offload": {"fsdp_cpu_offload": True, "use_rollout_logprobs": True},
+    "cpu offload, lora, kl": {"fsdp_cpu_offload": True, "use_lora": True, "use_kl_loss": True, "kl_loss_coef": 0.1},
     "one micro-batch for two ranks": {"max_tokens_per_gpu": 10_000, "use_rollout_logprobs": True},
 }
 

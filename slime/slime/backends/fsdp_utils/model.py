@@ -147,7 +147,7 @@ def _shard(args: Namespace, model: Any, device: torch.device, trainable: bool, h
     precision = MixedPrecisionPolicy()
     if compute_dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    offload = CPUOffloadPolicy() if args.fsdp_cpu_offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if args.fsdp_cpu_offload else OffloadPolicy()
     for layer in model.hf.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
     if head is not None:

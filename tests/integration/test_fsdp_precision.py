@@ -1,0 +1,58 @@
+"""bfloat16 compute with float32 weights, log probabilities and moments; and offloading that does not change a bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from slime.backends.fsdp_utils.train_step import log_prob_pass
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.utils.http_utils import find_available_port
+from tests.helpers import trainer, trainer_ranks
+from tests.helpers.resume_run import moments
+
+
+def test_bfloat16_gives_float32_log_probabilities_of_its_own_logits(tiny_random_model: Path) -> None:
+    args = trainer.trainer_args(
+        tiny_random_model, train_dtype="bfloat16", micro_batch_size=1, use_dynamic_batch_size=False
+    )
+    shard = RolloutShard(trainer.shards(args, trainer.train_data(), 1)[0])
+    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    try:
+        assert {parameter.dtype for parameter in actor.policy.parameters()} == {torch.float32}
+        found = log_prob_pass(args, actor.policy, shard, actor.device)
+        actor.train(0, trainer.shards(args, trainer.train_data(), 1)[0])
+        assert {value.dtype for value in moments(actor).values()} == {torch.float32}
+    finally:
+        actor.shutdown()
+    model = AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.bfloat16)
+    for tokens, response, values in zip(shard.tokens, shard.fields["response_lengths"], found, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens])).logits[0, -response - 1 : -1]
+        assert logits.dtype == torch.bfloat16
+        table = torch.log_softmax(logits.float() / args.rollout_temperature, dim=-1)
+        theirs = table.gather(1, torch.tensor(tokens)[-response:, None])[:, 0]
+        assert values.dtype == torch.float32
+        torch.testing.assert_close(values, theirs, atol=2e-6, rtol=0)  # bfloat16 would be off by 1e-2
+
+
+@pytest.mark.parametrize("use_lora", [False, True])
+def test_offloading_to_the_cpu_changes_no_bit(tiny_random_model: Path, use_lora: bool) -> None:
+    def outcome(offload: bool) -> tuple[dict[str, Any], ...]:
+        args = trainer.trainer_args(tiny_random_model, fsdp_cpu_offload=offload, use_lora=use_lora)
+        actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+        try:
+            for step in range(2):
+                actor.train(step, trainer.shards(args, trainer.train_data(seed=step), 1)[0])
+            return trainer_ranks.full_parameters(actor), moments(actor)
+        finally:
+            actor.shutdown()
+
+    for held, offloaded in zip(outcome(False), outcome(True), strict=True):
+        assert set(held) == set(offloaded)
+        assert held
+        assert all(torch.equal(value, offloaded[name]) for name, value in held.items())
