@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.machine import REPOSITORY
@@ -143,6 +144,12 @@ class Receiver:
         load_function(load_format)(self.model, named)
         self._live(rest)
 
+    def do_update_weights_from_disk(self, model_path: str, **rest: Any) -> None:
+        """Load a Hugging Face folder."""
+        for file in sorted(Path(model_path).glob("*.safetensors")):
+            self.model.load_weights(load_file(file).items())
+        self._live(rest)
+
     def _live(self, rest: dict[str, Any]) -> None:
         if rest.get("weight_version") is not None:
             self.version = rest["weight_version"]
@@ -152,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
     receiver: Receiver
     lock = threading.Lock()
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def _reply(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"null") or {}

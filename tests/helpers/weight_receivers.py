@@ -23,7 +23,11 @@ SPEC: dict[str, Any] = {
     "layer.1": [[24], "float32"],
     "layer.2": [[900], "float32"],
 }
-TRANSPORTS: dict[str, dict[str, Any]] = {"broadcast": {}}
+TRANSPORTS: dict[str, dict[str, Any]] = {
+    "broadcast": {},
+    "shared": {"update_weight_transport": "shared"},
+    "disk": {"update_weight_transport": "disk"},
+}
 """Flags of each way for whole weights."""
 CPU = torch.device("cpu")
 
@@ -40,7 +44,14 @@ def rank_zero() -> Iterator[None]:
 
 def sync_args(run_dir: Path, **changes: Any) -> Namespace:
     """Arguments of a push in buckets of 2 KiB."""
-    values = {"run_dir": str(run_dir), "device": "cpu", "update_weight_buffer_size": 2048}
+    (run_dir / "config.json").write_text("{}")
+    values = {
+        "run_dir": str(run_dir),
+        "hf_checkpoint": str(run_dir),
+        "train_dtype": "float32",
+        "device": "cpu",
+        "update_weight_buffer_size": 2048,
+    }
     return default_args(**values, distributed_timeout_minutes=1, **changes)
 
 

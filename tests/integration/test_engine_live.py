@@ -118,6 +118,8 @@ def test_a_push_by_each_transport_is_exact(
 ) -> None:
     args = default_args(
         run_dir=str(tmp_path),
+        hf_checkpoint=str(random_models[0]),
+        train_dtype="float32",
         device="cpu",
         update_weight_buffer_size=1 << 15,
         check_weight_update_equal=True,

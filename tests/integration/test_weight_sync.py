@@ -14,7 +14,12 @@ from slime.exceptions import EngineError, WeightsDifferError
 from tests.helpers.weight_receivers import SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
 
 # Which transport, what the engine does, in which call, and how many of those go well before.
-FAULTS = [("broadcast", "die", "update_weights_from_distributed", 1)]
+FAULTS = [
+    ("broadcast", "die", "update_weights_from_distributed", 1),
+    ("shared", "die", "update_weights_from_tensor", 1),
+    ("shared", "refuse", "update_weights_from_tensor", 1),
+    ("disk", "refuse", "update_weights_from_disk", 0),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,3 +118,19 @@ def test_an_engine_that_fails_in_the_middle_ends_the_push_and_the_next_one_makes
         sync.connect(handles([fresh, pair[0]]))
         sync.push(iter(weights(2).items()), "2")
         assert all(holds(receiver, weights(2)) for receiver in (fresh, pair[0]))
+
+
+def test_the_last_two_versions_stay_on_disk_while_the_run_lasts(tmp_path: Path, pair: list[ReceiverProcess]) -> None:
+    folder = tmp_path / "shared-folder"
+    args = sync_args(tmp_path, update_weight_transport="disk", update_weight_disk_dir=str(folder))
+    with connected(args, handles(pair[:1])) as sync:
+        for version in ("1", "2", "10"):
+            sync.push(iter(weights(3).items()), version)
+        assert sorted(path.name for path in folder.iterdir()) == ["weight_v10", "weight_v2"]
+        assert (folder / "weight_v10" / "config.json").exists()
+    assert not list(folder.iterdir())
+    args.update_weight_disk_keep_files = True
+    with connected(args, handles(pair[:1])) as sync:
+        for version in ("1", "2", "3"):
+            sync.push(iter(weights(3).items()), version)
+    assert len(list(folder.iterdir())) == 3

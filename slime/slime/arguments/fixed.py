@@ -52,7 +52,6 @@ FIXED = (
         "--rollout-data-transport", "object-store", "batches travel through Ray's object store", "nixl is not offered"
     ),
     Fixed("--update-weight-mode", "full", "every push sends all weights", "delta updates are not offered"),
-    Fixed("--update-weight-transport", "nccl", "weights are broadcast (gloo on a CPU)", "disk updates are not offered"),
 )
 
 

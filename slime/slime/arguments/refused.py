@@ -15,7 +15,8 @@ _MEGATRON = "is not offered with any back end here; remove it"
 _LATER = "is not implemented yet; remove it"
 _COLOCATE = "belongs to --colocate, which is not implemented yet"
 _BUFFER = "belongs to an external rollout buffer, which is not implemented; use --rollout-function-path"
-_DISK = "belongs to weight updates over a disk, which are not implemented yet; weights are broadcast"
+_DELTA = "is not implemented yet; remove it"
+_DISK = "is not offered: engines read --update-weight-disk-dir themselves; remove it"
 _PROFILE = "is not offered; the traces of --use-pytorch-profiler show memory too"
 _CI = "belongs to another project's CI; the tests here check it instead"
 _ROUTER = "is not needed, there is one router; use --router"
@@ -49,10 +50,8 @@ REFUSED: dict[str, str] = {
     "fetch-trajectory-retry-times": _BUFFER,
     "min-batch-collection-ratio": _BUFFER,
     "rollout-task-type": _BUFFER,
-    "update-weight-disk-dir": _DISK,
-    "update-weight-disk-keep-files": _DISK,
-    "update-weight-delta-encoding": _DISK,
-    "update-weight-delta-checksum": _DISK,
+    "update-weight-delta-encoding": _DELTA,
+    "update-weight-delta-checksum": _DELTA,
     "update-weight-local-checkpoint-dir": _DISK,
     "custom-update-weight-post-write-path": _DISK,
     "record-memory-history": _PROFILE,

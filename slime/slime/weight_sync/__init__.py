@@ -16,7 +16,8 @@ LOADER = "slime.weight_sync.engine_loader.load"
 
 def uses_loader(args: Namespace) -> bool:
     """Whether policy engines have to be started with :data:`LOADER`."""
-    return bool(getattr(args, "check_weight_update_equal", False))
+    shared = getattr(args, "update_weight_transport", "nccl") == "shared"
+    return shared or bool(getattr(args, "check_weight_update_equal", False))
 
 
 class WeightSync(Protocol):

@@ -8,8 +8,12 @@ import torch
 
 from slime.weight_sync import WeightSync
 from slime.weight_sync.broadcast import BroadcastWeightSync
+from slime.weight_sync.disk import DiskWeightSync
+from slime.weight_sync.shared_memory import SharedMemoryWeightSync
+
+TRANSPORTS = {"nccl": BroadcastWeightSync, "shared": SharedMemoryWeightSync, "disk": DiskWeightSync}
 
 
 def make_weight_sync(args: Namespace, *, device: torch.device, address: str) -> WeightSync:
     """Return this trainer rank's transport; ``address`` is where engines reach rank 0."""
-    return BroadcastWeightSync(args, device=device, address=address)
+    return TRANSPORTS[args.update_weight_transport](args, device=device, address=address)

@@ -18,10 +18,14 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slime.weight_sync.buckets import unpack
 from slime.weight_sync.checksums import MODULUS, checksum
-from slime.weight_sync.requests import read_request
+from slime.weight_sync.requests import DATA, read_request
+from slime.weight_sync.segments import Mappings
 
 STORE_SECONDS = 60.0
+MAPPINGS = Mappings()
+"""The trainer's memory in this process, from request to request."""
 
 
 class _Places(TorchDispatchMode):
@@ -73,7 +77,15 @@ def _checksums(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) 
     store.set(f"{request['key']}/{rank}", json.dumps(held))
 
 
-OPERATIONS = {"checksums": _checksums}
+def _load(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Load a bucket; when this returns, its memory may be written to again."""
+    data = tensors[DATA] if DATA in tensors else MAPPINGS.bytes_of(request["source"])
+    model.load_weights(unpack(data, request["names"], request["dtypes"], request["shapes"]))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+OPERATIONS = {"checksums": _checksums, "load": _load}
 
 
 def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:

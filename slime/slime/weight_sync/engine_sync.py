@@ -53,9 +53,9 @@ class EngineWeightSync(ABC):
     def _join(self) -> None:
         """Reach the engines; a call that fails may stay in ``_calls``."""
 
-    @abstractmethod
     def _send(self, bucket: Bucket, **keywords: Any) -> None:
         """Send one bucket; ``keywords`` are ``flush_cache`` and ``weight_version`` of the engine's call."""
+        raise NotImplementedError(f"{type(self).__name__} sends no buckets")
 
     def _sent(self) -> None:
         """Return when the engines have loaded all that was sent."""
@@ -119,23 +119,36 @@ class EngineWeightSync(ABC):
         expected = Checksums()
         if self._check is not None:
             weights = expected.of_all(weights)
+        self._transfer(weights, version)
+        if self._check is not None:
+            self._check.compare(expected, self._call("num_weight_ranks"), self._ask)
+        self._finish()
+        self._call("continue_generation")
+
+    def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        """Pause the engines and give them the weights; an update session is open when this returns."""
         buckets = self._buffer.fill(weights)
         first = next(buckets)
-        mode = self._args.weight_update_mode
-        self._call("pause_generation", mode)
+        self._pause()
         self._call("begin_weight_update")
         for bucket in itertools.chain([first], buckets):
             # The last one sets the version and, where requests are retracted, empties the prefix cache.
             self._send(
                 bucket,
-                flush_cache=bucket.is_last and mode == "retract",
+                flush_cache=bucket.is_last and self._flushes(),
                 weight_version=version if bucket.is_last else None,
             )
         self._sent()
-        if self._check is not None:
-            self._check.compare(expected, self._call("num_weight_ranks"), self._ask)
+
+    def _finish(self) -> None:
+        """Close the update session."""
         self._call("end_weight_update")
-        self._call("continue_generation")
+
+    def _pause(self) -> None:
+        self._call("pause_generation", self._args.weight_update_mode)
+
+    def _flushes(self) -> bool:
+        return self._args.weight_update_mode == "retract"
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
         self._calls = EngineCalls(self._engines, method, *arguments, **keywords)

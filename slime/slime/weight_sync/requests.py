@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 REQUEST = "slime-request"
+DATA = "slime-data"
 
 
 def request_tensor(request: dict[str, Any]) -> Tensor:

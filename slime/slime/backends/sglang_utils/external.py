@@ -15,6 +15,10 @@ import httpx
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import ConfigurationError, EngineError
+from slime.weight_sync import LOADER, uses_loader
+from slime.weight_sync.hosts import this_host
+
+LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +56,12 @@ class ExternalEngine(SGLangEngine):
             raise EngineError(
                 self._explain(f"has no tp_size in /server_info ({error!r}); is it an SGLang server?")
             ) from error
+        if uses_loader(self._args) and LOADER not in (info.get("custom_weight_loader") or []):
+            raise EngineError(
+                self._explain(
+                    f"does not know how this run sends weights; start it with --custom-weight-loader {LOADER}"
+                )
+            )
         logger.info("%s at %s serves %s on %d GPU(s)", self._spec.name, self.url(), info.get("model_path"), self._ranks)
         return self.url()
 
@@ -62,6 +72,10 @@ class ExternalEngine(SGLangEngine):
     def alive(self) -> bool:
         """Whether the server answers."""
         return self.health()
+
+    def host(self) -> str:
+        """Name of this machine, if the server is on it."""
+        return this_host() if httpx.URL(self._address).host in LOCAL_HOSTS else f"the machine of {self._address}"
 
     def num_weight_ranks(self) -> int:
         """How many ranks the server has in the weight update group."""

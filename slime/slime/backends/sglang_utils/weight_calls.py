@@ -123,6 +123,10 @@ class WeightCalls:
             weight_version=weight_version,
         )
 
+    def update_weights_from_disk(self, path: str, flush_cache: bool, weight_version: str) -> None:
+        """Load the Hugging Face folder ``path``, which the server's machine must see."""
+        self._post("/update_weights_from_disk", model_path=path, flush_cache=flush_cache, weight_version=weight_version)
+
     def host(self) -> str:
         """Name of the machine (and container) that the server runs in."""
         return this_host()

@@ -1,0 +1,197 @@
+"""GB/s of every way for weights to reach an engine, beside what copying the same bytes costs on this machine.
+
+`python -m benchmarks.weight_sync [--quick] --json FILE`. The weights are synthetic, in the shapes of Qwen3-0.6B (1.19 GB in
+bfloat16). The receiver is another process behind HTTP (`benchmarks.weight_receiver`) and loads them into its parameters; a push
+is everything from pause to continue. `copy` is ``copy_`` of the same bytes within a process, `two copies` into shared memory
+and out of it by another process, one after the other. Figures are medians; a push and a copy take turns. `engine` is a push to
+a real SGLang with a model of a few KB: what a push costs besides its bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.machine import describe_machine
+from benchmarks.weight_receiver import ReceiverProcess
+from slime.arguments.parser import build_parser
+from slime.utils.http_utils import find_available_port
+from slime.weight_sync.choose import make_weight_sync
+from slime.weight_sync.segments import Mappings, Segment
+
+PATHS: dict[str, dict[str, Any]] = {
+    "broadcast (gloo)": {},
+    "shared memory": {"update_weight_transport": "shared"},
+    "disk": {"update_weight_transport": "disk"},
+}
+SETTINGS = {"device": "cpu", "train_dtype": "bfloat16"}
+GIGA = 1e9
+GOALS = {"shared memory": ("share_of_copy", 0.5), "broadcast (gloo)": ("gb_per_s", 1.0)}
+
+
+def shapes(layers: int, hidden: int, vocabulary: int) -> dict[str, list[int]]:
+    """Tensor shapes of a Qwen3 of 16 query and 8 key heads, a head size of 128, and an inner size of three times ``hidden``."""
+    found = {"model.embed_tokens.weight": [vocabulary, hidden], "model.norm.weight": [hidden]}
+    for layer in range(layers):
+        own = {
+            **{
+                f"self_attn.{name}_proj.weight": [size, hidden]
+                for name, size in (("q", 2048), ("k", 1024), ("v", 1024))
+            },
+            "self_attn.o_proj.weight": [hidden, 2048],
+            **{f"self_attn.{name}_norm.weight": [128] for name in "qk"},
+            **{f"mlp.{name}_proj.weight": [3 * hidden, hidden] for name in ("gate", "up")},
+            "mlp.down_proj.weight": [hidden, 3 * hidden],
+            **{f"{name}_layernorm.weight": [hidden] for name in ("input", "post_attention")},
+        }
+        found |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
+    return found
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """How long ``function`` takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _copy_out(connection: Any, source: dict[str, Any], size: int) -> None:
+    torch.set_num_threads(1)
+    data = Mappings().bytes_of(source)
+    target = torch.zeros(size, dtype=torch.uint8)
+    while connection.recv():
+        connection.send(seconds(lambda: target.copy_(data)))
+
+
+class CopyLimit:
+    """Copies as many bytes as the weights have, within this process and through another."""
+
+    def __init__(self, size: int) -> None:
+        self._source = torch.ones(size, dtype=torch.uint8)
+        self._target = torch.zeros(size, dtype=torch.uint8)
+        self._segment = Segment(size)
+        self._shared = self._segment.data[:size]
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_copy_out, args=(theirs, self._segment.source(size), size))
+        self._process.start()
+        self.within: list[float] = []
+        self.through: list[float] = []
+
+    def measure(self) -> None:
+        """Copy once each way."""
+        self.within.append(seconds(lambda: self._target.copy_(self._source)))
+        start = time.perf_counter()
+        self._shared.copy_(self._source)
+        self._pipe.send(True)
+        self._pipe.recv()
+        self.through.append(time.perf_counter() - start)
+
+    def close(self) -> None:
+        """End the other process."""
+        self._pipe.send(False)
+        self._process.join()
+        self._segment.close()
+
+
+def run_path(name: str, args: Namespace, weights: dict[str, Tensor], limit: CopyLimit, repeats: int) -> dict[str, Any]:
+    """Push the weights by one path; return its figures."""
+    spec = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in weights.items()}
+    size = sum(value.nbytes for value in weights.values())
+    times: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        receiver = ReceiverProcess(args, spec, Path(folder))
+        sync = make_weight_sync(args, device=torch.device("cpu"), address="127.0.0.1")
+        try:
+            sync.connect([receiver.handle])
+            for number in range(repeats + 1):
+                elapsed = seconds(lambda number=number: sync.push(iter(weights.items()), str(number)))
+                if number:  # the first one touches the memory of both sides for the first time
+                    times.append(elapsed)
+                    limit.measure()
+        finally:
+            sync.close()
+            receiver.stop()
+    middle = statistics.median(times)
+    return {
+        "path": name,
+        "seconds": [round(value, 4) for value in times],
+        "gb_per_s": round(size / middle / GIGA, 2),
+        "share_of_copy": round(statistics.median(limit.within) / middle, 3),
+    }
+
+
+def verdicts(paths: list[dict[str, Any]]) -> dict[str, bool]:
+    """Which goals are met."""
+    found = {path["path"]: path for path in paths}
+    return {
+        f"{name}: {figure} >= {goal}": found[name][figure] >= goal
+        for name, (figure, goal) in GOALS.items()
+        if name in found
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_sync", description=__doc__)
+    parser.add_argument("--layers", type=int, default=28, help="layers of the synthetic model (default: %(default)s)")
+    parser.add_argument("--vocabulary", type=int, default=151_936, help="its vocabulary (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=7, help="measured pushes per path (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=list(PATHS), help="these paths only")
+    parser.add_argument("--quick", action="store_true", help="one layer, one push each: checks that it runs")
+    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.layers, arguments.vocabulary, arguments.repeats = 1, 1000, 1
+    torch.set_num_threads(1)
+    weights = {
+        name: torch.randn(shape).to(torch.bfloat16)
+        for name, shape in shapes(arguments.layers, 1024, arguments.vocabulary).items()
+    }
+    size = sum(value.nbytes for value in weights.values())
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{find_available_port()}", rank=0, world_size=1)
+    limit = CopyLimit(size)
+    paths = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text("{}")
+            for name in arguments.only or PATHS:
+                values = (
+                    vars(build_parser().parse_args([]))
+                    | SETTINGS
+                    | {"run_dir": folder, "hf_checkpoint": folder}
+                    | PATHS[name]
+                )
+                paths.append(run_path(name, Namespace(**values), weights, limit, arguments.repeats))
+                print(json.dumps(paths[-1]), flush=True)
+    finally:
+        limit.close()
+        dist.destroy_process_group()
+    document = {
+        "machine": describe_machine(),
+        "bytes": size,
+        "copy_gb_per_s": round(size / statistics.median(limit.within) / GIGA, 2),
+        "two_copies_gb_per_s": round(size / statistics.median(limit.through) / GIGA, 2),
+        "paths": paths,
+        "goals": verdicts(paths),
+    }
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    sys.stdout.write(f"{arguments.json}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Weights through memory that trainer and engine share, when they are on one machine.
+
+Guarantees: two segments take turns, so the trainer fills one while the engines load the other; each byte is copied once by the
+trainer and once by each engine rank; both segments stay mapped from push to push. With ``--share-gpu`` the segments are memory
+of that GPU and the engine gets CUDA IPC handles; otherwise they are host memory, pinned in a trainer on CUDA.
+"""
+
+from __future__ import annotations
+
+import io
+from argparse import Namespace
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.exceptions import ConfigurationError
+from slime.weight_sync import LOADER
+from slime.weight_sync.buckets import Bucket, BucketBuffer
+from slime.weight_sync.engine_calls import EngineCalls
+from slime.weight_sync.engine_sync import EngineWeightSync
+from slime.weight_sync.hosts import this_host
+from slime.weight_sync.requests import DATA, REQUEST, request_tensor, serialized
+from slime.weight_sync.segments import Segment
+
+SLOT_BYTES = 128 << 20
+"""At most so many bytes per bucket: two segments exist, and small ones overlap filling and loading better."""
+
+
+class SharedMemoryWeightSync(EngineWeightSync):
+    """See the module."""
+
+    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+        super().__init__(args, device=device, address=address)
+        self._buffer = BucketBuffer(min(args.update_weight_buffer_size, SLOT_BYTES), device, self._next_slot)
+        self._on_gpu = device.type == "cuda" and bool(args.share_gpu)
+        self._slots: list[Segment | Tensor | None] = [None, None]
+        self._turn = 0
+
+    def _join(self) -> None:
+        here = this_host()
+        for position, host in enumerate(self._call("host")):
+            if host != here:
+                raise ConfigurationError(
+                    f"policy engine {position} is not on the machine of training rank 0; use --update-weight-transport nccl"
+                )
+
+        if self._on_gpu and sum(self._call("num_weight_ranks")) != 1:
+            raise ConfigurationError(
+                "--update-weight-transport shared with --share-gpu is for one engine on one GPU; use nccl"
+            )
+
+    def _next_slot(self, size: int) -> Tensor:
+        """The segment that no engine reads: :meth:`_send` waits for a bucket before it sends the next."""
+        self._turn ^= 1
+        slot = self._slots[self._turn]
+        if slot is None or _bytes(slot).numel() < size:
+            if isinstance(slot, Segment):
+                slot.close()
+            if self._on_gpu:
+                slot = torch.empty(size, dtype=torch.uint8, device=self._device)
+            else:
+                slot = Segment(size, pinned=self._device.type == "cuda")
+            self._slots[self._turn] = slot
+        return _bytes(slot)
+
+    def _send(self, bucket: Bucket, **keywords: Any) -> None:
+        self._sent()
+        request = {
+            "operation": "load",
+            "names": bucket.names,
+            "dtypes": bucket.dtypes,
+            "shapes": bucket.shapes,
+        }
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        slot = self._slots[self._turn]
+        if isinstance(slot, Segment):
+            message = serialized(request | {"source": slot.source(bucket.data.numel())})
+        else:
+            message = _with_ipc_handles(request, bucket.data)
+        self._calls = EngineCalls(self._engines, "update_weights_from_tensor", message, LOADER, **keywords)
+
+    def _leave(self, *, broken: bool) -> None:
+        for slot in self._slots:
+            if isinstance(slot, Segment):
+                slot.close()
+        self._slots = [None, None]
+
+
+def _bytes(slot: Segment | Tensor) -> Tensor:
+    return slot.data if isinstance(slot, Segment) else slot
+
+
+def _with_ipc_handles(request: dict[str, Any], data: Tensor) -> bytes:
+    """The pickle that carries ``request`` and a handle of ``data``, both in memory of a GPU."""
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump([(REQUEST, request_tensor(request).to(data.device)), (DATA, data)])
+    return buffer.getvalue()
