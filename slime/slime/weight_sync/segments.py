@@ -83,9 +83,11 @@ def _map(file: int, size: int, *, write: bool) -> Tensor:
 
 def pin(data: Tensor) -> None:
     """Register host memory with CUDA."""
-    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0))
+    runtime: Any = torch.cuda.cudart()
+    torch.cuda.check_error(runtime.cudaHostRegister(data.data_ptr(), data.numel(), 0))
 
 
 def unpin(data: Tensor) -> None:
     """Undo :func:`pin`."""
-    torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(data.data_ptr()))
+    runtime: Any = torch.cuda.cudart()
+    torch.cuda.check_error(runtime.cudaHostUnregister(data.data_ptr()))
