@@ -14,7 +14,6 @@ The default chunk is a 32nd of the rows, as --log-probs-chunk-size 1024 is of a 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import multiprocessing
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.machine import describe_machine
+from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl, support_log_probs
@@ -53,9 +53,6 @@ DISTILLATION_CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 TEMPERATURE = 0.7
 TIMES_FASTER, TIMES_FASTER_QUICK = 20.0, 5.0
-# glibc: blocks of this size get pages of their own, so that a freed tensor leaves the resident memory at once.
-_MALLOPT_MMAP_THRESHOLD = -3
-_MAPPED_BYTES = 2**18
 
 
 class Inputs:
@@ -155,40 +152,20 @@ def measure(case: Case, inputs: Inputs, repeats: int) -> dict[str, float]:
         for leaf in (inputs.hidden, inputs.weight, inputs.logits):
             leaf.grad = None
         gc.collect()
-        before = _reset_peak(device)
+        before = reset_peak(device)
         start = time.perf_counter()
         value = case()
         value.backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         elapsed = time.perf_counter() - start
-        peak = _peak(device) - before
+        used = peak(device) - before
         loss = float(value.detach())
         del value
         if number:  # the first one warms up
             seconds.append(elapsed)
-            peaks.append(peak)
+            peaks.append(used)
     return {"seconds": min(seconds), "peak_bytes": statistics.median(peaks), "loss": loss}
-
-
-def _reset_peak(device: torch.device) -> int:
-    """Start a new peak and return the bytes in use."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return torch.cuda.memory_allocated(device)
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _peak(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status("VmHWM")
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
 
 
 def build(inputs: Inputs, name: str, chunk: int) -> dict[str, Case]:
@@ -206,7 +183,7 @@ def run_side(name: str, side: str, options: Namespace, for_memory: bool) -> dict
     """
     torch.set_num_threads(options.threads)
     if for_memory:
-        ctypes.CDLL(None).mallopt(_MALLOPT_MMAP_THRESHOLD, _MAPPED_BYTES)
+        give_back_freed_blocks()
     inputs = Inputs(options.rows, options.vocabulary, options.width, 8, options.top, torch.device(options.device))
     return measure(build(inputs, name, options.chunk)[side], inputs, 1 if for_memory else options.repeats)
 
@@ -262,9 +239,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2, help="measured runs per case (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    parser.add_argument(
-        "--quick", action="store_true", help="64 rows, a vocabulary of 8192: checks that it runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="64 rows, a vocabulary of 8192: checks that it runs")
     parser.add_argument("--json", required=True, type=Path, help="where the figures go")
     arguments = parser.parse_args()
     if arguments.quick:

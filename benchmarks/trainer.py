@@ -1,0 +1,177 @@
+"""Speed and memory of a training step: packed, padded, LoRA, whole logits, top-K, and beside TRL's GRPO trainer.
+
+`python -m benchmarks.trainer [--quick] [--trl-python PATH] --json FILE [--device cuda --shape qwen3-0.6b]`. On a CPU the sides of
+a comparison take their steps in turn, so that all see the same machine; on CUDA one after the other, because the memory is
+for one. Tokens count without padding. The share of the hardware's peak is against the largest matrix product measured in the
+same run and precision. Batches: `mixed` has lengths like those of conversations, a number is the length of equal samples.
+
+Verdicts: packed is at least 1.5 times as fast as padded with the same samples in each micro-batch (mixed); the peak of a logprob
+pass does not grow with vocabulary times length; our step is at least as fast as TRL's at its fastest micro-batch size.
+TRL lives in an environment of its own: `python -m venv DIR && DIR/bin/python -m pip install -r requirements/peer-trl.txt`,
+then `--trl-python DIR/bin/python`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import losses
+from benchmarks.machine import describe_machine
+from benchmarks.trainer_parts import logprob_pass
+from benchmarks.trainer_parts.samples import mixed_lengths, samples
+from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak, step_flops
+from benchmarks.trainer_parts.sides import TRL, Plan, run_in_turn
+
+PACKED_GOAL, TRL_GOAL = 1.5, 1.0
+LORA_RANK = 16
+# The sides that the verdicts read; the others are for information.
+NEEDED = ("packed", "LoRA, packed", "padded", "whole logits")
+
+
+def lengths_of(batch: str, options: Namespace) -> list[int]:
+    """Lengths of the samples of a batch; equal ones have as many tokens together as --longest times 4."""
+    if batch == "mixed":
+        return mixed_lengths(options.samples, options.longest)
+    return [int(batch)] * max(2, options.longest * 4 // int(batch))
+
+
+def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) -> list[Plan]:
+    """The sides: ours in its variants, and TRL with several micro-batch sizes where it is installed."""
+    flags = {
+        "hf_checkpoint": str(model),
+        "device": options.device,
+        "train_dtype": "bfloat16" if options.device == "cuda" else "float32",
+        "use_dynamic_batch_size": True,
+        "max_tokens_per_gpu": options.cap,
+    }
+    lora = {"use_lora": True, "lora_rank": LORA_RANK}
+    variants: dict[str, tuple[list[str], dict[str, Any]]] = {
+        "packed": (list(files), {}),
+        "LoRA, packed": (list(files), lora),
+        "padded": (["mixed"], {"pack_sequences": False}),
+        "one sample at a time": (["mixed"], {"use_dynamic_batch_size": False, "micro_batch_size": 1}),
+        "whole logits": (["mixed"], {"log_probs_chunk_size": logprob_pass.WHOLE}),
+        "checkpointing": (["mixed"], {"gradient_checkpointing": True}),
+    }
+    chosen = [name for name in variants if not options.quick or name in NEEDED]
+    found = [Plan(name, variants[name][0], {"flags": flags | variants[name][1], "batches": files}) for name in chosen]
+    if options.trl_python:
+        for size in options.trl_micro_batches:
+            given = {"model": str(model), "device": options.device, "micro_batch": size, "folder": str(folder / "trl")}
+            found.append(
+                Plan(f"TRL, {size} at a time", ["mixed"], {**given, "batch": files["mixed"]}, TRL, options.trl_python)
+            )
+    return found
+
+
+def steps(options: Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Measure every side on its batches; return a row for each."""
+    shape = SHAPES[options.shape]
+    model = build(shape, folder / "model")
+    files, data = {}, {}
+    for batch in ("mixed", *map(str, options.lengths)):
+        data[batch] = samples(lengths_of(batch, options), min(shape.vocab_size, 2**15))
+        files[batch] = str(folder / f"{batch}.json")
+        Path(files[batch]).write_text(json.dumps(data[batch]))
+    chosen = plans(options, model, files, folder)
+    groups = [chosen] if options.device == "cpu" else [[plan] for plan in chosen]
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    fastest = matmul_peak(torch.device(options.device), dtype)
+    rows = []
+    for group in groups:
+        for side, batches in run_in_turn(group, folder, options.rounds).items():
+            for batch, figures in batches.items():
+                tokens, responses = data[batch]["total_lengths"], data[batch]["response_lengths"]
+                rank = LORA_RANK if side.startswith("LoRA") else 0
+                rate = step_flops(shape, tokens, responses, lora_rank=rank) / figures["seconds"]
+                row = {"side": side, "batch": batch, "tokens": sum(tokens), **figures}
+                row["tokens_per_second"] = round(sum(tokens) / figures["seconds"], 1)
+                row["share_of_matmul_peak"] = round(rate / fastest, 3)
+                rows.append(row)
+                print(f"{side:22s} {batch:6s} {row['tokens_per_second']:10.1f} tokens/s"
+                      f" {row['peak_bytes'] / 2**20:9.1f} MiB {row['share_of_matmul_peak']:6.1%}", flush=True)  # fmt: skip
+    return [{"matmul_peak_gflops": round(fastest / 1e9, 1)}, *rows]
+
+
+def verdicts(rows: list[dict[str, Any]], memory: dict[str, Any]) -> dict[str, Any]:
+    """What the figures must be, and whether they are."""
+    speed = {row["side"]: row["tokens_per_second"] for row in rows if row["batch"] == "mixed"}
+    weight = {row["side"]: row["peak_bytes"] for row in rows if row["batch"] == "mixed"}
+    packed = speed["packed"] / speed["padded"]
+    found: dict[str, Any] = {
+        "packed_over_padded": {"ratio": round(packed, 2), "goal": PACKED_GOAL, "met": packed >= PACKED_GOAL},
+        "logprob_pass_memory": {
+            "bytes_per_token_and_entry": memory["bytes_per_token_and_entry"],
+            "goal": logprob_pass.NO_GROWTH,
+            "met": memory["no_growth"],
+        },
+        "lora_over_full": {"ratio": round(speed["LoRA, packed"] / speed["packed"], 2)},
+        "whole_logits_over_chunked": {
+            "speed": round(speed["whole logits"] / speed["packed"], 2),
+            "memory": round(weight["whole logits"] / max(1, weight["packed"]), 2),
+        },
+    }
+    theirs = {side: value for side, value in speed.items() if side.startswith("TRL")}
+    if theirs:
+        best = max(theirs, key=lambda side: theirs[side])
+        ratio = speed["packed"] / theirs[best]
+        found["ours_over_trl"] = {"against": best, "ratio": round(ratio, 2), "goal": TRL_GOAL, "met": ratio >= TRL_GOAL}
+    return found
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trainer", description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="model, random weights (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    parser.add_argument("--samples", type=int, default=24, help="samples of the mixed batch (default: %(default)s)")
+    parser.add_argument("--longest", type=int, default=512, help="tokens of its longest (default: %(default)s)")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[128, 512, 1024], help="of batches of equal samples")
+    parser.add_argument("--cap", type=int, default=1024, help="tokens per micro-batch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="measured steps per side (default: %(default)s)")
+    parser.add_argument(
+        "--pass-tokens", type=int, nargs="+", default=[2048, 32_768], help="lengths of the logprob pass"
+    )
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[8192, 151_936], help="its vocabularies")
+    parser.add_argument("--chunk", type=int, default=1024, help="its --log-probs-chunk-size (default: %(default)s)")
+    parser.add_argument("--trl-python", help="interpreter of an environment with TRL; without it TRL is left out")
+    parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=[1, 4, 8], help="its micro-batch sizes")
+    parser.add_argument("--quick", action="store_true", help="tiny model, few sides, one step: checks that it runs")
+    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    options = parser.parse_args()
+    if options.quick:
+        options.shape, options.samples, options.longest, options.lengths, options.rounds = "tiny", 8, 64, [32], 1
+        options.cap, options.pass_tokens, options.vocabularies, options.chunk = 128, [64, 256], [1024, 4096], 16
+    with tempfile.TemporaryDirectory(prefix="trainer-") as name:
+        machine, *rows = steps(options, Path(name))
+        memory = logprob_pass.measure(
+            SHAPES["tiny"], options.pass_tokens, options.vocabularies,
+            device=options.device, chunk=options.chunk, folder=Path(name),
+        )  # fmt: skip
+    top = Namespace(rows=64 if options.quick else 256, vocabulary=8192 if options.quick else 32_768, width=64,
+                    chunk=8, top=50, repeats=3, threads=1, device=options.device)  # fmt: skip
+    distillation = [losses.compare(case, top) for case in losses.DISTILLATION_CASES]
+    faster = losses.TIMES_FASTER_QUICK if options.quick else losses.TIMES_FASTER
+    of_top_k = losses.verdict(distillation, faster)
+    found = verdicts(rows, memory) | {"gathered_top_k": {**of_top_k, "met": of_top_k["holds"]}}
+    document = {
+        "machine": describe_machine() | machine,
+        "options": {key: value for key, value in vars(options).items() if key not in ("json", "trl_python")},
+        "steps": rows, "logprob_pass": memory, "top_k": distillation, "verdicts": found,
+    }  # fmt: skip
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    return int(any(not verdict.get("met", True) for verdict in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Time and memory of a step in a process that others take turns with: the measured side.
+
+A request is a line of JSON on standard input, ``{"batch": name, "weigh": bool}``; the answer is a line on what was standard
+output when the process began. Everything else that prints goes to standard error. A step runs between two requests, so
+processes that are compared take their steps in turn and share the machine's good and bad moments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
+
+
+class Meter:
+    """Owner of the answers' stream."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._start = 0.0
+        self._bytes: int | None = None
+
+    def wait(self) -> str | None:
+        """Return the name of the next batch, None at the end."""
+        line = sys.stdin.readline()
+        if not line:
+            return None
+        request = json.loads(line)
+        if request["weigh"]:
+            give_back_freed_blocks()
+        self._bytes = reset_peak(self.device) if request["weigh"] else None
+        return request["batch"]
+
+    def begin(self) -> None:
+        """The step starts now."""
+        self._wait_for_device()
+        self._start = time.perf_counter()
+
+    def end(self) -> None:
+        """The step is over: answer with its seconds, or with the peak of memory above what was in use before it."""
+        self._wait_for_device()
+        seconds = time.perf_counter() - self._start
+        self.answer({"seconds": seconds} if self._bytes is None else {"peak_bytes": peak(self.device) - self._bytes})
+
+    def answer(self, value: dict[str, Any]) -> None:
+        """Write ``value`` as one line."""
+        self._answers.write(json.dumps(value) + "\n")
+        self._answers.flush()
+
+    def _wait_for_device(self) -> None:
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,54 @@
+"""Our optimizer step, on request: `python -m benchmarks.trainer_parts.our_step SETTINGS.json`, see the meter beside.
+
+The step is the training actor's, on one rank: forward and backward over all micro-batches, clipping and AdamW. The engine's
+log probabilities are the old policy (``--use-rollout-logprobs``), so no other pass belongs to it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.losses import settings
+from benchmarks.trainer_parts.meter import Meter
+from slime.backends.fsdp_utils.actor import FSDPTrainActor
+from slime.rollout.train_data import split_by_dp
+from slime.utils.http_utils import find_available_port
+
+
+def arguments(given: dict[str, Any]) -> Namespace:
+    """The trainer's arguments for one batch as one step; ``given``: model, device, and flags by attribute."""
+    changes = {"use_rollout_logprobs": True, "num_rollout": 1000, "num_steps_per_rollout": 1, **given}
+    return settings(changes)
+
+
+def main() -> None:
+    """Command line."""
+    given = json.loads(Path(sys.argv[1]).read_text())
+    args = arguments(given["flags"])
+    meter = Meter(torch.device(args.device))
+    shards = {
+        name: split_by_dp(json.loads(Path(file).read_text()), 1, args)[0] for name, file in given["batches"].items()
+    }
+    actor = FSDPTrainActor(1, 0, "127.0.0.1", find_available_port())
+    actor.init(args)
+    meter.answer({"ready": True})
+    rollout = 0
+    while (name := meter.wait()) is not None:
+        actor.prepare(rollout, shards[name])
+        meter.begin()
+        metrics = actor.step(rollout)
+        meter.end()
+        assert metrics is not None
+        assert not metrics["train/skipped_steps"], metrics
+        rollout += 1
+    actor.shutdown()
+
+
+if __name__ == "__main__":
+    main()
