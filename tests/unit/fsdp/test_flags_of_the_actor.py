@@ -1,0 +1,165 @@
+"""From the flags to what a training rank does around its steps: start, passes, checkpoints, pushes. Nothing is trained."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from slime.backends.fsdp_utils.critic import FSDPCriticActor
+from slime.backends.fsdp_utils.train_step import log_prob_pass
+from slime.backends.trainer import actor as module
+from slime.backends.trainer import rank
+from slime.backends.trainer.actor import TrainActor
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.schedule import Schedule
+from slime.weight_sync.broadcast import BroadcastWeightSync
+from tests.helpers.checkpoints import config_only, published
+from tests.helpers.trainer import shards, train_data, trainer_args
+
+
+class Rank(TrainActor):  # pyright: ignore[reportImplicitAbstractClass]
+    """A rank that writes, reads and computes nothing, and remembers what it was asked for."""
+
+    def __init__(self, args: Namespace) -> None:
+        super().__init__(1, 0, "localhost", 1)
+        self.args = args
+        self.asked: list[Any] = []
+        self.schedule = Schedule(args, 8)
+
+    def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
+        return root / str(iteration)
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        self.asked.append(folder.name)
+        earlier = Schedule(trainer_args("", lr=0.5), None)
+        return {"weight_version": 4, "rollout_id": 2, "schedule": earlier.state_dict()}
+
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    def _log_probs(self, data: RolloutShard, *, reference: bool) -> list[torch.Tensor]:
+        self.asked.append("reference" if reference else "policy")
+        return [torch.zeros(length) for length in data.fields["response_lengths"]]
+
+    def _policy_pass(self, data: RolloutShard) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        return self._log_probs(data, reference=False), None
+
+
+Rank.__abstractmethods__ = frozenset()
+
+
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.dist, "barrier", lambda: None)
+    monkeypatch.setattr(rank, "check_same_parameters", lambda args, meta: None)
+    monkeypatch.setattr(rank, "read_meta", lambda folder: {})
+
+
+def test_where_the_weights_come_from(tmp_path: Path) -> None:
+    start, reference = config_only(tmp_path / "start"), config_only(tmp_path / "reference")
+    args = trainer_args("base", load=None, ref_load=None)
+    assert Rank(args)._start_weights() == "base"
+    args.ref_load = str(reference)
+    assert Rank(args)._start_weights() == str(reference)
+    args.load = str(start)
+    assert Rank(args)._start_weights() == str(start)
+
+
+def test_the_first_rollout_and_the_schedule_after_a_checkpoint(tmp_path: Path, one_rank: None) -> None:
+    published(tmp_path / "save", 3)
+    at = {"save": str(tmp_path / "save"), "lr": 2.0}
+    assert Rank(trainer_args("", **at))._load_checkpoint() == 0
+    assert Rank(trainer_args("", **at, start_rollout_id=7))._load_checkpoint() == 7
+    resumed = Rank(trainer_args("", **at, resume=True))
+    assert (resumed._load_checkpoint(), resumed.asked, resumed.schedule.lr()) == (3, ["iter_0000003"], 2.0)
+    assert Rank(trainer_args("", **at, resume=True, start_rollout_id=9))._load_checkpoint() == 9
+    loaded = Rank(trainer_args("", load=at["save"], lr=2.0, use_checkpoint_lr_scheduler=True))
+    assert (loaded._load_checkpoint(), loaded.asked, loaded.schedule.lr()) == (3, ["iter_0000003"], 0.5)
+
+
+def test_what_a_checkpoint_leaves_behind(tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    published_as, exported = [], []
+    monkeypatch.setattr(module.checkpoint_folder, "publish", lambda *given: published_as.append(given))
+    monkeypatch.setattr(module, "export_hf", lambda weights, source, target, dtype: exported.append((target, dtype)))
+    args = trainer_args("m", save=str(tmp_path), save_keep=5)
+    monkeypatch.setattr(Rank, "_meta", lambda self, rollout_id: {})
+    Rank(args).save(7)
+    assert (published_as, exported) == ([(tmp_path, 8, 5)], [])
+    args.save_hf, args.train_dtype = str(tmp_path / "hf-{rollout_id}"), "bfloat16"
+    Rank(args).save(7)
+    assert exported == [(tmp_path / "hf-7", torch.bfloat16)]
+
+
+def test_the_critics_checkpoints_go_to_their_own_folder(
+    tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr("slime.backends.fsdp_utils.critic.checkpoint.publish", lambda *given: done.append(given))
+    critic = FSDPCriticActor.__new__(FSDPCriticActor)
+    critic.rank = 0
+    critic.args = Namespace(critic_save=str(tmp_path / "critic"), save_keep=2)
+    critic.publish(4)
+    assert done == [(tmp_path / "critic", 5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "passes"),
+    [
+        ({}, ["policy"]),
+        ({"compute_advantages_and_returns": False, "loss_type": "custom_loss"}, []),
+        ({"loss_type": "sft_loss"}, []),
+        ({"use_rollout_logprobs": True}, []),
+        ({"use_kl_loss": True}, ["policy", "reference"]),
+        ({"kl_coef": 0.1, "advantage_estimator": "reinforce_plus_plus"}, ["policy", "reference"]),
+    ],
+)
+def test_the_passes_before_the_steps(flags: dict[str, Any], passes: list[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "compute_advantages", lambda args, fields, total: (fields["log_probs"],) * 2)
+    args = trainer_args("", max_tokens_per_gpu=200, **flags)
+    made = Rank(args)
+    made.prepare(0, shards(args, train_data(3), 1)[0])
+    assert sorted(made.asked) == sorted(passes)
+
+
+def test_the_pass_divides_by_the_temperature_in_chunks() -> None:
+    seen = []
+
+    class Model(torch.nn.Module):
+        def forward(self, batch: Any, **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            seen.append(given)
+            rows = torch.zeros(len(batch.targets))
+            return rows, rows
+
+    args = trainer_args("", max_tokens_per_gpu=200, log_probs_chunk_size=3, rollout_temperature=0.4)
+    model: Any = Model()
+    log_prob_pass(args, model, RolloutShard(shards(args, train_data(2), 1)[0]), torch.device("cpu"))
+    assert seen == [{"temperature": 0.4, "chunk_size": 3}]
+
+
+def test_a_push_has_buckets_of_the_flags_size() -> None:
+    sync = BroadcastWeightSync(
+        Namespace(update_weight_buffer_size=4096), device=torch.device("cpu"), address="127.0.0.1"
+    )
+    weights = [(f"w{number}", torch.zeros(512)) for number in range(5)]  # 2048 bytes each
+    assert [len(bucket.names) for bucket in sync._buffer.fill(weights)] == [2, 2, 1]
+
+
+def test_ranks_wait_for_each_other_as_long_as_the_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(rank.dist, "init_process_group", lambda *_, **options: given.update(options))
+    monkeypatch.setattr(rank.torch, "set_num_threads", lambda count: None)
+    made = Rank(trainer_args("", distributed_timeout_minutes=7))
+    assert made._join() == torch.device("cpu")
+    assert given["timeout"].total_seconds() == 7 * 60
+
+
+def test_the_length_of_the_schedule_is_that_of_the_run() -> None:
+    made = Rank(trainer_args("", num_rollout=5, num_steps_per_rollout=2, lr_decay_style="linear"))
+    made._set_model(None, SimpleNamespace())
+    assert made.schedule.decay_steps == 10
