@@ -130,8 +130,14 @@ def test_engines_are_watched_where_the_flag_wants_it(monkeypatch: pytest.MonkeyP
         use_fault_tolerance=wanted,
         rollout_global_dataset=False,
         data_source_path="slime.rollout.data_source.RolloutDataSource",
+        rollout_function_path="slime.rollout.sft_rollout.generate_rollout",
+        eval_function_path="slime.rollout.sleep_rollout.sleep",
     )
     manager = RolloutManager(args, reserved)
     assert type(manager._data_source).__name__ == "RolloutDataSource"
+    assert (manager._generate.__module__, manager._evaluate.__module__) == (
+        "slime.rollout.sft_rollout",
+        "slime.rollout.sleep_rollout",
+    )
     assert len(threads) == wanted
     assert manager.recover_engines() == wanted

@@ -129,6 +129,16 @@ def test_a_router_port_alone_is_that_of_the_policys_router(
     assert options(started.words)["--port"] == str(address.port)
 
 
+def test_a_router_gives_a_request_the_time_of_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = Started()
+    monkeypatch.setattr(router, "spawn", started)
+    monkeypatch.setattr(router, "_answers", lambda url: True)
+    monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
+    args = arguments(sglang_router_port=None, run_dir=str(tmp_path), sglang_router_request_timeout_secs=77)
+    router.serve_behind_one_address(args, "policy", ["http://127.0.0.1:1", "http://127.0.0.1:2"])
+    assert options(started.words)["--request-timeout-secs"] == "77"
+
+
 def test_a_router_port_alone_is_that_of_the_only_engine() -> None:
     port = find_available_port()
     two = ReservedPlacement(Placement((), (0, 1), (2,)), None, ())

@@ -132,6 +132,10 @@ def test_over_sampling_and_the_end_of_a_run(
         ("--use-pytorch-profiler --profile-step-end 3", "is not after --profile-step-start 10"),
         ("--update-weights-interval 0", "give 1 or more"),
         ("--ray-address auto", "several nodes"),
+        ("--actor-num-nodes 2", "several nodes"),
+        ("--num-gpus-per-node 4", "--actor-num-gpus-per-node 8 is more than a node has (--num-gpus-per-node 4)"),
+        ("--optimizer sgd", "invalid choice: 'sgd'"),
+        ("--colocate", "--colocate is not implemented yet"),
     ],
 )
 def test_flags_of_the_trainer_that_cannot_work(

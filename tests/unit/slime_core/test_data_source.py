@@ -139,6 +139,37 @@ def test_a_prompt_is_rendered_with_the_templates_arguments(args: Namespace, monk
     assert RolloutDataSource(args).get_samples(1)[0][0].prompt == "question 0 False"
 
 
+def test_longer_prompts_than_the_flag_allows_are_left_out(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Words:
+        def __call__(self, texts: list[str], **_: object) -> dict:
+            return {"input_ids": [text.split() for text in texts]}
+
+        def encode(self, text: str, **_: object) -> list[str]:
+            return text.split()
+
+    monkeypatch.setattr("slime.utils.processing_utils.load_tokenizer", lambda _: Words())
+    rows = Path(args.prompt_data).read_text()
+    Path(args.prompt_data).write_text(rows + json.dumps({"q": "a question of five words", "a": "5"}) + "\n")
+    assert len(RolloutDataSource(args)) == 6
+    args.rollout_max_prompt_len = 4
+    assert len(RolloutDataSource(args)) == 5
+    args.rollout_max_prompt_len = 1
+    with pytest.raises(ConfigurationError, match="no prompt fits --rollout-max-prompt-len 1"):
+        RolloutDataSource(args)
+
+
+def test_the_buffer_is_filtered_by_the_flags_function(args: Namespace) -> None:
+    args.buffer_filter_path = f"{__name__}.newest_first"
+    source = RolloutDataSourceWithBuffer(args)
+    source.add_samples(source.get_samples(3))
+    assert prompts(source.get_samples(2)) == ["question 2", "question 1"]
+
+
+def newest_first(args: Namespace, rollout_id: int | None, buffer: list, num_samples: int) -> list:
+    """Take the groups that came last."""
+    return [buffer.pop() for _ in range(min(num_samples, len(buffer)))]
+
+
 def test_a_source_needs_no_length() -> None:
     class Plugin(DataSource):
         def get_samples(self, num_samples: int) -> list:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments import parse_args
-from slime.backends.sglang_utils.server_args import EngineSpec, server_command
+from slime.arguments import build_parser, parse_args
+from slime.arguments.sglang_flags import OWNED, recorded_flags
+from slime.backends.sglang_utils.server_args import EngineSpec, command_line, pass_through, server_command
 from slime.ray.placement import describe_placement
 from tests.helpers.checkpoints import config_only
 
@@ -47,6 +48,23 @@ def command(args: Namespace, role: str = "policy") -> str:
 def test_an_engine_is_started_with_it(base: list[str], words: str) -> None:
     assert f" {ENGINE[words]} " in command(parse_args([*base, *GPU, *words.split()]))
     assert f" {ENGINE[words]} " not in command(parse_args([*base, *GPU]))
+
+
+def test_every_flag_of_the_server_reaches_it() -> None:
+    values = {
+        "int": ["3"],
+        "float": ["0.5"],
+        "str": ["x"],
+        "int+": ["3", "4"],
+        "float+": ["0.5", "1.5"],
+        "str+": ["x", "y"],
+    }
+    flags = {flag: kind for flag, kind in recorded_flags().items() if flag not in OWNED}
+    words = [word for flag, kind in flags.items() for word in (f"--sglang-{flag}", *values.get(kind, []))]
+    given = f" {' '.join(command_line(pass_through(build_parser().parse_args(words), cpu=False)))} "
+    lost = [flag for flag, kind in flags.items() if f" --{' '.join([flag, *values.get(kind, [])])} " not in given]
+    assert len(flags) > 400
+    assert not lost
 
 
 def test_models_seeds_and_sizes_of_engines(base: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""From the flags to the two control loops: how many rollouts, and what comes after the last one."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import train
+import train_async
+
+
+class Loop:
+    """A run that remembers which rollouts were collected and trained, and how it ended."""
+
+    start_rollout_id = 1
+
+    def __init__(self, **flags: Any) -> None:
+        self.args = Namespace(**({"num_rollout": 4, "serve_when_done": False} | flags))
+        self.collected: list[int] = []
+        self.trained: list[int] = []
+        self.served = False
+
+    def generate(self, rollout_id: int) -> int:
+        self.collected.append(rollout_id)
+        return rollout_id
+
+    def wait(self, batch: int) -> int:
+        return batch
+
+    def train(self, rollout_id: int, batch: int) -> None:
+        assert rollout_id == batch
+        self.trained.append(rollout_id)
+
+    def serve_until_stopped(self) -> None:
+        self.served = True
+
+    def evaluate_start(self) -> None:
+        """Not looked at here."""
+
+    def save_if_due(self, rollout_id: int) -> None:
+        """Not looked at here."""
+
+    def evaluate_if_due(self, rollout_id: int) -> None:
+        """Not looked at here."""
+
+
+@pytest.mark.parametrize("program", [train, train_async])
+def test_a_run_has_as_many_rollouts_as_the_flag_says(program: ModuleType) -> None:
+    for count, expected in ((4, [1, 2, 3]), (2, [1]), (1, [])):
+        run: Any = Loop(num_rollout=count)
+        program.train(run)
+        assert (run.collected, run.trained, run.served) == (expected, expected, False)
+
+
+@pytest.mark.parametrize("program", [train, train_async])
+def test_engines_serve_on_where_the_flag_wants_it(program: ModuleType) -> None:
+    run: Any = Loop(serve_when_done=True)
+    program.train(run)
+    assert (run.trained, run.served) == ([1, 2, 3], True)
