@@ -110,6 +110,13 @@ def test_policy_loss_by_hand() -> None:
     assert metrics["train_rollout_logprob_abs_diff"] == pytest.approx(math.log(3))
 
 
+def test_the_clip_is_that_of_the_flags() -> None:
+    assert run("policy_loss", batch(), eps_clip_high=0.5)[0] == pytest.approx(-1.5 + 1.0)
+    less_likely = batch(log_probs=[torch.tensor([-1.0, -1.0]), torch.tensor([-1.0])])
+    assert run("policy_loss", less_likely)[0] == pytest.approx(-1.28 + 0.8)
+    assert run("policy_loss", less_likely, eps_clip=0.4)[0] == pytest.approx(-1.28 + 0.6)
+
+
 def test_terms_of_the_policy_loss_by_hand() -> None:
     assert run("policy_loss", batch(), entropy_coef=0.1)[0] == pytest.approx(-0.28 - 0.15)
     loss, metrics = run("policy_loss", batch(), use_tis=True)

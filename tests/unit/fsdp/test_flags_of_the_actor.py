@@ -16,6 +16,7 @@ from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer import actor as module
 from slime.backends.trainer import rank
 from slime.backends.trainer.actor import TrainActor
+from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.weight_sync.broadcast import BroadcastWeightSync
@@ -140,6 +141,29 @@ def test_the_pass_divides_by_the_temperature_in_chunks() -> None:
     model: Any = Model()
     log_prob_pass(args, model, RolloutShard(shards(args, train_data(2), 1)[0]), torch.device("cpu"))
     assert seen == [{"temperature": 0.4, "chunk_size": 3}]
+
+
+def sum_of_logits(args: Namespace, batch: dict[str, Any], logits: torch.Tensor, reduce: Any) -> Any:
+    """A loss of a method folder."""
+    return logits.sum(), {}
+
+
+def test_the_loss_is_that_of_the_flag() -> None:
+    def model(batch: Any, *, want_logits: bool = False, **_: Any) -> Any:
+        rows = torch.full((len(batch.targets),), -2.0)
+        return torch.ones(1, 3, 4) if want_logits else (rows, rows)
+
+    data = {"tokens": [[1, 2, 3]], "response_lengths": [1], "loss_masks": [[1]], "total_lengths": [3]}
+    data |= {"rewards": [1.0], "rollout_log_probs": [[-2.0]]}
+    found = {}
+    for loss_type in ("policy_loss", "sft_loss", "custom_loss"):
+        path = f"{__name__}.sum_of_logits" if loss_type == "custom_loss" else None
+        args = trainer_args("", loss_type=loss_type, custom_loss_function_path=path)
+        shard = RolloutShard(shards(args, data, 1)[0])
+        shard.set_computed("log_probs", [torch.tensor([-2.0])])
+        shard.set_computed("advantages", [torch.tensor([3.0])])
+        found[loss_type] = float(micro_batch_loss(args, model, shard, [0], torch.device("cpu"))[0])
+    assert found == {"policy_loss": -3.0, "sft_loss": 2.0, "custom_loss": 12.0}
 
 
 def test_a_push_has_buckets_of_the_flags_size() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import train
 import train_async
+
+from slime.ray import run as run_module
+from slime.ray.run import Run
+from tests.helpers.arguments import default_args
 
 
 class Loop:
@@ -59,3 +64,21 @@ def test_engines_serve_on_where_the_flag_wants_it(program: ModuleType) -> None:
     run: Any = Loop(serve_when_done=True)
     program.train(run)
     assert (run.trained, run.served) == ([1, 2, 3], True)
+
+
+def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Manager:
+        """Its methods are called as Ray's, and answer at once."""
+
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=lambda *_: {"rollouts_per_epoch": 5}.get(name, {}))
+
+    monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(run_module, "create_placement", lambda args: None)
+    monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
+    monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
+    run = Run(default_args(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1))
+    monkeypatch.setattr(run.stop, "install", lambda: None)
+    monkeypatch.setattr(run, "wait", lambda answer: answer)
+    run._start()
+    assert run.args.num_rollout == 15

@@ -82,6 +82,12 @@ def test_a_sample_is_the_template_and_its_reply(args: Namespace) -> None:
     assert sample.reward == 0.0
 
 
+@pytest.mark.parametrize("kind", ["qwen", "qwen3_5"])
+def test_the_mask_is_that_of_the_flag(args: Namespace, kind: str) -> None:
+    args.loss_mask_type = kind
+    assert MaskState(args).generator.tokenizer_type == kind
+
+
 def test_what_does_not_fit_says_what_to_change(args: Namespace) -> None:
     args.n_samples_per_prompt = 2
     with pytest.raises(ConfigurationError, match="--n-samples-per-prompt 2 by 1"):
