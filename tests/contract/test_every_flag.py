@@ -1,11 +1,10 @@
-"""Every flag of the contract works or is refused with a line, and every flag that is accepted does something that a test shows."""
+"""Every flag of the contract is in the help or refused with a line, and every accepted one is read; `flag_effects.py` says what it does."""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import functools
-import re
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ READ_BY_PLUGINS = {option.attribute for option in ENVIRONMENTS.options}
 CHECKED_ONLY = {
     "num_gpus_per_node",
     "override_lr_scheduler",
-    "megatron_to_hf_mode",
     "optimizer",
     "rollout_external",
     "critic_num_nodes",
@@ -110,15 +108,6 @@ def test_every_accepted_flag_is_read_by_code(repository: Path) -> None:
     read = attributes_read(repository) | attributes_derived(repository) | READ_BY_PLUGINS | CHECKED_ONLY
     unread = [option.flag for option in OPTIONS if option.attribute not in read]
     assert not unread, f"accepted and read nowhere: {unread}; make them real or refuse them"
-
-
-def test_every_accepted_flag_is_in_a_test(repository: Path) -> None:
-    here = {Path(__file__), Path(__file__).with_name("flag_table.py")}
-    text = "\n".join(path.read_text() for path in (repository / "tests").rglob("*.py") if path not in here)
-    text += "\n".join(path.read_text() for path in (repository / "slime" / "scripts" / "models").glob("*.sh"))
-    words = set(re.findall(r"--[a-z][a-zA-Z0-9_-]*", text)) | set(re.findall(r"\b[a-z][a-z0-9_]*\b", text))
-    untested = [option.flag for option in OPTIONS if not {option.flag, option.attribute} & words]
-    assert not untested, f"no test names {untested}"
 
 
 def test_no_flag_is_both_accepted_and_refused() -> None:

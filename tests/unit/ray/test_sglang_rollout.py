@@ -126,14 +126,14 @@ async def test_hooks_see_each_answer_before_it_is_scored(engine: RolloutEngine, 
 
 
 async def test_a_rollout_is_exactly_the_groups_asked_for(engine: RolloutEngine, args: Namespace) -> None:
-    args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_even"
+    args.dynamic_sampling_filter_path, args.rollout_batch_size = f"{PLUGINS}.keep_even", 3
     prompts = Prompts()
     output, aborted = await sglang_rollout.generate_rollout_async(args, 0, prompts)
-    assert [group[0].index for group in output.samples] == [0, 2]
+    assert [group[0].index for group in output.samples] == [0, 2, 4]
     assert output.metrics is not None
     assert (
         output.metrics["rollout/dynamic_filter/drop_filter"]
-        == prompts.given - 2 - output.metrics["rollout/aborted_groups"]
+        == prompts.given - 3 - output.metrics["rollout/aborted_groups"]
     )
     assert aborted == []
 
