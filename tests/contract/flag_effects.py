@@ -62,6 +62,9 @@ EFFECTS = {
         "sglang-router-request-timeout-secs"
     ),
     f"{RAY}/test_server_command.py::test_a_router_port_alone_is_that_of_the_only_engine": "router",
+    f"{INTEGRATION}/test_weight_sync.py::test_what_differs_after_a_push_is_named_and_requests_are_held": (
+        "check-weight-update-equal"
+    ),
     # Sampling
     f"{SAMPLING}::test_a_flag_is_in_the_request": """rollout-temperature rollout-top-p rollout-top-k
         rollout-max-response-len rollout-stop rollout-stop-token-ids rollout-skip-special-tokens""",

@@ -34,7 +34,9 @@ def rows() -> list[tuple[str, str]]:
 def test_every_accepted_flag_has_one_row_and_no_row_is_left_over() -> None:
     count = Counter(flag for flag, _ in rows())
     assert not [flag for flag, number in count.items() if number > 1]
-    assert set(count) == set(accepted())
+    missing, left_over = sorted(set(accepted()) - set(count)), sorted(set(count) - set(accepted()))
+    assert not missing, f"name in flag_effects.py the test that shows what these flags do: {missing}"
+    assert not left_over, f"flag_effects.py has rows of flags that are not accepted: {left_over}"
 
 
 @pytest.mark.parametrize("node", EFFECTS)
