@@ -65,6 +65,8 @@ EFFECTS = {
     f"{INTEGRATION}/test_weight_sync.py::test_what_differs_after_a_push_is_named_and_requests_are_held": (
         "check-weight-update-equal"
     ),
+    f"{INTEGRATION}/test_weight_sync.py::test_the_last_two_versions_stay_on_disk_while_the_run_lasts": """
+        update-weight-transport update-weight-disk-dir update-weight-disk-keep-files""",
     # Sampling
     f"{SAMPLING}::test_a_flag_is_in_the_request": """rollout-temperature rollout-top-p rollout-top-k
         rollout-max-response-len rollout-stop rollout-stop-token-ids rollout-skip-special-tokens""",
