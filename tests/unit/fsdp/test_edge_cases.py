@@ -22,16 +22,24 @@ from tests.helpers.trainer import trainer_args
 from tests.unit.fsdp.test_policy_losses import CASES, cast, loss_of
 from tests.unit.ray.test_trajectories import arguments, sample, steps
 
-# ppo needs a critic's values: tests/unit/fsdp/test_ppo.py has its cases.
-WITHOUT_TEACHER = [name for name in ESTIMATORS if name not in ("on_policy_distillation", "ppo")]
+BY_REWARD = [name for name in ESTIMATORS if name != "on_policy_distillation"]
+WHITENED = ["reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+LONG = 120_000
+# What the teacher gives each token; the old policy gives 0.
+TEACHER = -0.25
 
 
-def advantages_of(estimator: str, samples: list[Sample]) -> list[list[float]]:
-    """Advantages of ``samples``, from rewards to whitening, as the trainer has them."""
+def advantages_of(estimator: str, samples: list[Sample], value: float = 0.0) -> list[list[float]]:
+    """Advantages of ``samples``, from rewards to whitening, as the trainer has them; a critic gives each token ``value``."""
     white = estimator.startswith("reinforce")
     args = arguments(advantage_estimator=estimator, normalize_advantages=white, global_batch_size=len(samples))
     data = RolloutShard(split_by_dp(convert(args, samples), 1, args)[0])
-    data.fields["log_probs"] = [torch.zeros(length) for length in data.fields["response_lengths"]]
+    lengths = data.fields["response_lengths"]
+    data.fields["log_probs"] = [torch.zeros(length) for length in lengths]
+    if estimator == "ppo":
+        data.fields["values"] = [torch.full((length,), value) for length in lengths]
+    if estimator == "on_policy_distillation":
+        data.fields["teacher_log_probs"] = [torch.full((length,), TEACHER) for length in lengths]
     order = sorted(range(len(samples)), key=lambda n: data.fields["sample_indices"][n])
     found = compute_advantages(args, data.fields)[0]
     return [found[n].tolist() for n in order]
@@ -43,24 +51,31 @@ def with_step(one: Sample) -> Sample:
     return one
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo", "step_wise"])
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo", "step_wise", "ppo"])
 def test_a_group_of_one_keeps_its_reward(estimator: str) -> None:
     samples = [with_step(sample(0, 0, 2, 0.5)), with_step(sample(1, 1, 1, -1.0))]
     assert advantages_of(estimator, samples) == [[0.5, 0.5], [-1.0]]
 
 
-@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("estimator", WHITENED)
 def test_groups_of_one_are_compared_over_the_batch_by_whitening(estimator: str) -> None:
     # tokens 0.5, 0.5 and -1: mean 0, variance 1.5 / 2
     found = advantages_of(estimator, [sample(0, 0, 2, 0.5), sample(1, 1, 1, -1.0)])
     assert found == [[pytest.approx(0.5 / math.sqrt(0.75))] * 2, [pytest.approx(-1 / math.sqrt(0.75))]]
 
 
-@pytest.mark.parametrize("estimator", WITHOUT_TEACHER)
+def test_rewards_have_no_part_in_distillation() -> None:
+    alone = [sample(0, 0, 2, 0.5), sample(1, 1, 1, -1.0)]
+    constant = [sample(0, 0, 2, 1.0), sample(0, 1, 1, 1.0)]
+    for samples in (alone, constant):
+        assert advantages_of("on_policy_distillation", samples) == [[TEACHER, TEACHER], [TEACHER]]
+
+
+@pytest.mark.parametrize("estimator", BY_REWARD)
 @pytest.mark.parametrize("reward", [0.1, 1.0, 0.0])
 def test_constant_rewards_teach_nothing(estimator: str, reward: float) -> None:
     samples = [with_step(sample(0, n, n + 1, reward)) for n in range(3)]
-    for row in advantages_of(estimator, samples):
+    for row in advantages_of(estimator, samples, value=reward):  # a critic that expects it
         assert row == pytest.approx([0.0] * len(row), abs=1e-6)
 
 
@@ -69,7 +84,7 @@ def test_constant_rewards_without_normalisation_are_the_advantage() -> None:
     assert post_process_rewards(args, [sample(0, n, 1, 0.1) for n in range(3)])[1] == [0.1] * 3
 
 
-@pytest.mark.parametrize("estimator", WITHOUT_TEACHER)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_an_empty_response_and_a_masked_sample_go_through_every_estimator(estimator: str) -> None:
     samples = [
         with_step(sample(0, 0, 3, 1.0)),
@@ -80,7 +95,33 @@ def test_an_empty_response_and_a_masked_sample_go_through_every_estimator(estima
     found = advantages_of(estimator, samples)
     assert [len(row) for row in found] == [3, 2, 0, 2]
     assert all(math.isfinite(value) for row in found for value in row)
-    assert found[0][0] > 0 > found[1][0]
+    if estimator in BY_REWARD:
+        assert found[0][0] > 0 > found[1][0]
+    else:
+        assert found == [[TEACHER] * 3, [TEACHER] * 2, [], [TEACHER] * 2]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_batch_of_nothing_but_empty_and_masked_samples_has_finite_advantages(estimator: str) -> None:
+    samples = [with_step(sample(0, 0, 0, 0.0)), with_step(sample(0, 1, 2, 0.0, remove_sample=True))]
+    found = advantages_of(estimator, samples)
+    assert [len(row) for row in found] == [0, 2]
+    assert found[1] == ([TEACHER] * 2 if estimator == "on_policy_distillation" else [0.0, 0.0])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_very_long_sample_has_the_advantages_of_a_short_one(estimator: str) -> None:
+    samples = [with_step(sample(0, 0, LONG, 0.5)), with_step(sample(1, 1, 3, -1.0))]
+    long, short = advantages_of(estimator, samples)
+    high, low = 0.5, -1.0
+    if estimator in WHITENED:
+        mean = (LONG * high + 3 * low) / (LONG + 3)
+        deviation = math.sqrt((LONG * (high - mean) ** 2 + 3 * (low - mean) ** 2) / (LONG + 2))
+        high, low = (high - mean) / deviation, (low - mean) / deviation
+    if estimator == "on_policy_distillation":
+        high = low = TEACHER
+    assert short == pytest.approx([low] * 3, rel=1e-4)
+    assert (min(long), max(long)) == pytest.approx((high, high), rel=1e-3)
 
 
 def nothing(length: int) -> dict[str, Any]:
@@ -124,7 +165,7 @@ def test_a_batch_of_nothing_but_masked_samples_has_loss_zero_and_gradient_zero(l
 
 @pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo"])
 def test_a_very_long_sample_weighs_as_much_as_a_short_one_in_float32(estimator: str) -> None:
-    length = 120_000
+    length = LONG
     args = trainer_args("", advantage_estimator=estimator)
     generator = torch.Generator().manual_seed(0)
 
