@@ -9,13 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slime.algorithms.losses.hybrid_distillation import hybrid_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
 from slime.backends.fsdp_utils.megatron_group import group_of_one
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses
+from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses, get_values
 from slime.utils.ppo_utils import compute_log_probs
 from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case
+from tests.helpers.trainer import trainer_args
 
 
 def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
@@ -28,6 +30,7 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
     group_of_one()
     assert parallel_state.get_tensor_model_parallel_group().size() == 1
     assert tensor_parallel_group() is None
+    hybrid_whole = hybrid_and_values(slice(None))
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=world_size)
     group_of_one()
@@ -73,3 +76,24 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
     loss, _ = topk_distillation_loss(args, case, local, reduce)
     loss.backward()
     torch.testing.assert_close(local.grad.double(), whole.grad[..., columns], atol=1e-5, rtol=1e-5)
+
+    columns_of_whole = [hybrid_whole[0], hybrid_whole[1][..., columns], *hybrid_whole[2:]]
+    for mine, right in zip(hybrid_and_values(columns), columns_of_whole, strict=True):
+        torch.testing.assert_close(mine, right, atol=1e-5, rtol=1e-5)
+
+
+def hybrid_and_values(columns: slice) -> list[torch.Tensor]:
+    """Return the hybrid loss, its gradient to this rank's logits, and a critic's values, which no group splits."""
+    case = vocabulary_case()
+    args = trainer_args("", loss_type="custom_loss", opd_kl_coef=0.5, rollout_temperature=0.7)
+    case["log_probs"] = [-weights.float().abs() for weights in case["weights"]]
+    case["advantages"] = [weights.float() for weights in case["weights"]]
+    case["rollout_topk_log_probs"] = [teacher * 0.9 for teacher in case["teacher_topk_log_probs"]]
+    local = case["logits"][..., columns].float().requires_grad_()
+    reduce = make_reducer(False, case["response_lengths"], case["loss_masks"])
+    loss, _ = hybrid_loss(args, case, local, reduce)
+    loss.backward()
+    layout = {name: case[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
+    _, found = get_values(case["logits"][..., :1].float(), args=args, **layout)
+    assert local.grad is not None
+    return [loss.detach(), local.grad, *found["values"]]
