@@ -16,12 +16,14 @@ from typing import Any, cast
 
 from openclaw.ledger.patience import until_available
 from openclaw.ledger.store import Ledger
+from openclaw.live_losses import unfed_loss
 from openclaw.runtime_process import RuntimeSupervisor
 from openclaw.runtime_start import check_runtime, ledger_path, start_runtime, stop_runtime
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.sglang_rollout import eval_rollout
 from slime.utils.async_utils import run
+from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ def generate_rollout(
     if evaluation:
         output, _ = run(eval_rollout(args, rollout_id))
         return output
-    check_arguments(args, data_source)
+    check_arguments(args, data_source, method_path)
     source = cast(LedgerDataSource, data_source)
     supervisor = start_runtime(args, method_path)
     started = time.monotonic()
@@ -114,8 +116,12 @@ def generate_rollout(
     return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
 
 
-def check_arguments(args: Any, data_source: Any) -> None:
+def check_arguments(args: Any, data_source: Any, method_path: str) -> None:
     """Raise ValueError for arguments under which judged turns would not be trained as they are."""
+    path = getattr(args, "custom_loss_function_path", None)
+    problem = unfed_loss(args, method_path, getattr(load_function(path), "__module__", None) if path else None)
+    if problem:
+        raise ValueError(problem)
     if not isinstance(data_source, LedgerDataSource):
         raise ValueError("live training reads the ledger; add --data-source-path openclaw.rollout.LedgerDataSource")
     if args.n_samples_per_prompt != 1:

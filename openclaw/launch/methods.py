@@ -26,6 +26,7 @@ class MethodLines:
         votes: default number of judge votes.
         flags: estimator and loss; ``{w_opd}`` is filled with ``OPENCLAW_COMBINE_W_OPD``.
         variables: defaults of launch variables; those of a profile win.
+        live_method: class that says which judges run; None in a folder of somebody else.
     """
 
     folder: str
@@ -33,6 +34,7 @@ class MethodLines:
     votes: int
     flags: tuple[str, ...]
     variables: Mapping[str, Value] = field(default_factory=dict)
+    live_method: str | None = None
 
 
 METHODS: dict[str, MethodLines] = {
@@ -41,12 +43,14 @@ METHODS: dict[str, MethodLines] = {
         "openclaw_rollout.generate_rollout_openclaw",
         3,
         ("--advantage-estimator", "grpo", "--disable-rewards-normalization", *PPO),
+        live_method="BinaryRL",
     ),
     "opd": MethodLines(
         "openclaw-opd",
         "openclaw_opd_rollout.generate_rollout_openclaw_opd",
         1,
         ("--advantage-estimator", "on_policy_distillation", *PPO),
+        live_method="OnPolicyDistillation",
     ),
     "opd_topk": MethodLines(
         "openclaw-opd",
@@ -58,6 +62,7 @@ METHODS: dict[str, MethodLines] = {
             *("--custom-loss-function-path", "topk_distillation_loss.topk_distillation_loss_function"),
         ),
         {"LEARNING_RATE": 1e-6, "BATCH_SIZE": 4},
+        live_method="OnPolicyDistillation",
     ),
     "combine": MethodLines(
         "openclaw-combine",
@@ -67,6 +72,7 @@ METHODS: dict[str, MethodLines] = {
             *("--advantage-estimator", "grpo", "--disable-rewards-normalization"),
             *("--use-opd", "--opd-kl-coef", "{w_opd}", *PPO),
         ),
+        live_method="Combine",
     ),
 }
 

@@ -22,6 +22,7 @@ from openclaw.launch.guide_files import read_guide_file
 from openclaw.launch.methods import METHODS, MethodLines, find_method
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
+from openclaw.live_losses import unfed_loss
 from slime.arguments.critic import critic_gpus
 from slime.arguments.parser import parser_for, read_arguments
 
@@ -296,6 +297,8 @@ def make_plan(
     words = [word for section in sections.values() for word in section]
     args, found = read_arguments(parser_for(words), words)
     problems = [with_variables(problem) for problem in found]
+    if lines.live_method and (unfed := unfed_loss(args, lines.live_method)):
+        problems.append(unfed)
     paths = [REPOSITORY / lines.folder, REPOSITORY, REPOSITORY / "slime"]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**runtime_environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}

@@ -1,0 +1,47 @@
+"""Which custom losses the turns of conversations can feed; the others are refused before a batch is collected in vain.
+
+The ledger keeps with a sample the teacher's log-probabilities and, of openclaw-opd with ``--distill-topk``, its top K. It has no
+column for the policy's own top K at the sampled state, which the hybrid loss needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+HYBRID_MODULE = "slime.algorithms.losses.hybrid_distillation"
+TOPK_MODULE = "slime.algorithms.losses.topk_distillation"
+# The same loss under the name that launch scripts know.
+TOPK_ALIAS = "topk_distillation_loss"
+# Methods of this repository whose samples have no top K, by their last name.
+WITHOUT_TOPK = {"BinaryRL": "openclaw-rl", "Combine": "openclaw-combine"}
+TOPK_COMMAND = (
+    "use openclaw-opd with --distill-topk 50 --custom-loss-function-path "
+    "topk_distillation_loss.topk_distillation_loss_function"
+)
+
+
+def unfed_loss(args: Any, method_path: str, module: str | None = None) -> str | None:
+    """Return why live turns cannot feed the custom loss of ``args``, and what to type instead; None when they can.
+
+    Args:
+        args: of the run.
+        method_path: ``module.attribute`` of the method.
+        module: where the loss function is defined; default: what its path says.
+    """
+    if getattr(args, "loss_type", None) != "custom_loss" or not args.custom_loss_function_path:
+        return None
+    path = args.custom_loss_function_path
+    module = module or path.rpartition(".")[0]
+    if module == HYBRID_MODULE:
+        return (
+            f"--custom-loss-function-path {path} needs the policy's own top K on every sample (rollout_topk_log_probs), and "
+            f"turns of conversations have none; {TOPK_COMMAND}, or a rollout function of your own that sets it"
+        )
+    if module not in (TOPK_MODULE, TOPK_ALIAS):
+        return None
+    method = WITHOUT_TOPK.get(method_path.rpartition(".")[2])
+    if method:
+        return f"--custom-loss-function-path {path} needs the teacher's top K, and {method} keeps none; {TOPK_COMMAND}"
+    if not args.distill_topk:
+        return f"--custom-loss-function-path {path} needs the teacher's top K; add --distill-topk 50"
+    return None

@@ -1,0 +1,81 @@
+"""Custom losses that turns of conversations cannot feed are refused by name, in the plan and before the first batch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw.launch.plan import make_plan
+from openclaw.launch.profiles import PROFILES
+from openclaw.live_losses import HYBRID_MODULE, TOPK_MODULE, unfed_loss
+from openclaw.rollout import LedgerDataSource, generate_rollout
+from tests.helpers.rollout_args import rollout_args
+
+HYBRID, TOPK = f"{HYBRID_MODULE}.hybrid_loss", f"{TOPK_MODULE}.forward_topk_distillation_loss"
+ALIAS = "topk_distillation_loss.topk_distillation_loss_function"
+OPD, COMBINE, RL = "openclaw_opd_method.OnPolicyDistillation", "openclaw_combine_method.Combine", "m.BinaryRL"
+
+
+def arguments(path: str, topk: int) -> Namespace:
+    return Namespace(loss_type="custom_loss", custom_loss_function_path=path, distill_topk=topk)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "topk", "says"),
+    [
+        (OPD, HYBRID, 4, "rollout_topk_log_probs"),
+        (COMBINE, HYBRID, 4, "turns of conversations have none"),
+        ("mine.Method", HYBRID, 4, "use openclaw-opd with --distill-topk 50"),
+        (COMBINE, TOPK, 50, "openclaw-combine keeps none"),
+        (RL, ALIAS, 50, "openclaw-rl keeps none"),
+        (OPD, TOPK, 0, "add --distill-topk 50"),
+        (OPD, ALIAS, 0, "add --distill-topk 50"),
+        (OPD, ALIAS, 50, None),
+        (OPD, TOPK, 50, None),
+        ("mine.Method", TOPK, 50, None),
+        (RL, "mine.loss", 0, None),
+    ],
+)
+def test_what_a_method_feeds(method: str, path: str, topk: int, says: str | None) -> None:
+    problem = unfed_loss(arguments(path, topk), method)
+    assert problem is None if says is None else problem is not None and says in problem and path in problem
+
+
+def test_a_built_in_loss_is_fed() -> None:
+    assert unfed_loss(Namespace(loss_type="policy_loss", custom_loss_function_path=None, distill_topk=0), OPD) is None
+
+
+def test_the_rollout_refuses_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENCLAW_LEDGER", raising=False)
+    args = rollout_args(tmp_path)
+    args.loss_type, args.custom_loss_function_path = "custom_loss", HYBRID
+    source = LedgerDataSource(args)
+    with pytest.raises(ValueError, match="needs the policy's own top K"):
+        generate_rollout(args, 0, source, method_path=OPD)
+    args.custom_loss_function_path = f"{__name__}.renamed"
+    with pytest.raises(ValueError, match=f"{__name__}.renamed needs the teacher's top K"):
+        generate_rollout(args, 0, source, method_path=COMBINE)
+
+
+def __getattr__(name: str) -> Any:
+    """The core's loss under another name, as a method folder may offer it."""
+    if name != "renamed":
+        raise AttributeError(name)
+    from slime.algorithms.losses.topk_distillation import topk_distillation_loss
+
+    return topk_distillation_loss
+
+
+@pytest.mark.parametrize("method", ["rl", "opd", "combine"])
+def test_the_plan_names_it(method: str) -> None:
+    flags = ["--loss-type", "custom_loss", "--custom-loss-function-path", HYBRID]
+    plan = make_plan(PROFILES["gpu8"], method, None, flags, {})
+    assert [problem for problem in plan.problems if "turns of conversations have none" in problem]
+
+
+def test_the_plan_of_the_top_k_method_has_its_loss_fed() -> None:
+    plan = make_plan(PROFILES["gpu8"], "opd_topk", None, [], {})
+    assert not [problem for problem in plan.problems if "top K" in problem]
