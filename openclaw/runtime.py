@@ -11,7 +11,6 @@ Owns the ledger's connection of this process.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import signal
@@ -25,6 +24,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from openclaw.collector import collect_when_quiet, settle
 from openclaw.config import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
@@ -113,11 +113,13 @@ async def serve(config: RuntimeConfig) -> None:
                 [Path(config.tls_cert), Path(config.tls_key)], lambda: _renew_certificate(server, config)
             )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reloader.now)
-        # What exists by now stays: the collector need not look at it again while replies wait for it.
-        gc.collect()
-        gc.freeze()
+        settle()
         sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-        await _run(server, judge)
+        garbage = asyncio.create_task(collect_when_quiet(lambda: service.under_way > 0))
+        try:
+            await _run(server, judge)
+        finally:
+            garbage.cancel()
     finally:
         ledger.close()
 

@@ -2,7 +2,8 @@
 
 Guarantees: a turn is in the ledger before the client is told that the reply is over; a client that goes away ends the
 generation at the engine, and what was generated is recorded as an aborted turn. A reply that cannot be recorded is not
-finished but ends in an error. `ChatService` owns the background tasks that finish what a client has left.
+finished but ends in an error. `ChatService` owns the background tasks that finish what a client has left, and ``under_way``, the
+count of replies that have begun and not ended.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class ChatService:
         self.rollouts = rollouts
         self.metrics = metrics
         self.clock = clock
+        self.under_way = 0
+        metrics.in_flight.set_function(lambda: self.under_way)
         self._renderer = renderer
         self._vocabulary = vocabulary
         self._format = reply_format

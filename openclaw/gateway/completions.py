@@ -2,7 +2,7 @@
 
 Guarantees: every request is counted with its status, a streamed one when it ends, and with the status of the error that
 it ended in. It is an ASGI application of its own: routing, validation and error handling of the framework cost more than
-the rest of a short request. Holds no state.
+the rest of a short request. Owns the turnstile through which requests begin.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from openclaw.gateway.stream import (
     done_within,
     event,
 )
+from openclaw.gateway.turnstile import Turnstile
 from openclaw.gateway.wire import json_response, read_body
 
 CHAT_PATH = "/v1/chat/completions"
@@ -42,13 +43,14 @@ class ChatCompletions:
     def __init__(self, service: ChatService) -> None:
         """Bind the endpoint."""
         self._service = service
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a conversation, streamed or whole."""
         scope["route"] = self
         metrics = self._service.metrics
         try:
-            response = await _chat(self._service, Request(scope, receive))
+            response = await _chat(self._service, self._turnstile, Request(scope, receive))
         except ApiError as error:
             count(metrics, error.status)
             response = error.response()
@@ -65,8 +67,9 @@ class ChatCompletions:
         await response(scope, receive, send)
 
 
-async def _chat(service: ChatService, request: Request) -> Response:
+async def _chat(service: ChatService, turnstile: Turnstile, request: Request) -> Response:
     body = await read_body(request, service.config.max_body_bytes)
+    await turnstile.enter()
     chat_request, raw = parse_request(body)
     starting = asyncio.ensure_future(service.start(chat_request, raw, request.headers))
     if chat_request.stream:

@@ -47,7 +47,7 @@ class Reply:
         self._first: Step | None = None
         self._committing = False
         self._steps = interleave([self._read(capture) for capture in captures])
-        service.metrics.in_flight.inc()
+        service.under_way += 1
 
     @property
     def capture(self) -> Capture:
@@ -92,7 +92,7 @@ class Reply:
             self.context = found
             await self._commit(aborted=True)
             return
-        self._service.metrics.in_flight.dec()
+        self._service.under_way -= 1
         if isinstance(found, TurnContext):
             self._service.sessions.abandon(found)
 
@@ -150,7 +150,7 @@ class Reply:
                 raise from_ledger(error) from error
             raise ApiError(500, "the reply could not be recorded", code="internal_error") from error
         finally:
-            service.metrics.in_flight.dec()
+            service.under_way -= 1
             service.metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
             service.metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in self.captures))
         self.recorded = not aborted
