@@ -185,7 +185,8 @@ class EngineClient:
                 await self._check_status(answer)
                 running = True
                 async for events in _event_groups(answer):
-                    for chunk in _join(_read_chunks(events, base, progress)):
+                    chunks = _read_chunks(events, base, progress)
+                    for chunk in _join(chunks) if len(events) > 1 else chunks:
                         self._last_version = chunk.weight_version
                         running = chunk.finish is None
                         answer.finished = not running

@@ -106,6 +106,7 @@ async def serve(config: RuntimeConfig) -> None:
                 ssl_certfile=config.tls_cert,
                 ssl_keyfile=config.tls_key,
                 http="httptools",
+                proxy_headers=False,
             )
         )
         if config.tls_cert and config.tls_key:

@@ -102,6 +102,7 @@ def route_of(scope: Mapping[str, Any]) -> str:
 def log_request(record: RequestRecord, route: str, *, contents: bool) -> None:
     """Log one request that is over."""
     level = logging.DEBUG if route in QUIET_ROUTES and record.status == 200 else logging.INFO
-    logger.log(level, "%s", record.line(route))
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", record.line(route))
     if contents and record.reply is not None:
         logger.info("request=%s contents=%s", record.id, record.contents())

@@ -93,13 +93,13 @@ class Capture:
         self.logprobs.extend(chunk.logprobs)
         self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
         if chunk.ids:
-            self._add_span(VersionSpan(chunk.weight_version, start, len(self.ids)))
+            self._add_span(chunk.weight_version, start, len(self.ids))
         if chunk.versions:
             first = chunk.versions[0].start
             kept = [span for span in self.spans if span.start < first]
             self.spans = [VersionSpan(span.version, span.start, min(span.end, first)) for span in kept]
             for span in chunk.versions:
-                self._add_span(span)
+                self._add_span(span.version, span.start, span.end)
         deltas = self._built(self._read(chunk))
         if chunk.finish is not None or self.parser.stopped:
             deltas += self._built(self._finish(chunk.finish))
@@ -179,13 +179,13 @@ class Capture:
             self.finish_reason = "tool_calls" if calls else "stop"
         return deltas
 
-    def _add_span(self, span: VersionSpan) -> None:
+    def _add_span(self, version: str, start: int, end: int) -> None:
         """Append a span, joined to the one before when both are of the same weights."""
         last = self.spans[-1] if self.spans else None
-        if last and last.version == span.version and last.end == span.start:
-            self.spans[-1] = VersionSpan(span.version, last.start, span.end)
-        elif span.end > span.start:
-            self.spans.append(span)
+        if last and last.version == version and last.end == start:
+            self.spans[-1] = VersionSpan(version, last.start, end)
+        elif end > start:
+            self.spans.append(VersionSpan(version, start, end))
 
 
 def usage(captures: Sequence[Capture]) -> dict[str, Any]:

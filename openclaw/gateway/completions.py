@@ -16,19 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from openclaw.gateway.access_log import note_reply
 from openclaw.gateway.chat import ChatService
+from openclaw.gateway.connected import COMMENT, ClientGoneError, Connected
 from openclaw.gateway.errors import ApiError, defect
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.schema import parse_request
-from openclaw.gateway.stream import (
-    CLIENT_GONE,
-    COMMENT,
-    ClientGoneError,
-    EventStream,
-    answer_or_gone,
-    done_within,
-    event,
-)
+from openclaw.gateway.stream import CLIENT_GONE, EventStream, event
 from openclaw.gateway.turnstile import Turnstile
 from openclaw.gateway.wire import json_response, read_body
 
@@ -71,28 +64,38 @@ async def _chat(service: ChatService, turnstile: Turnstile, request: Request) ->
     body = await read_body(request, service.config.max_body_bytes)
     await turnstile.enter()
     chat_request, raw = parse_request(body)
-    starting = asyncio.ensure_future(service.start(chat_request, raw, request.headers))
     if chat_request.stream:
-        if await done_within(request, starting, service.config.keepalive_seconds):
-            starting.result()
+        starting = asyncio.ensure_future(service.start(chat_request, raw, request.headers))
+        try:
+            async with Connected(request.receive):
+                await asyncio.wait({starting}, timeout=service.config.keepalive_seconds)
+            if starting.done():
+                starting.result()
+        except BaseException:
+            await _abandon(starting)
+            raise
         return _stream(service, request, starting)
-    try:
-        reply = await answer_or_gone(request, starting)
-    except BaseException:
-        # The client may leave in the very moment in which the reply begins.
-        if starting.done() and not starting.cancelled() and starting.exception() is None:
-            starting.result().give_up()
-        raise
+    async with Connected(request.receive):
+        reply = await service.start(chat_request, raw, request.headers)
     note_reply(request.scope, reply)
     headers = _reply_headers(reply)
     try:
-        result = await answer_or_gone(request, service.whole(reply))
+        async with Connected(request.receive):
+            result = await service.whole(reply)
     except ClientGoneError:
         service.sessions.undelivered(reply.context, reply.capture.prompt.id)
         raise
     finally:
         reply.give_up()
     return json_response(result, {**headers, "x-weight-version": reply.capture.weight_version})
+
+
+async def _abandon(starting: asyncio.Task[Reply]) -> None:
+    """End a start that nobody waits for; it may have succeeded in this very moment."""
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().give_up()
 
 
 def _stream(service: ChatService, request: Request, starting: asyncio.Task[Reply]) -> EventStream:

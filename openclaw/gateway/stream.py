@@ -8,28 +8,21 @@ broken by comments, so that nothing between the engine and the reader gives up. 
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from openclaw.gateway.capture import Step
+from openclaw.gateway.connected import ClientGoneError, Comments, Connected
 from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 
 DONE = b"data: [DONE]\n\n"
-COMMENT = b": keep-alive\n\n"
 CLIENT_GONE = 499
-T = TypeVar("T")
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before it was answered."""
 
 
 def event(value: dict[str, Any]) -> bytes:
@@ -150,15 +143,16 @@ class EventStream(Response):
         self._source = source
         self._on_end = on_end
         self._keepalive_seconds = keepalive_seconds
-        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the response."""
         status = CLIENT_GONE
         try:
             async with aclosing(self._source) as source:
-                if await run_until_gone(receive, self._send(source, send)):
-                    status = 200
+                await self._send(source, receive, send)
+            status = 200
+        except ClientGoneError:
+            return
         except OSError:
             raise
         except Exception:
@@ -167,84 +161,14 @@ class EventStream(Response):
         finally:
             self._on_end(status)
 
-    async def _send(self, source: AsyncGenerator[bytes, None], send: Send) -> bool:
+    async def _send(self, source: AsyncGenerator[bytes, None], receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._sent_at = time.monotonic()
-        comments = asyncio.ensure_future(self._send_comments(send))
+        comments = Comments(send, self._keepalive_seconds)
         try:
-            async for data in source:
-                self._sent_at = time.monotonic()
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            comments.cancel()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async with Connected(receive):
+                async for data in source:
+                    comments.sent_at = time.monotonic()
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         finally:
-            comments.cancel()
-            await asyncio.gather(comments, return_exceptions=True)
-        return True
-
-    async def _send_comments(self, send: Send) -> None:
-        """Break every silence, for ever."""
-        while True:
-            left = self._sent_at + self._keepalive_seconds - time.monotonic()
-            if left > 0:
-                await asyncio.sleep(left)
-            else:
-                self._sent_at = time.monotonic()
-                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-
-
-async def done_within(request: Request, task: asyncio.Task[T], seconds: float) -> bool:
-    """Return whether ``task`` is done after at most ``seconds``; it goes on when it is not.
-
-    Raises:
-        ClientGoneError: when the client goes away first; the task is then cancelled.
-    """
-    gone = asyncio.ensure_future(_wait_until_gone(request.receive))
-    try:
-        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done() and not task.done():
-            raise ClientGoneError
-        return task.done()
-    except BaseException:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        raise
-    finally:
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-
-
-async def run_until_gone(receive: Receive, work: Awaitable[T]) -> T | None:
-    """Return what ``work`` returns, or None, with the work cancelled, when the client goes away first."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_until_gone(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        return None
-    finally:
-        for future in (task, gone):
-            future.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def answer_or_gone(request: Request, work: Awaitable[T]) -> T:
-    """Return what ``work`` returns.
-
-    Raises:
-        ClientGoneError: when the client goes away first.
-    """
-    result = await run_until_gone(request.receive, _boxed(work))
-    if result is None:
-        raise ClientGoneError
-    return result[0]
-
-
-async def _boxed(work: Awaitable[T]) -> tuple[T]:
-    return (await work,)
-
-
-async def _wait_until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue
+            await comments.stop()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

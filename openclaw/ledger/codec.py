@@ -10,7 +10,7 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from openclaw.ledger.records import Feedback, Turn, Verdict, VersionSpan
@@ -77,7 +77,7 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
         "prompt_ids": pack_ids(turn.prompt_ids),
         "response_ids": pack_ids(turn.response_ids),
         "response_logprobs": pack_floats(turn.response_logprobs),
-        "weight_versions": json.dumps([asdict(span) for span in turn.weight_versions]),
+        "weight_versions": json.dumps([vars(span) for span in turn.weight_versions]),
         "finish_reason": turn.finish_reason,
         "response_message": json.dumps(turn.response_message),
         "temperature": turn.temperature,
