@@ -6,7 +6,8 @@ request carries back, `table` is the bounded memory, `follow` puts them together
 
 from __future__ import annotations
 
-from openclaw.sessions.follow import RegeneratedPolicy, Sessions, TurnContext
+from openclaw.sessions.consequences import RegeneratedPolicy
+from openclaw.sessions.follow import Sessions, TurnContext
 from openclaw.sessions.identity import MAX_SESSION_ID, Identity, is_retry, stated_identity
 from openclaw.sessions.store import TurnStore
 

@@ -12,35 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 from openclaw.classify import side_kind
-from openclaw.fingerprint import History, messages_digest, read_history
-from openclaw.ledger.exceptions import LedgerUnavailableError, TransitionError, UnknownRecordError
+from openclaw.fingerprint import History, read_history
+from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.forget import Forgotten
-from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
+from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
+from openclaw.sessions.find import SessionFinder
 from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity
-from openclaw.sessions.nodes import node_of_record, node_of_turn
-from openclaw.sessions.relation import Due, Relation, RelationKind, relate, unrecognised
+from openclaw.sessions.nodes import node_of_turn
+from openclaw.sessions.relation import Relation, RelationKind, relate
 from openclaw.sessions.store import TurnStore
-from openclaw.sessions.table import NODES_PER_SESSION, PLAIN_PREFIX, Session, Table
+from openclaw.sessions.table import Session, Table
 
 logger = logging.getLogger(__name__)
 
-RegeneratedPolicy = Literal["exclude", "negative"]
-ANOTHER_ANSWER: Message = {
-    "role": "user",
-    "content": "(The user did not go on with this answer. They asked for another answer to the same message.)",
-}
-LOADED_NODES = NODES_PER_SESSION // 2
-LOOKED_UP_REPLIES = 64
-LOOKED_UP_TURNS = 8
 SWEPT_SESSIONS = 500
 
 
@@ -97,7 +88,6 @@ class Sessions:
         self._store = store
         self._idle_seconds = idle_seconds
         self._clock = clock
-        self._regenerated = regenerated
         self._on_event = on_event
         self._on_pending = on_pending
         self._table = Table(max_sessions)
@@ -105,6 +95,16 @@ class Sessions:
         self._unerased = False
         self._commits = GroupCommit(store)
         self._call = self._commits.call
+        self._finder = SessionFinder(self._table, store, self._commits, clock=clock, on_event=on_event)
+        self._consequences = Consequences(
+            self._table,
+            store,
+            self._commits,
+            regenerated=regenerated,
+            clock=clock,
+            on_event=on_event,
+            on_pending=on_pending,
+        )
 
     def __len__(self) -> int:
         return len(self._table)
@@ -130,17 +130,17 @@ class Sessions:
         identity = stated_identity(headers, body_session_id, messages)
         history = read_history(messages)
         if identity.session_id is None:
-            session = await self._find_conversation(history)
+            session = await self._finder.by_words(history)
         else:
-            session = await self._open(identity.session_id)
+            session = await self._finder.by_id(identity.session_id)
         try:
             if identity.session_id is not None:
-                await self._complete(session, history)
+                await self._finder.complete(session, history)
             self._table.touch(session, self._clock())
             relation = Relation("new")
             if kind == "main":
                 relation = relate(messages, history, session.nodes, retry=is_retry(headers))
-            given = await self._carry_out(session, relation)
+            given = await self._consequences.carry_out(session, relation)
         except BaseException:
             self._release(session)
             raise
@@ -264,159 +264,8 @@ class Sessions:
         """Let the ledger's thread finish what it was given."""
         await self._commits.close()
 
-    async def _find_conversation(self, history: History) -> Session:
-        """Return the session that a request without an id goes on with, or a new one, in use.
-
-        When memory knows the last reply there is no wait before `begin` relates the request, so that of two requests
-        with the same words each finds its own session.
-        """
-        session, position = self._table.find(history)
-        unknown = [carried.conversation for carried in history.replies if carried.position > position]
-        if unknown:
-            records = await self._call(
-                partial(self._store.conversation_nodes, session_prefix=PLAIN_PREFIX),
-                unknown[:LOOKED_UP_REPLIES],
-                LOOKED_UP_TURNS,
-            )
-            opened: list[Session] = []
-            try:
-                for name in dict.fromkeys(record.session_id for record in records):
-                    opened.append(await self._open(name))
-                self._merge(records)
-                session, _ = self._table.find(history)
-                return self._use(session or self._table.find_rewritten(history))
-            finally:
-                for other in opened:
-                    other.in_flight -= 1
-        return self._use(session)
-
-    def _use(self, session: Session | None) -> Session:
-        """Return a session, or a new one, in use."""
-        if session is None:
-            session = Session(f"{PLAIN_PREFIX}{uuid.uuid4().hex[:16]}", self._clock())
-            self._table.add(session)
-        session.in_flight += 1
-        return session
-
-    async def _open(self, session_id: str) -> Session:
-        """Return a session by its id, read back from the ledger when it is not in memory, in use."""
-        session = self._table.get(session_id)
-        if session is None:
-            session = Session(session_id, self._clock())
-            self._table.add(session)
-            session.loading = asyncio.ensure_future(self._load(session))
-        session.in_flight += 1
-        try:
-            if session.loading is not None:
-                await asyncio.shield(session.loading)
-        except BaseException:
-            session.in_flight -= 1
-            raise
-        return session
-
-    async def _load(self, session: Session) -> None:
-        try:
-            session.turns, records = await self._call(self._store.session_nodes, session.id, LOADED_NODES)
-        except BaseException:
-            self._table.forget(session)
-            raise
-        finally:
-            session.loading = None
-        for record in records:
-            self._table.remember(session, node_of_record(record))
-        if any(node.waiting for node in session.nodes):
-            self._on_event("revived")
-
-    async def _complete(self, session: Session, history: History) -> None:
-        """Read back the older turns of a session that a request carries and memory does not hold."""
-        if session.turns <= len(session.nodes):
-            return
-        if unknown := unrecognised(history, session.nodes):
-            self._merge(
-                await self._call(
-                    partial(self._store.conversation_nodes, session_id=session.id),
-                    unknown[:LOOKED_UP_REPLIES],
-                    LOOKED_UP_TURNS,
-                )
-            )
-
-    def _merge(self, records: Sequence[TurnNode]) -> None:
-        """Keep turns that were read back, unless memory holds them already."""
-        for record in records:
-            session = self._table.get(record.session_id)
-            if session is not None and session.node(record.id) is None:
-                self._table.remember(session, node_of_record(record))
-
-    async def _carry_out(self, session: Session, relation: Relation) -> str | None:
-        """Commit what a request says about earlier turns; return the turn that got its next state, or None.
-
-        Each turn is taken before the first wait, so that no second request gives it another next state; what was begun
-        is carried through even when the request is cancelled.
-        """
-        if relation.kind in ("regeneration", "retry", "branch"):
-            self._on_event(relation.kind)
-        for due in relation.due:
-            self._table.set_state(session, due.node, "followed")
-            due.node.next_state = messages_digest(due.following)
-        for node in relation.regenerated:
-            node.regenerated = True
-        if relation.due or relation.regenerated:
-            return await asyncio.shield(asyncio.ensure_future(self._commit(session, relation)))
-        return None
-
-    async def _commit(self, session: Session, relation: Relation) -> str | None:
-        given = None
-        for number, due in enumerate(relation.due):
-            try:
-                if await self._record_next_state(due) and given is None:
-                    given = due.node.turn_id
-            except Exception:
-                for left in relation.due[number:]:
-                    self._table.set_state(session, left.node, "waiting")
-                raise
-        if relation.rewritten and given is not None:
-            self._on_event("rewritten")
-        for number, node in enumerate(relation.regenerated):
-            try:
-                await self._call(self._store.mark_regenerated, node.turn_id)
-            except Exception:
-                for left in relation.regenerated[number:]:
-                    left.regenerated = False
-                raise
-        if self._regenerated == "negative":
-            for node in relation.rejected:
-                await self._reject(node.turn_id, session)
-        return given
-
-    async def _record_next_state(self, due: Due) -> bool:
-        try:
-            await self._call(self._store.record_next_state, due.node.turn_id, due.following, self._clock())
-        except (TransitionError, UnknownRecordError) as error:
-            logger.info("turn %s takes no next state: %s", due.node.turn_id, error)
-            self._on_event("conflict")
-            return False
-        self._on_event("next_state")
-        self._on_pending()
-        return True
-
-    async def _reject(self, turn_id: str, session: Session | None) -> None:
-        """Give a turn, whose reply the user had replaced, that as its next state."""
-        node = session.node(turn_id) if session else None
-        if session is not None and node is not None:
-            self._table.set_state(session, node, "followed")
-        try:
-            await self._call(self._store.record_next_state, turn_id, [ANOTHER_ANSWER], self._clock(), "regenerated")
-        except (TransitionError, UnknownRecordError) as error:
-            logger.info("turn %s takes no next state: %s", turn_id, error)
-            return
-        self._on_event("rejected")
-        self._on_pending()
-
     async def _end(self, session_id: str, event: str) -> None:
-        session = self._table.get(session_id)
-        if self._regenerated == "negative":
-            for turn_id in await self._call(self._store.regenerated_turns, session_id):
-                await self._reject(turn_id, session)
+        await self._consequences.reject_regenerated(session_id)
         await self._call(self._store.end_session, session_id, self._clock())
         self._on_event(event)
         self._on_pending()

@@ -50,7 +50,8 @@ async def test_a_client_that_leaves_after_the_work_disturbs_nothing() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     task = asyncio.current_task()
-    assert task is not None and task.cancelling() == 0
+    assert task is not None
+    assert task.cancelling() == 0
 
 
 async def test_other_errors_and_cancellations_stay_what_they_are() -> None:

@@ -1,0 +1,126 @@
+"""Brings the session of a request into memory, read back from the ledger when it is not there.
+
+Guarantees: what memory has lost, by a restart, an idle time-out or eviction, is found in the ledger; a session that is
+returned is in use, so that it stays in memory. Changes the table of sessions, which `openclaw.sessions.follow` owns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from openclaw.fingerprint import History
+from openclaw.ledger.graph import TurnNode
+from openclaw.ledger.group_commit import GroupCommit
+from openclaw.sessions.nodes import node_of_record
+from openclaw.sessions.relation import unrecognised
+from openclaw.sessions.store import TurnStore
+from openclaw.sessions.table import NODES_PER_SESSION, PLAIN_PREFIX, Session, Table
+
+LOADED_NODES = NODES_PER_SESSION // 2
+LOOKED_UP_REPLIES = 64
+LOOKED_UP_TURNS = 8
+
+
+class SessionFinder:
+    """Finds sessions by their id, or by what was said in them."""
+
+    def __init__(
+        self,
+        table: Table,
+        store: TurnStore,
+        commits: GroupCommit,
+        *,
+        clock: Callable[[], float],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._call = commits.call
+        self._clock = clock
+        self._on_event = on_event
+
+    async def by_words(self, history: History) -> Session:
+        """Return the session that a request without an id goes on with, or a new one, in use.
+
+        When memory knows the last reply there is no wait before `begin` relates the request, so that of two requests
+        with the same words each finds its own session.
+        """
+        session, position = self._table.find(history)
+        unknown = [carried.conversation for carried in history.replies if carried.position > position]
+        if unknown:
+            records = await self._call(
+                partial(self._store.conversation_nodes, session_prefix=PLAIN_PREFIX),
+                unknown[:LOOKED_UP_REPLIES],
+                LOOKED_UP_TURNS,
+            )
+            opened: list[Session] = []
+            try:
+                for name in dict.fromkeys(record.session_id for record in records):
+                    opened.append(await self.by_id(name))
+                self._merge(records)
+                session, _ = self._table.find(history)
+                return self._use(session or self._table.find_rewritten(history))
+            finally:
+                for other in opened:
+                    other.in_flight -= 1
+        return self._use(session)
+
+    def _use(self, session: Session | None) -> Session:
+        """Return a session, or a new one, in use."""
+        if session is None:
+            session = Session(f"{PLAIN_PREFIX}{uuid.uuid4().hex[:16]}", self._clock())
+            self._table.add(session)
+        session.in_flight += 1
+        return session
+
+    async def by_id(self, session_id: str) -> Session:
+        """Return a session by its id, read back from the ledger when it is not in memory, in use."""
+        session = self._table.get(session_id)
+        if session is None:
+            session = Session(session_id, self._clock())
+            self._table.add(session)
+            session.loading = asyncio.ensure_future(self._load(session))
+        session.in_flight += 1
+        try:
+            if session.loading is not None:
+                await asyncio.shield(session.loading)
+        except BaseException:
+            session.in_flight -= 1
+            raise
+        return session
+
+    async def _load(self, session: Session) -> None:
+        try:
+            session.turns, records = await self._call(self._store.session_nodes, session.id, LOADED_NODES)
+        except BaseException:
+            self._table.forget(session)
+            raise
+        finally:
+            session.loading = None
+        for record in records:
+            self._table.remember(session, node_of_record(record))
+        if any(node.waiting for node in session.nodes):
+            self._on_event("revived")
+
+    async def complete(self, session: Session, history: History) -> None:
+        """Read back the older turns of a session that a request carries and memory does not hold."""
+        if session.turns <= len(session.nodes):
+            return
+        if unknown := unrecognised(history, session.nodes):
+            self._merge(
+                await self._call(
+                    partial(self._store.conversation_nodes, session_id=session.id),
+                    unknown[:LOOKED_UP_REPLIES],
+                    LOOKED_UP_TURNS,
+                )
+            )
+
+    def _merge(self, records: Sequence[TurnNode]) -> None:
+        """Keep turns that were read back, unless memory holds them already."""
+        for record in records:
+            session = self._table.get(record.session_id)
+            if session is not None and session.node(record.id) is None:
+                self._table.remember(session, node_of_record(record))
