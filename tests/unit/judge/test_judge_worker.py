@@ -88,12 +88,12 @@ async def test_pending_turn_becomes_a_sample(ledger: Ledger) -> None:
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{-1}"))
     bench.pend()
     async with bench.running():
-        await until(judged(bench))
+        # Counted after the commit, so that the worker may not be stopped in between.
+        await until(lambda: bench.count("openclaw_judge_turns_total", outcome="sample") == 1)
     [sample] = ledger.claim_samples(0, 5)
     assert sample.reward == -1.0
     [record] = ledger.judged_turns("session")
     assert [(vote.judge, vote.value) for vote in record.verdict.votes] == [("prm", -1)]
-    assert bench.count("openclaw_judge_turns_total", outcome="sample") == 1
     assert bench.count("openclaw_judge_votes_total", judge="prm", value="-1") == 1
 
 
@@ -288,8 +288,8 @@ async def test_a_session_that_cannot_be_closed_holds_up_no_other(ledger: Ledger)
         ledger.end_session(name, 200.0 + at)
     async with bench.running():
         await until(lambda: ledger.ready_count() == 1)
-        await until(lambda: ledger.finished_sessions(10) == names[:3])
-    assert bench.count("openclaw_judge_session_failures_total", reason="KeyError") == 3
+        await until(lambda: bench.count("openclaw_judge_session_failures_total", reason="KeyError") == 3)
+    assert ledger.finished_sessions(10) == names[:3]
 
 
 async def test_a_turn_that_cannot_be_postponed_is_counted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
