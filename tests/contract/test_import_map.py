@@ -18,7 +18,6 @@ from slime.ray import rollout as ray_rollout
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.utils import http_utils, logging_utils, processing_utils
-from slime.utils.vocab_parallel import tensor_parallel_group
 
 LOGITS = "logits, *, args, unconcat_tokens, total_lengths, response_lengths"
 # Names as they are imported, and the parameters that callers use; None: a name that is not called.
@@ -101,7 +100,8 @@ IMPORT_MAP: dict[str, dict[str, str | None]] = {
     },
     "megatron.core": {"mpu": None},
 }
-NAMES = [(module, name) for module, names in IMPORT_MAP.items() for name in names]
+# Megatron takes seconds to import: its name is tested in tests/integration/test_megatron_names.py.
+NAMES = [(module, name) for module, names in IMPORT_MAP.items() if module.startswith("slime") for name in names]
 # Positional parameters whose names no caller uses.
 FREE_NAMES = {"coro", "host", "image", "iterable", "name", "fn"}
 
@@ -222,12 +222,6 @@ def test_media_of_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processing_utils.process_vision_info([], None) == {"images": ["picture"], "videos": None}
     processing_utils.process_vision_info([], SimpleNamespace(image_processor=SimpleNamespace(patch_size=16)))
     assert calls == [14, 16]
-
-
-def test_the_group_of_top_k_losses_is_megatrons() -> None:
-    mpu = importlib.import_module("megatron.core").mpu
-    assert mismatch("", mpu.get_tensor_model_parallel_group) is None
-    assert tensor_parallel_group() is None, "no Megatron runs here"
 
 
 def test_the_loss_helpers_are_importable_without_megatron() -> None:

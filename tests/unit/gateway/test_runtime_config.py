@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
+from openclaw import runtime
 from openclaw.config import VARIABLES, RuntimeConfig
 from openclaw.exceptions import ConfigError
 
@@ -66,3 +68,10 @@ def test_an_open_address_with_a_key() -> None:
 def test_missing_values_are_named() -> None:
     with pytest.raises(ConfigError, match="OPENCLAW_LEDGER is not set"):
         RuntimeConfig().require("ledger")
+
+
+def test_the_runtime_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    monkeypatch.setattr(runtime, "watch_lifeline", lambda: None)
+    assert runtime.main() == 2
+    assert capsys.readouterr().err.startswith("openclaw.runtime: OPENCLAW_POLICY_URL is not set")

@@ -70,17 +70,6 @@ def test_tensorboard_by_flag(args: Namespace) -> None:
     assert Path(args.run_dir, "metrics.jsonl").is_file()
 
 
-def test_wandb_offline_by_flag(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    args.use_wandb = True
-    logging_utils.log(args, {"train/step": 1, "train/loss": 0.5}, "train/step")
-    logging_utils.finish_tracking(args)
-    runs = list(Path(args.run_dir, "wandb").glob("offline-run-*"))
-    assert runs
-    assert not any(b"s3cret" in file.read_bytes() for file in Path(args.run_dir).rglob("*") if file.is_file())
-
-
 def test_tensorboard_folders(args: Namespace, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     args.use_tensorboard, args.tensorboard_dir = True, str(tmp_path / "tb")

@@ -1,11 +1,10 @@
-"""`python -m openclaw.runtime` as a process: serves, ends cleanly on SIGTERM, and says what is missing."""
+"""`python -m openclaw.runtime` as a process: serves, and ends cleanly on SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,18 +19,6 @@ def environment(repository: Path, **variables: str) -> dict[str, str]:
     paths = [str(repository / name) for name in (".", "slime", "openclaw-combine")]
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "OMP_NUM_THREADS")}
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", **variables}
-
-
-def test_what_is_missing_is_named_at_once(repository: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "openclaw.runtime"],
-        env=environment(repository),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert process.returncode == 2
-    assert process.stderr.startswith("openclaw.runtime: OPENCLAW_POLICY_URL is not set")
 
 
 async def test_serves_and_ends_on_sigterm(repository: Path, tiny_random_model: Path, tmp_path: Path) -> None:
