@@ -32,6 +32,8 @@ from benchmarks.trainer_parts.sides import TRL, Plan, run_in_turn
 
 PACKED_GOAL, TRL_GOAL = 1.5, 1.0
 LORA_RANK = 16
+# Micro-batch of TRL on samples of equal lengths, where nothing is padded.
+TRL_EQUAL = 4
 # The sides that the verdicts read; the others are for information.
 NEEDED = ("packed", "LoRA, packed", "padded", "whole logits")
 
@@ -64,11 +66,12 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
     chosen = [name for name in variants if not options.quick or name in NEEDED]
     found = [Plan(name, variants[name][0], {"flags": flags | variants[name][1], "batches": files}) for name in chosen]
     if options.trl_python:
-        for size in options.trl_micro_batches:
+        turns = [("mixed", size) for size in options.trl_micro_batches]
+        turns += [(str(length), TRL_EQUAL) for length in options.lengths if options.longest * 4 // length >= TRL_EQUAL]
+        for batch, size in turns:
             given = {"model": str(model), "device": options.device, "micro_batch": size, "folder": str(folder / "trl")}
-            found.append(
-                Plan(f"TRL, {size} at a time", ["mixed"], {**given, "batch": files["mixed"]}, TRL, options.trl_python)
-            )
+            side = f"TRL, {size} at a time" + ("" if batch == "mixed" else f", {batch}")
+            found.append(Plan(side, [batch], {**given, "batch": files[batch]}, TRL, options.trl_python))
     return found
 
 
@@ -124,6 +127,11 @@ def verdicts(rows: list[dict[str, Any]], memory: dict[str, Any]) -> dict[str, An
         best = max(theirs, key=lambda side: theirs[side])
         ratio = speed["packed"] / theirs[best]
         found["ours_over_trl"] = {"against": best, "ratio": round(ratio, 2), "goal": TRL_GOAL, "met": ratio >= TRL_GOAL}
+        equal = {row["batch"]: row["tokens_per_second"] for row in rows if row["side"].startswith("TRL")}
+        ours = {row["batch"]: row["tokens_per_second"] for row in rows if row["side"] == "packed"}
+        found["ours_over_trl_without_padding"] = {
+            batch: round(ours[batch] / value, 2) for batch, value in equal.items() if batch != "mixed"
+        }
     return found
 
 

@@ -13,6 +13,7 @@ from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
+from tests.helpers.reference_steps import sft_steps
 from tests.helpers.resume_run import moments
 
 
@@ -38,6 +39,23 @@ def test_bfloat16_gives_float32_log_probabilities_of_its_own_logits(tiny_random_
         theirs = table.gather(1, torch.tensor(tokens)[-response:, None])[:, 0]
         assert values.dtype == torch.float32
         torch.testing.assert_close(values, theirs, atol=2e-6, rtol=0)  # bfloat16 would be off by 1e-2
+
+
+def test_three_steps_of_adamw_are_those_of_float64(tiny_random_model: Path) -> None:
+    # Where Adam divides by a gradient near zero, rounding of float32 would be seen as a step; a larger epsilon bounds that.
+    args = trainer.trainer_args(tiny_random_model, loss_type="sft_loss", adam_eps=1e-4)
+    data = trainer.train_data()
+    expected = sft_steps(args, data, 3)
+    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    try:
+        metrics = [actor.train(step, trainer.shards(args, data, 1)[0]) for step in range(3)]
+        after = trainer_ranks.full_parameters(actor)
+    finally:
+        actor.shutdown()
+    assert [found["train/loss"] for found in metrics if found] == pytest.approx(expected["losses"], rel=1e-5)
+    assert set(after) == set(expected["after"])
+    for name, value in expected["after"].items():
+        assert float((after[name].double() - value).abs().max()) <= 1e-5, name
 
 
 @pytest.mark.parametrize("use_lora", [False, True])

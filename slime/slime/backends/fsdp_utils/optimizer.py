@@ -26,7 +26,9 @@ def build_optimizer(args: Namespace, model: nn.Module) -> torch.optim.AdamW:
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=args.lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps)
+    return torch.optim.AdamW(
+        groups, lr=args.lr, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_eps, fused=True
+    )
 
 
 def apply_gradients(
