@@ -29,8 +29,8 @@ from slime.rollout.data_source import number_of_prompts
 from slime.rollout.debug_data import subsample
 from slime.rollout.eval_metrics import eval_metrics
 from slime.rollout.evaluation import PROGRESS
-from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics
-from slime.rollout.train_data import convert, split_by_dp
+from slime.rollout.metrics import field_means, flatten, oldest_versions, rollout_metrics
+from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -151,20 +151,27 @@ class RolloutManager:
             raise ValueError(f"{self.args.rollout_function_path} returned no samples for rollout {rollout_id}")
         self._save_debug_samples(rollout_id, samples)
         seconds = time.monotonic() - start
-        metrics = {**rollout_metrics(self.args, samples, seconds), **oldest_versions(samples), **extra}
+        train_data = self._train_data(samples)
+        metrics = {
+            **rollout_metrics(self.args, samples, seconds),
+            **field_means(train_data),
+            **oldest_versions(samples),
+            **extra,
+        }
         custom_log = getattr(self.args, "custom_rollout_log_function_path", None)
         if custom_log and load_function(custom_log)(rollout_id, self.args, samples, extra, seconds):
             metrics = {"perf/rollout_time": seconds}
-        shards, critic_shards = self._shards(samples)
+        shards, critic_shards = self._shards(train_data)
         return {"shards": shards, "critic_shards": critic_shards, "metrics": metrics}
 
-    def _shards(self, samples: list[Sample]) -> tuple[list[Any], list[Any]]:
-        """The training data of ``samples`` split over the policy's ranks, and over the critic's."""
+    def _train_data(self, samples: list[Sample]) -> TrainData:
         custom_convert = getattr(self.args, "custom_convert_samples_to_train_data_path", None)
         if custom_convert:
-            train_data = convert_with(load_function(custom_convert), self.args, samples)
-        else:
-            train_data = convert(self.args, samples)
+            return convert_with(load_function(custom_convert), self.args, samples)
+        return convert(self.args, samples)
+
+    def _shards(self, train_data: TrainData) -> tuple[list[Any], list[Any]]:
+        """The training data split over the policy's ranks, and over the critic's."""
         sizes = {self._dp_size, self._critic_size} - {0}
         split = {size: [ray.put(shard) for shard in split_by_dp(train_data, size, self.args)] for size in sizes}
         return split[self._dp_size], split.get(self._critic_size, [])

@@ -55,6 +55,7 @@ class Run:
         self._manager: Any = None
         self._trainer: Trainer | None = None
         self._resources = contextlib.ExitStack()
+        self._free_since = time.monotonic()
         self._trained: int | None = None
         self._saved: int | None = None
 
@@ -96,6 +97,7 @@ class Run:
         self.wait(self._manager.load.remote(self.start_rollout_id - 1))
         if self._trainer and (placement.rollout or args.rollout_external_engine_addrs):
             self._send_weights(connect=True)
+        self._free_since = time.monotonic()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         """Save what a stopped run has trained, and end everything."""
@@ -135,13 +137,15 @@ class Run:
             self._report(rollout_id, batch["metrics"], {}, 0.0)
             return
         start = time.monotonic()
+        waited = start - self._free_since
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
         metrics = self._trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
         self._trained = rollout_id
         if self._serves_engines() and self._push_is_due(rollout_id):
             self._send_weights(connect=self._engines_came_back() > 0)
             ray.get(self._manager.on_weights_live.remote(rollout_id, self.weight_version))
-        self._report(rollout_id, batch["metrics"], metrics, time.monotonic() - start)
+        self._free_since = time.monotonic()
+        self._report(rollout_id, batch["metrics"], metrics, self._free_since - start, waited)
 
     def _push_is_due(self, rollout_id: int) -> bool:
         """Whether the engines get the weights after ``rollout_id``: at the interval, and after the last one."""
@@ -240,8 +244,12 @@ class Run:
         while not self.stop.wait(_POLL_SECONDS):
             self.recover()
 
-    def _report(self, rollout_id: int, rollout: dict[str, Any], train: dict[str, Any], seconds: float) -> None:
+    def _report(
+        self, rollout_id: int, rollout: dict[str, Any], train: dict[str, Any], seconds: float, waited: float = 0.0
+    ) -> None:
         where = {"perf/step_time": seconds, "rollout/step": compute_rollout_step(self.args, rollout_id)}
+        if train:
+            where |= {"perf/train_wait_time": waited, "perf/wait_time_ratio": waited / max(waited + seconds, 1e-9)}
         rollout = {**rollout, **rollout_part(train), **where}
         if self.weight_version.isdigit():
             rollout["rollout/weight_version"] = int(self.weight_version)

@@ -6,8 +6,10 @@ Guarantee: pure. Prefix ``rollout/`` describes samples, ``perf/`` describes time
 from __future__ import annotations
 
 import statistics
+import zlib
 from argparse import Namespace
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.rollout.rewards import constant_groups
@@ -15,18 +17,21 @@ from slime.rollout.rm_hub import grader_problems
 from slime.rollout.sample_metrics import requested_metrics
 from slime.utils.types import Sample
 
+REPETITIVE_CHARACTERS, REPETITIVE_TIMES = 1000, 10
+
 
 def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
     """Return reward, length, truncation and speed of a batch that took ``seconds`` to collect, and what flags ask for."""
     lengths = [sample.effective_response_length for sample in samples]
+    whole = [sample.response_length for sample in samples]
     rewards = [float(sample.get_reward_value(args)) for sample in samples if sample.reward is not None]
-    tokens = sum(lengths)
     metrics = {
         "rollout/response_len/mean": statistics.fmean(lengths),
         "rollout/response_len/median": statistics.median(lengths),
         "rollout/response_len/max": max(lengths),
         "rollout/response_len/min": min(lengths),
         "rollout/truncated_ratio": statistics.fmean(s.status == Sample.Status.TRUNCATED for s in samples),
+        "rollout/repetition_frac": statistics.fmean(is_repetitive(s.response) for s in samples),
         "rollout/samples": len(samples),
         "perf/rollout_time": seconds,
     }
@@ -34,10 +39,44 @@ def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) 
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
     if len(rewards) == len(samples):
-        metrics["rollout/constant_groups"] = constant_groups(args, samples)
+        constant = constant_groups(args, samples)
+        metrics["rollout/constant_groups"] = len(constant)
+        counts = Counter(f"{reward:g}" for reward in constant)
+        metrics |= {f"rollout/zero_std/count_{reward}": count for reward, count in counts.items()}
     if seconds > 0:
-        metrics["perf/tokens_per_gpu_per_sec"] = tokens / seconds / max(1, args.rollout_num_gpus or 1)
-    return metrics | requested_metrics(args, samples)
+        for name, numbers in (("", whole), ("effective_", lengths)):
+            metrics[f"perf/{name}tokens_per_gpu_per_sec"] = sum(numbers) / seconds / max(1, args.rollout_num_gpus or 1)
+            metrics[f"perf/{name}longest_sample_tokens_per_sec"] = max(numbers) / seconds
+    return metrics | waiting(samples) | requested_metrics(args, samples)
+
+
+def waiting(samples: Sequence[Sample]) -> dict[str, float]:
+    """Seconds that samples spent outside the engine, and the cached share of their prompts; empty when nothing is known."""
+    metrics: dict[str, float] = {}
+    outside = [sample.non_generation_time for sample in samples]
+    if any(outside):
+        statistics_of = {"mean": statistics.fmean, "median": statistics.median, "max": max, "min": min}
+        metrics |= {f"perf/non_generation_time/{name}": of(outside) for name, of in statistics_of.items()}
+    prompts = sum(sample.prefix_cache_info.total_prompt_tokens for sample in samples)
+    if prompts:
+        cached = sum(sample.prefix_cache_info.cached_tokens for sample in samples)
+        metrics["rollout/prefix_cache_hit_rate"] = cached / prompts
+        metrics["rollout/avg_cached_tokens_per_sample"] = cached / len(samples)
+    return metrics
+
+
+def field_means(train_data: Mapping[str, Any]) -> dict[str, float]:
+    """Means over samples of what the trainer gets: rewards before and after normalisation, lengths, truncation."""
+    fields = ("rewards", "raw_reward", "response_lengths", "total_lengths", "truncated")
+    return {f"rollout/{name}": statistics.fmean(train_data[name]) for name in fields if train_data.get(name)}
+
+
+def is_repetitive(text: str) -> bool:
+    """Whether a long text says the same again and again: it takes less than a tenth of its room when compressed."""
+    if len(text) < REPETITIVE_CHARACTERS:
+        return False
+    plain = text.encode()
+    return len(zlib.compress(plain)) * REPETITIVE_TIMES < len(plain)
 
 
 def oldest_versions(samples: Sequence[Sample]) -> dict[str, float]:

@@ -52,13 +52,14 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
     return raw, rewards
 
 
-def constant_groups(args: Namespace, samples: Sequence[Sample]) -> int:
-    """How many groups of two or more have equal rewards; under a group-relative estimator they carry no gradient."""
-    count = 0
+def constant_groups(args: Namespace, samples: Sequence[Sample]) -> list[float]:
+    """The reward of each group of two or more whose rewards are equal; under a group-relative estimator it carries no gradient."""
+    found = []
     for members in _groups(args, samples).values():
         values = [_reward(args, samples[pieces[0]]) for pieces in members]
-        count += len(values) >= 2 and max(values) - min(values) <= CONSTANT
-    return count
+        if len(values) >= 2 and max(values) - min(values) <= CONSTANT:
+            found.append(values[0])
+    return found
 
 
 def _groups(args: Namespace, samples: Sequence[Sample]) -> dict[Hashable, list[list[int]]]:

@@ -104,6 +104,9 @@ def test_the_trainer_gives_each_step_and_the_means() -> None:
         def _describe(self, data: Any) -> dict[str, float]:
             return {"rollout/tokens": 9.0}
 
+        def _speeds(self, data: Any) -> dict[str, float]:
+            return {}
+
     Actor.__abstractmethods__ = frozenset()
     actor = Actor(1, 0, "localhost", 1)  # pyright: ignore[reportAbstractUsage]
     actor.args = Namespace(use_pytorch_profiler=False, profile_target=None)

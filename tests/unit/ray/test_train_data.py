@@ -198,7 +198,9 @@ def test_groups_without_a_difference_are_counted() -> None:
     equal = [sample(index, reward=1.0, group_index=0) for index in range(2)]
     mixed = [sample(2, reward=0.0, group_index=1), sample(3, reward=1.0, group_index=1)]
     single = [sample(4, reward=1.0, group_index=2)]
-    assert constant_groups(arguments(), equal + mixed + single) == 1
+    assert constant_groups(arguments(), equal + mixed + single) == [1.0]
+    metrics = rollout_metrics(arguments(rollout_num_gpus=1), equal + mixed + single, 1.0)
+    assert metrics["rollout/constant_groups"] == metrics["rollout/zero_std/count_1"] == 1
 
 
 def test_metrics_describe_the_batch_and_its_age() -> None:
@@ -210,7 +212,9 @@ def test_metrics_describe_the_batch_and_its_age() -> None:
     assert metrics["rollout/response_len/mean"] == 3
     assert metrics["rollout/truncated_ratio"] == 0.5
     assert metrics["rollout/raw_reward"] == 0.5
-    assert metrics["perf/tokens_per_gpu_per_sec"] == 1.0
+    assert metrics["perf/tokens_per_gpu_per_sec"] == metrics["perf/effective_tokens_per_gpu_per_sec"] == 1.0
+    assert metrics["perf/longest_sample_tokens_per_sec"] == 4 / 3
+    assert not [name for name in metrics if "non_generation" in name or "cache" in name]
     ages = staleness(oldest_versions(samples), "6")
     assert ages == {"rollout/staleness_min": 1, "rollout/staleness_mean": 2.0, "rollout/staleness_max": 3}
     assert staleness(oldest_versions([sample(0, weight_versions=["default"])]), "6") == {}

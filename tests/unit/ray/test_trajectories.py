@@ -104,8 +104,8 @@ def test_one_trajectory_of_many_steps_is_a_group_of_one() -> None:
     samples = [sample(0, 0, 2, 0.5), sample(0, 0, 3, 0.5)]
     args = arguments(dynamic_history=True)
     assert post_process_rewards(args, samples)[1] == [0.5, 0.5]
-    assert constant_groups(args, samples) == 0
-    assert constant_groups(arguments(), samples) == 1
+    assert constant_groups(args, samples) == []
+    assert len(constant_groups(arguments(), samples)) == 1
 
 
 def steps(scores: list[float], spans: list[list[int]], **more: Any) -> dict[str, Any]:

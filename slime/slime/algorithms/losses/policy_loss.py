@@ -47,6 +47,7 @@ def policy_loss(
         args, log_probs, batch["log_probs"], torch.cat(batch["advantages"]), batch["loss_masks"]
     )
     metrics = {"pg_clipfrac": reduce(clip_fraction), "ppo_kl": reduce((old - new).detach())}
+    metrics["ois"] = reduce((new - old).detach().exp())
     if args.use_opsm:
         kept = off_policy_mask(log_probs, batch["log_probs"], batch["advantages"], batch["loss_masks"], args.opsm_delta)
         losses = losses * kept

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from slime.algorithms.advantages import compute_advantages
 from slime.backends.trainer import checkpoint_folder
 from slime.backends.trainer.dtypes import DTYPES
+from slime.backends.trainer.flops import forward_flops, speeds
 from slime.backends.trainer.hf_folder import export_hf
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.postprocess import postprocess
@@ -30,6 +31,7 @@ from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
+from slime.utils.hf_checkpoint import read_config
 from slime.utils.misc import load_function
 from slime.weight_sync import WeightSync
 from slime.weight_sync.choose import make_weight_sync
@@ -122,7 +124,8 @@ class TrainActor(TrainRank):
         """
         self._rollout_id = rollout_id
         with self._timed("train"):
-            self._data = data = RolloutShard(fetch(shard))
+            with self._timed("data_preprocess"):
+                self._data = data = RolloutShard(fetch(shard))
             if values:
                 data.set_from_positions("values", [fetch(part) for part in values])
             if self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss":
@@ -150,6 +153,8 @@ class TrainActor(TrainRank):
         rollout = self._describe(data)
         if self.rank != 0:
             return None
+        if steps:
+            rollout |= self._speeds(data)
         return {
             STEPS: [named(step) for step in steps],
             **named(mean_of_steps(steps)),
@@ -205,6 +210,13 @@ class TrainActor(TrainRank):
             elif count:
                 result[f"rollout/{name}"] = total / count
         return result
+
+    def _speeds(self, data: RolloutShard) -> Metrics:
+        """TFLOP/s of this rank in each phase, and tokens per second of its copy of the model."""
+        lengths, responses = data.fields["total_lengths"], data.fields["response_lengths"]
+        copy = dist.get_world_size() / dist.get_world_size(self.data_group)
+        flops = forward_flops(read_config(Path(self.args.hf_checkpoint)), lengths, responses)
+        return speeds(self._seconds, flops / copy, sum(lengths))
 
     # Weights
 
