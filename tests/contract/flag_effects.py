@@ -61,7 +61,7 @@ EFFECTS = {
     f"{RAY}/test_server_command.py::test_a_router_gives_a_request_the_time_of_the_flag": (
         "sglang-router-request-timeout-secs"
     ),
-    f"{RAY}/test_server_command.py::test_a_router_port_alone_is_that_of_the_only_engine": "router",
+    f"{RAY}/test_server_command.py::test_one_engine_has_a_router_where_the_flag_wants_one": "router",
     f"{INTEGRATION}/test_weight_sync.py::test_what_differs_after_a_push_is_named_and_requests_are_held": (
         "check-weight-update-equal"
     ),
@@ -81,7 +81,7 @@ EFFECTS = {
     # Rollouts
     f"{ROLLOUT}::test_of_a_list_only_what_has_no_reward_is_scored": "custom-generate-function-path",
     f"{HOOKS}::test_a_reward_class_scores_samples_and_lists": "custom-rm-path",
-    f"{REWARDS}/test_graders.py::test_metadata_names_the_grader_of_a_sample": "rm-type",
+    f"{REWARDS}/test_graders.py::test_unknown_and_missing_graders_are_named": "rm-type",
     f"{REWARDS}/test_remote_reward.py::test_numbers_and_objects_are_rewards": "rm-url",
     f"{ROLLOUT}::test_a_group_reward_sees_the_group": "group-rm",
     f"{ROLLOUT}::test_the_filters_of_a_finished_rollout": """rollout-sample-filter-path
@@ -89,8 +89,8 @@ EFFECTS = {
     f"{ROLLOUT}::test_hooks_see_each_answer_before_it_is_scored": "rollout-sample-hook-path",
     f"{ROLLOUT}::test_a_rollout_is_exactly_the_groups_asked_for": "dynamic-sampling-filter-path rollout-batch-size",
     f"{ROLLOUT}::test_spare_groups_fill_up_before_more_prompts_are_asked_for": "over-sampling-batch-size",
-    f"{RAY}/test_partial_rollout.py::test_whatever_cuts_it_a_response_is_exact": """partial-rollout
-        mask-offpolicy-in-partial-rollout""",
+    f"{RAY}/test_partial_rollout.py::test_whatever_cuts_it_a_response_is_exact": ("mask-offpolicy-in-partial-rollout"),
+    f"{RAY}/test_partial_rollout.py::test_aborted_groups_go_on_in_the_next_rollout": "partial-rollout",
     f"{BRIDGE}/test_rollout_bridge.py::test_stale_samples_are_dropped_with_a_reason_and_replaced": (
         "max-weight-staleness"
     ),
@@ -165,8 +165,8 @@ EFFECTS = {
     f"{TRAINER}::test_moments_are_forgotten_before_each_rollout": "reset-optimizer-states",
     f"{TRAINER}::test_entropies_dumps_and_traces": """use-rollout-entropy save-debug-train-data use-pytorch-profiler
         profile-step-start profile-step-end profile-target""",
-    f"{BATCHES}::test_caps_hold_except_for_a_single_long_sample": """use-dynamic-batch-size max-tokens-per-gpu
-        micro-batch-size""",
+    f"{BATCHES}::test_caps_hold_except_for_a_single_long_sample": "use-dynamic-batch-size max-tokens-per-gpu",
+    f"{BATCHES}::test_a_micro_batch_has_as_many_samples_as_the_flag_says": "micro-batch-size",
     f"{BATCHES}::test_what_does_not_fill_a_batch_is_dropped_or_a_last_step": """global-batch-size
         num-steps-per-rollout use-dynamic-global-batch-size disable-rollout-trim-samples""",
     # Shape
@@ -199,7 +199,7 @@ EFFECTS = {
     f"{METRICS}::test_turns_with_and_without_observations": "log-multi-turn",
     f"{METRICS}::test_pass_rates_are_the_unbiased_estimate": "log-passrate",
     f"{METRICS}::test_categories_and_correct_samples": "log-reward-category log-correct-samples",
-    f"{LAUNCH}/test_scripts.py::test_the_trainers_dry_run_says_what_cannot_work": "dry-run",
+    f"{LAUNCH}/test_scripts.py::test_a_dry_run_of_the_trainer_starts_nothing": "dry-run",
     # Plugins of method folders read these
     f"{RULES}::test_environment_flags_reach_the_plugin": """prm-step-coef prm-sglang-url gui-max-steps
         gui-sleep-after-execution gui-max-image-history-length gui-max-reward-image-history-length

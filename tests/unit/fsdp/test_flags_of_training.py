@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ import torch
 from torch import nn
 
 from slime.arguments import parse_args
-from slime.backends.fsdp_utils import lora
+from slime.backends.fsdp_utils import lora, train_step
 from slime.backends.fsdp_utils import model as fsdp_model
 from slime.backends.fsdp_utils.critic import critic_arguments
-from slime.backends.fsdp_utils.optimizer import apply_gradients, build_optimizer
+from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.trainer.schedule import Schedule
 from tests.helpers.checkpoints import config_only
 
@@ -69,13 +70,21 @@ def test_a_flag_is_in_the_optimizers_groups(words: list[str], matrix: nn.Module,
 
 
 @pytest.mark.parametrize(("flags", "norm"), [("", 1.0), ("--clip-grad 0.25", 0.25), ("--clip-grad 0", 5.0)])
-def test_gradients_are_clipped_to_the_flag(words: list[str], matrix: nn.Module, flags: str, norm: float) -> None:
+def test_gradients_are_clipped_to_the_flag(
+    words: list[str], matrix: nn.Module, flags: str, norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = parse_args([*words, *flags.split()])
     seen = []
     optimizer = build_optimizer(args, matrix)
     optimizer.register_step_pre_hook(lambda *_: seen.append(float(matrix.weight.grad.norm())))
-    matrix.weight.grad = torch.tensor([[3.0, 4.0]])
-    apply_gradients(matrix, optimizer, Schedule(args, 8), args.clip_grad)
+    monkeypatch.setattr(train_step, "mean_over_ranks", lambda sums, denominator: {})
+    monkeypatch.setattr(train_step.dist, "get_world_size", lambda: 1)
+    shard: Any = SimpleNamespace(global_batch_sizes=[1], micro_batches=[[[0]]])
+    loss = (matrix.weight * torch.tensor([[3.0, 4.0]])).sum()
+    schedule = Schedule(args, 8)
+    train_step.optimizer_step(
+        args, matrix, optimizer, schedule, shard, 0, torch.device("cpu"), loss_of=lambda *_: (loss, {})
+    )
     assert seen == [pytest.approx(norm)]
 
 

@@ -145,6 +145,15 @@ def test_the_example_method_shows_its_plan(capsys: pytest.CaptureFixture[str]) -
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
 
 
+def test_a_dry_run_of_the_trainer_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"--hf-checkpoint {tmp_path} --rollout-batch-size 4 --num-rollout 1 --device cpu".split()
+    assert parse_args(words).num_rollout == 1
+    with pytest.raises(SystemExit) as stopped:
+        parse_args([*words, "--dry-run"])
+    assert stopped.value.code == 0
+    assert "nothing was started" in capsys.readouterr().out
+
+
 def test_the_trainers_dry_run_says_what_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         parse_args([*shell_parts()[EXAMPLE][0][3:], "--rollout-batch-size", "0"])

@@ -129,6 +129,19 @@ def test_a_router_port_alone_is_that_of_the_policys_router(
     assert options(started.words)["--port"] == str(address.port)
 
 
+def test_one_engine_has_a_router_where_the_flag_wants_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = Started()
+    monkeypatch.setattr(router, "spawn", started)
+    monkeypatch.setattr(router, "_answers", lambda url: True)
+    monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
+    urls = ["http://127.0.0.1:1"]
+    for choice, wanted in (("auto", False), ("direct", False), ("sglang", True)):
+        args = arguments(sglang_router_port=None, run_dir=str(tmp_path), router=choice)
+        address = router.serve_behind_one_address(args, "policy", urls)
+        assert bool(started.words) == wanted
+        assert (address.port == 1) != wanted
+
+
 def test_a_router_gives_a_request_the_time_of_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = Started()
     monkeypatch.setattr(router, "spawn", started)

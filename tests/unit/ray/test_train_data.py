@@ -116,6 +116,13 @@ def test_caps_hold_except_for_a_single_long_sample(case: tuple[dict[str, Any], i
                 assert len(batch) <= args.micro_batch_size
 
 
+def test_a_micro_batch_has_as_many_samples_as_the_flag_says() -> None:
+    for size, expected in ((1, [1] * 6), (3, [3, 3]), (4, [4, 2])):
+        args = arguments(use_dynamic_batch_size=False, micro_batch_size=size, global_batch_size=6)
+        [shard] = split_by_dp(convert(args, [sample(index) for index in range(6)]), 1, args)
+        assert sorted(map(len, shard["micro_batch_indices"][0]), reverse=True) == expected
+
+
 def _global(shard: dict[str, Any], batch: list[int]) -> list[int]:
     return [shard["partition"][index] for index in batch]
 
