@@ -11,7 +11,11 @@ OPTIMIZER = Group(
         Option("--lr", "learning rate", float, 1e-6),
         Option("--min-lr", "floor of the schedule", float, 0.0),
         Option(
-            "--lr-decay-style", "schedule after the warm-up", str, "constant", ("constant", "linear", "cosine", "WSD")
+            "--lr-decay-style",
+            "schedule after the warm-up; other cores: linear (Megatron), constant (FSDP)",
+            str,
+            "constant",
+            ("constant", "linear", "cosine", "WSD"),
         ),
         Option("--lr-decay-iters", "steps until --min-lr; default: all steps of the run", int),
         Option("--lr-wsd-decay-iters", "last steps, in which WSD decays", int),
@@ -42,7 +46,7 @@ OPTIMIZER = Group(
         Option("--adam-beta1", "Adam's first decay", float, 0.9),
         Option(
             "--adam-beta2",
-            "Adam's second decay; of every launch script, where other cores have 0.999 (Megatron) or 0.95 (FSDP)",
+            "Adam's second decay, as launch scripts give it; other cores: 0.999 (Megatron), 0.95 (FSDP)",
             float,
             0.98,
         ),

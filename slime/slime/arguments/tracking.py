@@ -15,7 +15,7 @@ TRACKING = Group(
         Option("--wandb-key", "key; every user of the machine can see it here, WANDB_API_KEY is safer", nargs="?"),
         Option("--wandb-host", "URL of the server; default: the library's"),
         Option("--wandb-mode", "online, or files only", str, "online", ("online", "offline", "disabled")),
-        Option("--wandb-project", "project", str, "openclaw_rl"),
+        Option("--wandb-project", "project, as launch scripts name it", str, "openclaw_rl"),
         Option("--wandb-group", "group and stem of the run's name"),
         Option("--wandb-run-id", "id of the run; one that exists is continued"),
         Option("--disable-wandb-random-suffix", "the run's name is the group", None, off="wandb_random_suffix"),

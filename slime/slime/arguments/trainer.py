@@ -49,7 +49,7 @@ TRAINER = Group(
         Option("--pack-sequences", "pack the samples of a micro-batch into one sequence", bool, True),
         Option(
             "--log-probs-chunk-size",
-            "positions per chunk of the logprob kernel, same numbers in less memory; -1: all at once",
+            "positions per chunk of the logprob kernel: same numbers, less memory; -1: all at once, as in other cores",
             int,
             1024,
         ),
@@ -75,7 +75,7 @@ LORA = Group(
         Option("--lora-dropout", "dropout on the adapters' input", float, 0.0),
         Option(
             "--lora-target-modules",
-            "comma-separated modules",
+            "comma-separated modules; all linear layers of a block, where PEFT alone would take two",
             comma_list,
             ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         ),
