@@ -22,8 +22,9 @@ LONGEST_FIRST = (
     "test_engine_live",
     "test_gateway_live",
     "test_teacher_logprobs",
+    "test_megatron_loop",
 )
-SHARED = {"test_engine_live", "test_gateway_live", "test_teacher_logprobs"}
+SHARED = {"test_engine_live", "test_gateway_live", "test_teacher_logprobs", "test_megatron_loop"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,73 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-import psutil
 import pytest
 
-WAIT_SECONDS = 300
+from tests.helpers.driver import Driver, assert_all_gone, live_version
 
-
-class Driver:
-    """A run of ``train_async.py`` with its output in a file."""
-
-    def __init__(self, repository: Path, run_dir: Path, model: Path, *flags: str) -> None:
-        prompts = run_dir / "prompts.jsonl"
-        run_dir.mkdir(parents=True, exist_ok=True)
-        prompts.write_text("\n".join(json.dumps({"prompt": f"def f{number}(x):"}) for number in range(40)))
-        self.output = run_dir / f"driver-{len(list(run_dir.glob('driver-*')))}.log"
-        command = f"""slime/train_async.py --device cpu --hf-checkpoint {model} --run-dir {run_dir}
-            --advantage-estimator ppo --num-critic-only-steps 1 --critic-lr 1e-2
-            --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --rollout-batch-size 2 --n-samples-per-prompt 4
-            --prompt-data {prompts} --input-key prompt --rollout-max-response-len 24
-            --custom-rm-path tests.helpers.rewards.prefer_even_ids --use-dynamic-batch-size --max-tokens-per-gpu 512
-            --lr 1e-3 --save {run_dir}/checkpoints --save-interval 2 --rollout-health-check-interval 1""".split()
-        environment = {**os.environ, "PYTHONPATH": f"{repository / 'slime'}{os.pathsep}{repository}"}
-        with self.output.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *command, *flags], cwd=repository, env=environment, stdout=log, stderr=log
-            )
-
-    def text(self) -> str:
-        return self.output.read_text(errors="replace")
-
-    def wait_for(self, words: str) -> None:
-        self.wait_until(lambda: words in self.text(), f"{words!r}")
-
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if condition():
-                return
-            time.sleep(0.1)
-        assert condition(), f"waiting for {what}; the driver's output:\n{self.text()}"
-
-    def engine_url(self) -> str:
-        line = next(line for line in self.text().splitlines() if line.startswith("policy engine: "))
-        return line.removeprefix("policy engine: ")
-
-    def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-
-def assert_all_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-
-
-def live_version(url: str) -> str | None:
-    try:
-        return httpx.get(f"{url}/model_info", timeout=5, trust_env=False).json()["weight_version"]
-    except httpx.TransportError:
-        return None
+PPO = (
+    *("--advantage-estimator", "ppo", "--num-critic-only-steps", "1", "--critic-lr", "1e-2"),
+    *("--save-interval", "2"),
+)
 
 
 def evaluation_sets(folder: Path) -> Path:
@@ -109,13 +53,13 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     # Twice as many groups as a batch needs: the surplus is aborted on the engine and goes on in the next batch.
     partial = ("--partial-rollout", "--over-sampling-batch-size", "4")
     evaluation = ("--eval-config", str(evaluation_sets(tmp_path)), "--eval-interval", "2")
-    flags = ("--num-rollout", "3", "--serve-when-done", *partial, *evaluation)
+    flags = (*PPO, "--num-rollout", "3", "--serve-when-done", *partial, *evaluation)
     driver = Driver(repository, run_dir, tiny_random_model, *flags)
     driver.wait_for("serving until")
     check_evaluations(driver, run_dir)
     url = driver.engine_url()
     assert live_version(url) == "2"
-    steps = [line for line in driver.text().splitlines() if line.startswith("step ")]
+    steps = driver.steps()
     assert [line.split()[1] for line in steps] == ["0", "1", "2"]
     # the first step is the critic's alone, so the engines keep the weights they have
     assert [line.split()[-1] for line in steps] == ["0", "1", "2"]
@@ -137,11 +81,11 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
 
     function = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
     resumed = Driver(
-        *(repository, run_dir, tiny_random_model, "--num-rollout", "6", "--resume", "--serve-when-done"),
+        *(repository, run_dir, tiny_random_model, *PPO, "--num-rollout", "6", "--resume", "--serve-when-done"),
         *("--rollout-function-path", function, "--over-sampling-batch-size", "4"),
     )
     resumed.wait_for("serving until")
-    assert [line.split()[1] for line in resumed.text().splitlines() if line.startswith("step ")] == ["3", "4", "5"]
+    assert [line.split()[1] for line in resumed.steps()] == ["3", "4", "5"]
     assert live_version(resumed.engine_url()) == "5"
     family = resumed.family()
     resumed.process.kill()

@@ -1,0 +1,101 @@
+"""A run of ``train_async.py`` or ``train.py`` as a process, as integration tests watch it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+
+WAIT_SECONDS = 300
+PROMPTS = 40
+COMMON = (
+    *("--device", "cpu", "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"),
+    *("--rollout-batch-size", "2", "--n-samples-per-prompt", "4", "--input-key", "prompt"),
+    *("--rollout-max-response-len", "24", "--custom-rm-path", "tests.helpers.rewards.prefer_even_ids"),
+    *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "512", "--lr", "1e-3"),
+    *("--rollout-health-check-interval", "1"),
+)
+
+
+class Driver:
+    """A run with its output in a file; flags come after `COMMON`, so they win."""
+
+    def __init__(
+        self, repository: Path, run_dir: Path, model: Path, *flags: str, script: str = "train_async.py"
+    ) -> None:
+        prompts = run_dir / "prompts.jsonl"
+        run_dir.mkdir(parents=True, exist_ok=True)
+        prompts.write_text("\n".join(json.dumps({"prompt": f"def f{number}(x):"}) for number in range(PROMPTS)))
+        self.output = run_dir / f"driver-{len(list(run_dir.glob('driver-*')))}.log"
+        own = [
+            "--hf-checkpoint",
+            model,
+            "--run-dir",
+            run_dir,
+            "--prompt-data",
+            prompts,
+            "--save",
+            run_dir / "checkpoints",
+        ]
+        command = [sys.executable, repository / "slime" / script, *COMMON, *own, *flags]
+        environment = {**os.environ, "PYTHONPATH": f"{repository / 'slime'}{os.pathsep}{repository}"}
+        with self.output.open("wb") as log:
+            self.process = subprocess.Popen(
+                list(map(str, command)), cwd=repository, env=environment, stdout=log, stderr=log
+            )
+
+    def text(self) -> str:
+        """What it has printed, Ray's lines of other processes included."""
+        return self.output.read_text(errors="replace")
+
+    def steps(self) -> list[str]:
+        """Its lines about steps."""
+        return [line for line in self.text().splitlines() if line.startswith("step ")]
+
+    def wait_for(self, words: str) -> None:
+        """Wait until it has printed ``words``; fails when it ends before."""
+        self.wait_until(lambda: words in self.text(), f"{words!r}")
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until ``condition`` holds; fails when the run ends before."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if condition():
+                return
+            time.sleep(0.1)
+        assert condition(), f"waiting for {what}; the driver's output:\n{self.text()}"
+
+    def wait_end(self) -> int:
+        """Wait for its end and return its exit status."""
+        return self.process.wait(WAIT_SECONDS)
+
+    def engine_url(self) -> str:
+        """Where the policy engine serves."""
+        line = next(line for line in self.text().splitlines() if line.startswith("policy engine: "))
+        return line.removeprefix("policy engine: ")
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that it has started and that live."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    """Fail unless every process has ended within half a minute."""
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    left = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not left, [process.cmdline() for process in left]
+
+
+def live_version(url: str) -> str | None:
+    """The weight version that an engine serves; None while it does not answer."""
+    try:
+        return httpx.get(f"{url}/model_info", timeout=5, trust_env=False).json()["weight_version"]
+    except httpx.TransportError:
+        return None
