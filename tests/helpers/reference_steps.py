@@ -24,7 +24,9 @@ def log_probs_of(model: Any, weights: dict[str, Tensor], args: Namespace, data: 
 
 def sft_steps(args: Namespace, data: dict[str, Any], steps: int) -> dict[str, Any]:
     """Return ``log_probs`` and ``gradients`` at the start, ``losses``, and the weights ``after`` the steps of AdamW."""
-    model = AutoModelForCausalLM.from_pretrained(args.hf_checkpoint, dtype=torch.float64, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        args.hf_checkpoint, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
     weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
     moments = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in weights.items()}
     result: dict[str, Any] = {"losses": []}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from slime.arguments.model_shape import number_of_experts
 from slime.arguments.option import Group, Option, flag_of
 
 MEGATRON = Group(
@@ -114,7 +115,7 @@ def check_megatron_shape(args: Namespace, config: dict) -> list[str]:
         ("num_attention_heads", heads, "tensor_model_parallel_size"),
         ("intermediate_size", config.get("intermediate_size"), "tensor_model_parallel_size"),
         ("num_hidden_layers", config.get("num_hidden_layers"), "pipeline_model_parallel_size"),
-        ("num_experts", config.get("num_experts"), "expert_model_parallel_size"),
+        ("num_experts", number_of_experts(config), "expert_model_parallel_size"),
     )
     return [
         f"{flag_of(name)} {getattr(args, name)} does not divide {key} {value} of {args.hf_checkpoint}/config.json"

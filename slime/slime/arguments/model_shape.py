@@ -46,7 +46,7 @@ def text_config(config: dict) -> dict:
     return {"tie_word_embeddings": config.get("tie_word_embeddings", False), **inner} if inner else config
 
 
-def _experts(config: dict) -> int | None:
+def number_of_experts(config: dict) -> int | None:
     """Experts per layer, under the name of the published files or the one that transformers writes."""
     return config.get("num_experts") or config.get("num_local_experts")
 
@@ -58,7 +58,7 @@ def check_trainable(args: Namespace, config: dict) -> list[str]:
     problems = []
     if "vision_config" in config and not kind.startswith("qwen3_5"):
         problems.append(f"{name} is a vision-language model, which no back end here trains; use a text model")
-    if _experts(text) and args.train_backend == "fsdp":
+    if number_of_experts(text) and args.train_backend == "fsdp":
         problems.append(f"{name} is a mixture of experts, which --train-backend fsdp does not train; use a dense model")
     if config.get("quantization_config"):
         problems.append(f"{name} is quantised, which no back end here trains; use the bfloat16 checkpoint")
@@ -87,7 +87,7 @@ def check_model_shape(args: Namespace, config: dict) -> list[str]:
         "rotary_percent": config.get("partial_rotary_factor") or rotary.get("partial_rotary_factor"),
         "norm_epsilon": config.get("rms_norm_eps"),
         "vocab_size": config.get("vocab_size"),
-        "num_experts": _experts(config),
+        "num_experts": number_of_experts(config),
         "moe_ffn_hidden_size": config.get("moe_intermediate_size"),
         "moe_router_topk": config.get("num_experts_per_tok"),
     }

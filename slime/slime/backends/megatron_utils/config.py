@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from slime.arguments.model_shape import number_of_experts
 from slime.backends.trainer.dtypes import DTYPES
 from slime.exceptions import ConfigurationError
 
@@ -81,7 +82,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
         hidden_size=config["hidden_size"],
         vocab_size=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
-        experts=config.get("num_experts", 0) if config["model_type"] == "qwen3_moe" else 0,
+        experts=number_of_experts(config) or 0,
     )
 
 

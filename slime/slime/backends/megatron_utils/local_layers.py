@@ -54,6 +54,12 @@ def local_layer_spec(config: Any) -> Any:
     """Return the specification of a decoder layer made of these and Megatron's parallel linears."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
+    if config.num_moe_experts:
+        from megatron.core.transformer.moe import moe_utils
+
+        # Megatron-core 0.16.1 asks for this name, which it defines with Transformer Engine only.
+        if not hasattr(moe_utils, "te_general_gemm"):
+            setattr(moe_utils, "te_general_gemm", None)  # noqa: B010  a name that the module does not declare
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts,
         moe_grouped_gemm=False,

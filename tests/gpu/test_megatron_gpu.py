@@ -1,0 +1,79 @@
+"""Megatron on CUDA: Transformer Engine's layers over NCCL, the precision-aware offloaded optimizer, experts, against the CPU's.
+
+The CPU's run is the one that `tests/integration/test_megatron_parity.py` holds to float64; here weights are bfloat16, so the
+tolerance is that of their rounding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers import megatron_ranks, tiny_models, trainer
+
+pytest.importorskip("transformer_engine", reason="needs Transformer Engine")
+
+TOLERANCE = 2e-2
+ROLLOUTS = [0, 1]
+CPU = {"loss_type": "sft_loss", "adam_eps": 1e-4, "train_dtype": "float32"}
+CUDA = CPU | {"device": "cuda", "transformer_impl": "transformer_engine", "train_dtype": "bfloat16"}
+OFFLOADED = {
+    "use_precision_aware_optimizer": True,
+    "optimizer_cpu_offload": True,
+    "overlap_cpu_optimizer_d2h_h2d": True,
+}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one GPU": (1, {}),
+    "recomputed": (1, {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}),
+    "offloaded": (1, OFFLOADED),
+    "tp 2, sequence parallel": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "dp 2": (2, {}),
+    "pp 2": (2, {"pipeline_model_parallel_size": 2}),
+}
+
+
+def outcome(model: Path, folder: Path, ranks: int, changes: dict[str, Any]) -> dict[str, Any]:
+    """Train two rollouts and return what became of it."""
+    file = folder / "out.pt"
+    plan = {"changes": changes | {"save": str(folder / "save")}, "rollouts": ROLLOUTS}
+    trainer.on_ranks(ranks, megatron_ranks.run_actors, [plan], str(model), str(file))
+    return torch.load(file, weights_only=False, map_location="cpu")[0]
+
+
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Losses, and the change of every weight relative to the largest change of that weight."""
+    for one, other in zip(found["metrics"], expected["metrics"], strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=TOLERANCE)
+        assert one["train/grad_norm"] == pytest.approx(other["train/grad_norm"], rel=10 * TOLERANCE)
+    assert set(found["after"]) == set(expected["after"])
+    for name, value in expected["after"].items():
+        assert torch.allclose(found["after"][name].float(), value.float(), rtol=TOLERANCE, atol=TOLERANCE), name
+    assert any(not torch.equal(found["after"][name], value) for name, value in found["before"].items())
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return outcome(tiny_random_model, tmp_path_factory.mktemp("cpu"), 1, CPU)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_rollouts_are_those_of_the_cpu(
+    layout: str, on_the_cpu: dict[str, Any], tiny_random_model: Path, tmp_path: Path
+) -> None:
+    ranks, changes = LAYOUTS[layout]
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} CUDA devices")
+    check_same(outcome(tiny_random_model, tmp_path, ranks, CUDA | changes), on_the_cpu)
+
+
+@pytest.mark.parametrize("experts", [1, 2])
+def test_experts_are_those_of_the_cpu(experts: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < experts:
+        pytest.skip(f"needs {experts} CUDA devices")
+    model = tiny_models.qwen3_moe(tmp_path / "model")
+    expected = outcome(model, tmp_path / "cpu", 1, CPU)
+    changes = CUDA | {"expert_model_parallel_size": experts}
+    check_same(outcome(model, tmp_path / "cuda", experts, changes), expected)
