@@ -54,7 +54,7 @@ class RealRun:
         self.run = self._start()
 
     def _start(self, *flags: str) -> LiveRun:
-        dumps = ("--save-debug-rollout-data", str(self.dumps / "{rollout_id}.pt"))
+        dumps = ("--save-debug-rollout-data", str(self.dumps / "{rollout_id}.pt"), "--max-trainer-restarts", "0")
         return LiveRun(REPOSITORY, self.folder, self._model, "combine", *dumps, *flags, **SETTINGS, PORT=self._port)
 
     def url(self) -> str:

@@ -31,6 +31,30 @@ class TrainerError(SlimeError, RuntimeError):
     """A training rank died or could not take the step."""
 
 
+class LostError(TrainerError):
+    """A process of the run died; the run can go on from its last checkpoint."""
+
+
+class RankLostError(LostError):
+    """A training rank died, or lost the data it was given: all ranks have to start again.
+
+    Attributes:
+        method: what the ranks were doing.
+    """
+
+    def __init__(self, message: str, method: str = "") -> None:
+        super().__init__(message)
+        self.method = method
+
+
+class ManagerLostError(LostError):
+    """The rollout manager died, and its engines and batches with it."""
+
+
+class NodeError(SlimeError, RuntimeError):
+    """A machine did not join the cluster, or left it."""
+
+
 class CheckpointError(SlimeError, RuntimeError):
     """A checkpoint is missing, incomplete or of another run."""
 

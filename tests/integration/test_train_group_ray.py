@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from slime.exceptions import TrainerError
+from slime.exceptions import RankLostError, TrainerError
 from slime.ray.actor_group import TrainGroup
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import ReservedPlacement, create_placement
@@ -91,9 +91,16 @@ def test_every_rank_gets_its_shard(args: Namespace, reserved: ReservedPlacement)
 
 def test_a_dead_rank_is_named_while_the_others_wait(args: Namespace, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
-    with pytest.raises(TrainerError, match="training rank 1 died in train"):
+    with pytest.raises(RankLostError, match="training rank 1 died in train"):
         ranks.train(0, ["wait", "die"])
-    ranks._ranks = []
+    ranks.kill()
+
+
+def test_an_error_that_comes_with_a_death_is_told_as_the_death(args: Namespace, reserved: ReservedPlacement) -> None:
+    ranks = group(args, reserved)
+    with pytest.raises(RankLostError, match="training rank 1 died in train"):
+        ranks.train(0, ["raise", "die"])
+    ranks.kill()
 
 
 def test_ranks_must_agree_on_the_first_rollout(args: Namespace, reserved: ReservedPlacement) -> None:

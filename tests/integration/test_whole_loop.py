@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 BATCH_SIZE = 8
 TOLERANCE = 1e-4
+NO_RESTARTS = ("--max-trainer-restarts", "0")
 FIRST_EXPORTS, SECOND_EXPORTS = "hf-first", "hf-second"
 
 
@@ -84,7 +85,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     folder = tmp_path_factory.mktemp("loop")
     settings = {"BATCH_SIZE": BATCH_SIZE, "NUM_ROLLOUT": 1000, "SAVE_INTERVAL": 2}
     hf = folder / FIRST_EXPORTS / "{rollout_id}"
-    run = LiveRun(repository, folder, model, "combine", "--save-hf", str(hf), **settings)
+    run = LiveRun(repository, folder, model, "combine", "--save-hf", str(hf), *NO_RESTARTS, **settings)
     try:
         run.wait_ready()
         replies = conversations(run.base_url, 0, 20)

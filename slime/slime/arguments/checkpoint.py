@@ -21,6 +21,13 @@ CHECKPOINT = Group(
         Option("--save-keep", "checkpoints kept in --save, the newest ones; 0 keeps all", int, 3),
         Option("--save-hf", "also write a Hugging Face folder; a path with {rollout_id}"),
         Option("--resume", "go on from the newest checkpoint in --save", bool),
+        Option(
+            "--max-trainer-restarts",
+            "how often a run whose trainer rank or rollout manager died goes on by itself from the last checkpoint in --save, "
+            "counted anew after each checkpoint; 0 ends the run",
+            int,
+            3,
+        ),
         Option("--start-rollout-id", "first rollout id; default: from the checkpoint, else 0", int),
     ),
 )

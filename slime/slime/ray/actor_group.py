@@ -1,20 +1,22 @@
 """The training ranks of a role, policy or critic, as one object.
 
-Guarantees: a call returns when every rank has returned; when a rank dies or raises, the call raises :class:`TrainerError`
-that names the rank at once, also while the others wait for it in a collective operation.
+Guarantees: a call returns when every rank has returned; when a rank dies or raises, the call raises
+:class:`RankLostError` or :class:`TrainerError` that names the rank, also while the others wait for it in a collective
+operation. An error that a rank has because another one died is told as that death.
 """
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from slime.backends.megatron_utils.parallel import data_parallel_size, shard_of_rank
 from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
-from slime.exceptions import TrainerError
+from slime.exceptions import RankLostError, TrainerError
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.utils.misc import load_function
 
@@ -22,6 +24,8 @@ FSDP_ACTOR = "slime.backends.fsdp_utils.actor.FSDPTrainActor"
 MEGATRON_ACTOR = "slime.backends.megatron_utils.actor.MegatronTrainActor"
 FSDP_CRITIC = "slime.backends.fsdp_utils.critic.FSDPCriticActor"
 _SHUTDOWN_TIMEOUT_SECONDS = 20.0
+DEATH_SECONDS = 5.0
+"""How long after a rank's failure the death of another one can be its cause: connections close before Ray tells of a death."""
 
 
 class TrainGroup:
@@ -100,6 +104,10 @@ class TrainGroup:
         """Leave the process groups and end the actors."""
         references = [rank.shutdown.remote() for rank in self._ranks]
         ray.wait(references, num_returns=len(references), timeout=_SHUTDOWN_TIMEOUT_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actors at once, whatever they are doing."""
         for rank in self._ranks:
             ray.kill(rank)
         self._ranks = []
@@ -116,13 +124,29 @@ class TrainGroup:
             try:
                 ray.get(done)
             except RayActorError as error:
-                raise TrainerError(
-                    f"{self._noun} {rank} died in {method}: {error}. Start again with --resume to continue at the last "
-                    "checkpoint"
-                ) from error
+                raise self._lost(rank, method, error) from error
             except RayTaskError as error:
+                self._check_deaths(method, waiting)
                 cause = error.cause
-                raise TrainerError(
-                    f"{self._noun} {rank} failed in {method}: {type(cause).__name__}: {cause}"
-                ) from error
+                said = f"{self._noun} {rank} failed in {method}: {type(cause).__name__}: {cause}"
+                if isinstance(cause, ObjectLostError):
+                    raise RankLostError(said, method) from error
+                raise TrainerError(said) from error
         return ray.get(references)
+
+    def _lost(self, rank: int, method: str, error: Exception) -> RankLostError:
+        return RankLostError(f"{self._noun} {rank} died in {method}: {error}", method)
+
+    def _check_deaths(self, method: str, waiting: dict[Any, int]) -> None:
+        """Raise RankLostError when one of the ranks that have yet to answer is dead, or is found to be soon."""
+        deadline = time.monotonic() + DEATH_SECONDS
+        left = dict(waiting)
+        while left and (seconds := deadline - time.monotonic()) > 0:
+            for reference in ray.wait(list(left), num_returns=1, timeout=seconds)[0]:
+                rank = left.pop(reference)
+                try:
+                    ray.get(reference)
+                except RayActorError as error:
+                    raise self._lost(rank, method, error) from error
+                except RayTaskError:
+                    continue

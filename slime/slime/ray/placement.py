@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ipaddress
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from slime.arguments.critic import critic_gpus
@@ -100,6 +100,8 @@ def describe_placement(args: Namespace) -> Placement:
         critic=tuple(range(actor_count, trainer_count)),
     )
     available = getattr(args, "num_gpus", None)
+    if available is not None:
+        available *= getattr(args, "num_nodes", 1)
     if available is not None and placement.total > available:
         raise ConfigurationError(
             f"actor {actor_count} + {f'critic {trainer_count - actor_count} + ' if placement.critic else ''}"
@@ -121,6 +123,7 @@ class Bundle:
     node_ip: str
     gpu_id: int
     free_port: int
+    node_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,11 @@ class ReservedPlacement:
     placement: Placement
     group: PlacementGroup | None
     bundles: tuple[Bundle, ...]
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """``{node id: address}`` of the machines that hold the bundles."""
+        return {bundle.node_id: bundle.node_ip for bundle in self.bundles}
 
     def options(self, gpu: int, share: float) -> dict[str, Any]:
         """Actor options that put an actor on a GPU with a share of it."""
@@ -161,10 +169,23 @@ def create_placement(args: Namespace) -> ReservedPlacement:
     return ReservedPlacement(placement, group, tuple(_probe_bundles(group, placement.total)))
 
 
-def _probe_bundles(group: PlacementGroup, count: int) -> list[Bundle]:
-    """Ask a short-lived actor on every bundle where it is; sorted by node address, then GPU."""
+def with_fresh_ports(reserved: ReservedPlacement) -> ReservedPlacement:
+    """Return the same placement with other free ports; raises NodeError when one of its machines is gone."""
+    if reserved.group is None:
+        return reserved
+    probed = _probe_bundles(reserved.group, len(reserved.bundles), reserved.nodes)
+    return replace(reserved, bundles=tuple(probed))
+
+
+def _probe_bundles(group: PlacementGroup, count: int, used: Mapping[str, str] | None = None) -> list[Bundle]:
+    """Ask a short-lived actor on every bundle where it is; sorted by node address, then node, then GPU.
+
+    Raises NodeError when a node of ``used`` goes meanwhile.
+    """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from slime.ray.nodes import get_watching, live_nodes
 
     @ray.remote(num_cpus=ACTOR_GPU_SHARE, num_gpus=ACTOR_GPU_SHARE)
     class Probe:
@@ -182,13 +203,14 @@ def _probe_bundles(group: PlacementGroup, count: int) -> list[Bundle]:
         for index in range(count)
     ]
     try:
-        places = ray.get([probe.where.remote() for probe in probes])
+        asked = [probe.where.remote() for probe in probes]
+        places = [get_watching(reference, used or {}) for reference in asked]
     finally:
         for probe in probes:
             ray.kill(probe)
-    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    bundles = [Bundle(index, addresses[node], gpu, port) for index, (node, gpu, port) in enumerate(places)]
-    return sorted(bundles, key=lambda bundle: (_address_key(bundle.node_ip), bundle.gpu_id))
+    addresses = live_nodes()
+    bundles = [Bundle(index, addresses[node], gpu, port, node) for index, (node, gpu, port) in enumerate(places)]
+    return sorted(bundles, key=lambda bundle: (_address_key(bundle.node_ip), bundle.node_id, bundle.gpu_id))
 
 
 def _address_key(address: str) -> tuple[int, int, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.backends.megatron_utils.parallel import data_parallel_size
 from slime.exceptions import ConfigurationError, PluginError
@@ -34,12 +35,14 @@ from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
+from slime.weight_sync.engine_calls import EngineCalls
 
 __all__ = ["RolloutBatch", "RolloutManager", "compute_rollout_step", "create_rollout_manager"]
 
 logger = logging.getLogger(__name__)
 
 _MANAGER_THREADS = 16
+HOLD_SECONDS = 30.0
 
 
 class RolloutBatch(TypedDict):
@@ -116,6 +119,12 @@ class RolloutManager:
     def engine_handles(self) -> list[Any]:
         """Actors of the policy engines, in order of their index."""
         return next((list(group.handles) for group in self._groups if group.role == "policy"), [])
+
+    def hold_engines(self) -> None:
+        """Let the policy engines hold their requests after an update whose trainer died; one that does not answer is ended."""
+        handles = self.engine_handles()
+        for position in EngineCalls(handles, "hold_after_failed_update").unanswered(HOLD_SECONDS):
+            EngineCalls([handles[position]], "kill").unanswered(HOLD_SECONDS)
 
     def addresses(self) -> dict[str, str]:
         """URL of each role."""
@@ -240,6 +249,9 @@ class RolloutManager:
 
 
 def create_rollout_manager(args: Namespace, reserved: ReservedPlacement) -> Any:
-    """Create the manager's actor; its engines are up when the first call on it returns."""
-    remote = ray.remote(RolloutManager).options(num_cpus=1, num_gpus=0, max_concurrency=_MANAGER_THREADS)
+    """Create the manager's actor on the driver's machine; its engines are up when the first call on it returns."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    remote = ray.remote(RolloutManager).options(
+        num_cpus=1, num_gpus=0, max_concurrency=_MANAGER_THREADS, scheduling_strategy=here
+    )
     return remote.remote(args, reserved)

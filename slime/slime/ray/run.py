@@ -2,8 +2,9 @@
 
 Guarantees: leaving the ``with`` block ends everything the run started, whatever happened inside; engines that came back
 after a crash get the trainer's weights before anything else is done with them, and an engine that fails while it gets them is
-started again and gets them again; SIGTERM and SIGINT are noticed within two
-seconds, except inside a training step, which is finished.
+started again and gets them again; a training rank or a rollout manager that dies is started again from the last checkpoint
+(`slime.ray.restarts`), a lost machine ends the run with its name; SIGTERM and SIGINT are noticed within two seconds,
+except inside a training step, which is finished.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 import slime.rollout.eval_metrics as eval_metrics
 from slime.arguments.backend import backend_line
-from slime.exceptions import TrainerError
+from slime.exceptions import LostError, ManagerLostError, NodeError, RankLostError, TrainerError
 from slime.observability.metric_utils import compute_rollout_step, rollout_part, train_records
 from slime.ray.cluster import ray_cluster
-from slime.ray.placement import create_placement, describe_placement
+from slime.ray.nodes import check_nodes, get_watching
+from slime.ray.placement import ReservedPlacement, create_placement, describe_placement, with_fresh_ports
+from slime.ray.restarts import Restarts
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.trainer import Trainer
 from slime.rollout.metrics import staleness
@@ -36,7 +39,12 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 2.0
 _PROGRESS_SECONDS = 0.5
 _DISPOSE_TIMEOUT_SECONDS = 60.0
+_ALIVE_TIMEOUT_SECONDS = 30.0
 PUSH_ATTEMPTS = 3
+
+
+# During these the engines may hold half new weights.
+WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
 
 
 class Stopped(Exception):
@@ -56,6 +64,8 @@ class Run:
         self._trainer: Trainer | None = None
         self._resources = contextlib.ExitStack()
         self._free_since = time.monotonic()
+        self._reserved: ReservedPlacement | None = None
+        self._restarts = Restarts(None, 0)
         self._trained: int | None = None
         self._saved: int | None = None
 
@@ -80,7 +90,7 @@ class Run:
             say(backend_line(args))
         self._resources.enter_context(ray_cluster(args, num_gpus=getattr(args, "num_gpus", None) or placement.total))
         self.stop.install()  # again: Ray has put its own handlers in place
-        reserved = create_placement(args)
+        self._reserved = reserved = create_placement(args)
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
         self._manager = create_rollout_manager(args, reserved)
@@ -89,8 +99,9 @@ class Run:
             self._rollouts_per_epoch = self.wait(self._manager.rollouts_per_epoch.remote())
             args.num_rollout = args.num_epoch * self._rollouts_per_epoch
         if placement.actor:
+            self._restarts = Restarts(args.save, args.max_trainer_restarts)
             self._trainer = Trainer(args, reserved)
-            self._resources.callback(self._trainer.shutdown)
+            self._resources.callback(self._end_trainer)
             self.start_rollout_id = self._trainer.init()
         for role, url in self.wait(self._manager.addresses.remote()).items():
             say(f"{role} engine: {url}")
@@ -108,6 +119,10 @@ class Run:
             self._resources.close()
         return False
 
+    def _end_trainer(self) -> None:
+        if self._trainer is not None:
+            self._trainer.shutdown()
+
     def _dispose_manager(self) -> None:
         assert self._manager is not None
         ray.wait([self._manager.dispose.remote()], timeout=_DISPOSE_TIMEOUT_SECONDS)
@@ -120,16 +135,85 @@ class Run:
                 raise Stopped
             done, _ = ray.wait([reference], timeout=_POLL_SECONDS)
             if done:
-                return ray.get(reference)
+                return self._value(reference)
+            check_nodes(self._nodes())
             if self.weight_version:
                 self.recover()
+
+    def _nodes(self) -> dict[str, str]:
+        """The machines whose loss ends the run; the driver ends with its own."""
+        nodes = self._reserved.nodes if self._reserved else {}
+        return nodes if len(nodes) > 1 else {}
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """What the rollout manager answers; raises ManagerLostError when it has died."""
+        return self._value(getattr(self._manager, method).remote(*arguments))
+
+    def _value(self, reference: Any) -> Any:
+        try:
+            nodes = self._nodes()
+            return get_watching(reference, nodes) if nodes else ray.get(reference)
+        except RayActorError as error:
+            if isinstance(error, RayTaskError):  # it lives, and was told of another one's death
+                raise
+            raise ManagerLostError(f"the rollout manager died: {error}") from error
+
+    # After a loss
+
+    def repeat(self, loop: Callable[[Run], None]) -> None:
+        """Run ``loop``, and again after a loss, as long as `Restarts` allow; each time it starts at ``start_rollout_id``."""
+        lost: LostError | None = None
+        while True:
+            try:
+                if lost is not None:
+                    self._restart(lost)
+                return loop(self)
+            except LostError as error:
+                lost = error
+
+    def _restart(self, lost: LostError) -> None:
+        """Start the trainer again from the last checkpoint, and the rollout manager if it died, and send the weights."""
+        line = self._restarts.spend(lost)
+        assert self._trainer is not None
+        assert self._reserved is not None
+        logger.exception("a process of the run is gone", exc_info=lost)
+        say(line)
+        self._trainer.kill()
+        new_manager = not self._manager_lives()
+        if not new_manager and isinstance(lost, RankLostError) and lost.method in WEIGHT_METHODS:
+            self._ask("hold_engines")
+        self.weight_version, self._trained = "", None
+        args = self._restarts.arguments(self.args)
+        self._reserved = with_fresh_ports(self._reserved)
+        if new_manager:
+            self._restarts.batches_lost()
+            self._manager = create_rollout_manager(args, self._reserved)
+        self._trainer = Trainer(args, self._reserved)
+        self.start_rollout_id = self._trainer.init()
+        if new_manager:
+            self.wait(self._manager.load.remote(self.start_rollout_id - 1))
+        if self._serves_engines():
+            self._send_weights(connect=True)
+        say(f"going on at rollout {self.start_rollout_id}")
+
+    def _manager_lives(self) -> bool:
+        reference = self._manager.addresses.remote()
+        try:
+            if ray.wait([reference], timeout=_ALIVE_TIMEOUT_SECONDS)[0]:
+                ray.get(reference)
+                return True
+        except RayActorError:
+            return False
+        ray.kill(self._manager)
+        return False
 
     # Rollouts and steps
 
     def generate(self, rollout_id: int) -> Any:
-        """Start collecting a batch and return its reference."""
+        """Start collecting a batch, unless it is kept since before a restart, and return its reference."""
         assert self._manager is not None
-        return self._manager.generate.remote(rollout_id)
+        manager = self._manager
+        return self._restarts.batch(rollout_id, lambda: manager.generate.remote(rollout_id))
 
     def train(self, rollout_id: int, batch: RolloutBatch) -> None:
         """Take the steps of one batch, make the new weights live, and report."""
@@ -143,7 +227,7 @@ class Run:
         self._trained = rollout_id
         if self._serves_engines() and self._push_is_due(rollout_id):
             self._send_weights(connect=self._engines_came_back() > 0)
-            ray.get(self._manager.on_weights_live.remote(rollout_id, self.weight_version))
+            self._ask("on_weights_live", rollout_id, self.weight_version)
         self._free_since = time.monotonic()
         self._report(rollout_id, batch["metrics"], metrics, self._free_since - start, waited)
 
@@ -152,7 +236,8 @@ class Run:
         return should_run_periodic_action(rollout_id, self.args.update_weights_interval, None, self.args.num_rollout)
 
     def recover(self) -> None:
-        """Give engines that were started again the trainer's weights."""
+        """Give engines that were started again the trainer's weights; raises NodeError when a machine is lost."""
+        check_nodes(self._nodes())
         revived = self._engines_came_back()
         if revived and self._serves_engines():
             say(f"{revived} engine(s) started again, sending the weights")
@@ -162,8 +247,7 @@ class Run:
         return self._trainer is not None and not self.args.debug_train_only
 
     def _engines_came_back(self) -> int:
-        assert self._manager is not None
-        return ray.get(self._manager.recover_engines.remote())
+        return self._ask("recover_engines")
 
     def _send_weights(self, *, connect: bool) -> None:
         """Make the trainer's weights live on all engines, ``PUSH_ATTEMPTS`` times at most.
@@ -172,13 +256,14 @@ class Run:
         again. Any other failure stands.
         """
         assert self._trainer is not None
-        assert self._manager is not None
         for attempt in range(1, PUSH_ATTEMPTS + 1):
             try:
                 if connect:
-                    self._trainer.connect_rollout_engines(ray.get(self._manager.engine_handles.remote()))
+                    self._trainer.connect_rollout_engines(self._ask("engine_handles"))
                 self.weight_version = self._trainer.update_weights()
                 return
+            except LostError:
+                raise
             except TrainerError:
                 if attempt == PUSH_ATTEMPTS or not self._engines_came_back():
                     raise
@@ -202,8 +287,9 @@ class Run:
         if self._trainer is None or self._manager is None or rollout_id is None:
             return
         folder = self._trainer.save(rollout_id)
-        ray.get(self._manager.save.remote(rollout_id))
+        self._ask("save", rollout_id)
         self._saved = rollout_id
+        self._restarts.saved(rollout_id)
         say(f"saved {folder}")
 
     def evaluate_start(self) -> None:
@@ -225,7 +311,7 @@ class Run:
         assert self._manager is not None
         reference = self._manager.eval.remote(rollout_id)
         while on_progress is not None and not ray.wait([reference], timeout=_PROGRESS_SECONDS)[0] and not self.stop:
-            on_progress(*ray.get(self._manager.evaluation_progress.remote()))
+            on_progress(*self._ask("evaluation_progress"))
         metrics = {**self.wait(reference), "eval/step": compute_rollout_step(self.args, rollout_id)}
         logging_utils.log(self.args, metrics, step_key="eval/step")
         say(
@@ -262,15 +348,15 @@ class Run:
 def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
     """Run a control loop until it returns or a signal stops it, and return the exit code.
 
-    A failure of the trainer, the engines or a plugin ends the output with one line that names it; its traceback stands above.
+    A failure of the trainer, the engines, a machine or a plugin ends the output with one line that names it; its traceback stands above.
     """
     run = Run(args)
     try:
         with run:
-            loop(run)
+            run.repeat(loop)
     except Stopped:
         say("stopped")
-    except (TrainerError, RayTaskError) as error:
+    except (TrainerError, NodeError, RayTaskError) as error:
         logger.exception("the run failed")
         cause = getattr(error, "cause", None) or error
         say(f"the run failed: {str(cause).splitlines()[0]}")

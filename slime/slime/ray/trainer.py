@@ -68,6 +68,12 @@ class Trainer:
             if group is not None:
                 group.shutdown()
 
+    def kill(self) -> None:
+        """End all ranks at once, whatever they are doing."""
+        for group in (self._actor, self._critic):
+            if group is not None:
+                group.kill()
+
 
 def side_by_side(critic: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics of both, step by step; a rollout in which the policy takes no steps has the critic's."""

@@ -34,7 +34,8 @@ class WeightCalls:
     def init_weights_update_group(
         self, master_addr: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        """Join the trainer's group; returns when all ranks have joined."""
+        """Join the trainer's group; returns when all ranks have joined. One of that name is left by a trainer that died."""
+        self.destroy_weights_update_group(group_name)
         self._post(
             "/init_weights_update_group",
             master_address=master_addr,

@@ -1,0 +1,79 @@
+"""What lets a run go on by itself after it lost a training rank or the rollout manager.
+
+Guarantees: batches that are in no checkpoint yet are kept, so a trainer that goes back to the checkpoint trains on the very same
+samples, and neither the data source nor its leases go back; they are lost only with the rollout manager, then the data source goes back
+with the trainer. The number of restarts between two checkpoints is bounded. Without ``--save`` nothing is kept.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slime.arguments.validate import LATEST
+from slime.exceptions import LostError, TrainerError
+
+
+class Restarts:
+    """Owns the references of the batches since the last checkpoint, and the count of restarts since."""
+
+    def __init__(self, save: str | None, allowed: int) -> None:
+        """``save``: root of the checkpoints, None without any; ``allowed``: restarts between two checkpoints."""
+        self._save = save
+        self._allowed = allowed if save else 0
+        self._count = 0
+        self._batches: dict[int, Any] = {}
+
+    def batch(self, rollout_id: int, collect: Callable[[], Any]) -> Any:
+        """The reference of a batch: the one that is kept, else what ``collect`` returns, which is kept from now on."""
+        if not self._allowed:
+            return collect()
+        if rollout_id not in self._batches:
+            self._batches[rollout_id] = collect()
+        return self._batches[rollout_id]
+
+    def saved(self, rollout_id: int) -> None:
+        """A checkpoint contains the steps up to ``rollout_id``."""
+        self._batches = {number: batch for number, batch in self._batches.items() if number > rollout_id}
+        self._count = 0
+
+    def batches_lost(self) -> None:
+        """The rollout manager is gone, and what it held."""
+        self._batches = {}
+
+    def spend(self, lost: LostError) -> str:
+        """Count a restart and return the line about it.
+
+        Raises:
+            TrainerError: when there is nothing to go on from, or too many were tried.
+        """
+        what = first_line(lost)
+        if not self._save:
+            raise TrainerError(
+                f"{what} There is no checkpoint to go on from: add --save FOLDER --save-interval N"
+            ) from lost
+        if self._count >= self._allowed:
+            tried = (
+                f"after {self._count} restarts without a checkpoint in between"
+                if self._count
+                else "and restarts are off"
+            )
+            raise TrainerError(
+                f"{what} The run ends {tried} (--max-trainer-restarts {self._allowed}); go on with --resume"
+            ) from lost
+        self._count += 1
+        return f"{what} Going on from the last checkpoint, restart {self._count} of {self._allowed}"
+
+    def arguments(self, args: Namespace) -> Namespace:
+        """Return the arguments to start again with: those of a resumed run once there is a checkpoint, else the run's own."""
+        if not self._save or not Path(self._save, LATEST).is_file():
+            return args
+        return Namespace(**{**vars(args), "resume": True, "load": args.save, "start_rollout_id": None})
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message, as a sentence."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip()
+    return line if line.endswith(".") else f"{line}."

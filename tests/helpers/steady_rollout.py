@@ -1,0 +1,32 @@
+"""A rollout function without an engine whose samples depend on the data source's position only, and that can be held."""
+
+from __future__ import annotations
+
+import random
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from slime.utils.types import Sample
+
+PROMPT_TOKENS, RESPONSE_TOKENS, VOCABULARY = 5, 12, 300
+
+
+def hold_file(run_dir: Path | str, rollout_id: int) -> Path:
+    """While this file exists, the rollout is not given out."""
+    return Path(run_dir) / f"hold-{rollout_id}"
+
+
+def generate(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
+    """Return random ids and rewards, seeded by the index of each sample."""
+    groups = data_source.get_samples(args.rollout_batch_size)
+    for sample in (sample for group in groups for sample in group):
+        source = random.Random(sample.index)
+        sample.tokens = [source.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS + RESPONSE_TOKENS)]
+        sample.response_length = RESPONSE_TOKENS
+        sample.reward = source.random()
+        sample.status = Sample.Status.COMPLETED
+    while hold_file(args.run_dir, rollout_id).exists():
+        time.sleep(0.05)
+    return groups

@@ -1,0 +1,274 @@
+"""A run that loses a process: what is started again, from where, with which batches, and when it gives up with one line."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from slime.exceptions import LostError, ManagerLostError, RankLostError, TrainerError
+from slime.ray import run as run_module
+from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.restarts import Restarts
+from slime.ray.run import Run, execute
+
+NOWHERE = ReservedPlacement(Placement((0,), (), ()), None, ())
+
+
+class Remote:
+    """A method of an actor; the reference is the value, or the error that asking for it raises."""
+
+    def __init__(self, function: Any) -> None:
+        self.remote = function
+
+
+class World:
+    """Managers and trainers that are made one after another, and what was asked of them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.log: list[str] = []
+        self.save = tmp_path
+        self.made = {"manager": 0, "trainer": 0}
+        self.deaths: list[Any] = []
+        self.manager_dead = False
+
+    def manager(self, args: Namespace, reserved: ReservedPlacement) -> Namespace:
+        self.made["manager"] += 1
+        self.manager_dead = False
+        name = f"manager {self.made['manager']}"
+
+        def method(words: str, value: Any = None) -> Remote:
+            def call(*arguments: Any) -> Any:
+                if self.manager_dead:
+                    return ActorDiedError()
+                self.log.append(" ".join([name, words, *map(str, arguments)]))
+                return value
+
+            return Remote(call)
+
+        def generate(rollout_id: int) -> Any:
+            self.log.append(f"{name} generate {rollout_id}")
+            return {"shards": [f"{name} batch {rollout_id}"], "critic_shards": [], "metrics": {}}
+
+        return Namespace(
+            addresses=method("addresses", {}),
+            load=method("load"),
+            save=method("save"),
+            hold_engines=method("hold_engines"),
+            recover_engines=Remote(lambda: 0),
+            engine_handles=Remote(lambda: []),
+            on_weights_live=method("live"),
+            generate=Remote(generate),
+        )
+
+    def trainer(self, args: Namespace, reserved: ReservedPlacement) -> Any:
+        self.made["trainer"] += 1
+        return Trainer(self, args, f"trainer {self.made['trainer']}")
+
+
+class Trainer:
+    """Dies when the world's next death names what it does."""
+
+    def __init__(self, world: World, args: Namespace, name: str) -> None:
+        self.world, self.args, self.name = world, args, name
+
+    def _do(self, words: str) -> None:
+        if self.world.deaths and self.world.deaths[0][0] == words:
+            raise self.world.deaths.pop(0)[1]
+        self.world.log.append(f"{self.name} {words}")
+
+    def init(self) -> int:
+        latest = self.world.save / "latest_checkpointed_iteration.txt"
+        self._do("init")
+        return int(latest.read_text()) if getattr(self.args, "resume", False) else 0
+
+    def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any]) -> dict[str, Any]:
+        self._do(f"train {rollout_id}")
+        self.world.log[-1] += f" on {shards[0]}"
+        return {"train/loss": 0.0}
+
+    def save(self, rollout_id: int) -> str:
+        self._do(f"save {rollout_id}")
+        (self.world.save / "latest_checkpointed_iteration.txt").write_text(str(rollout_id + 1))
+        return "folder"
+
+    def connect_rollout_engines(self, engines: list[Any]) -> None:
+        self._do("connect")
+
+    def update_weights(self) -> str:
+        self._do("push")
+        return "1"
+
+    def kill(self) -> None:
+        self.world.log.append(f"{self.name} killed")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    world = World(tmp_path)
+
+    def get(reference: Any) -> Any:
+        if isinstance(reference, Exception):
+            raise reference
+        return reference
+
+    monkeypatch.setattr(run_module.ray, "get", get)
+    monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr(run_module, "create_rollout_manager", world.manager)
+    monkeypatch.setattr(run_module, "Trainer", world.trainer)
+    monkeypatch.setattr(run_module, "with_fresh_ports", lambda reserved: reserved)
+    monkeypatch.setattr(Run, "_report", lambda *_: None)
+    return world
+
+
+def make_run(world: World, *, save: bool = True, allowed: int = 2, interval: int = 2, rollouts: int = 4) -> Run:
+    """A run as it is after its start."""
+    args = Namespace(
+        **{"save": str(world.save) if save else None, "save_interval": interval, "num_rollout": rollouts},
+        **{"update_weights_interval": 1, "debug_train_only": False, "max_trainer_restarts": allowed},
+    )
+    run = Run(args)
+    run._reserved = NOWHERE
+    run._manager = world.manager(args, NOWHERE)
+    run._trainer = world.trainer(args, NOWHERE)
+    run._restarts = Restarts(args.save, args.max_trainer_restarts)
+    run.weight_version = "0"
+    return run
+
+
+def loop(run: Run) -> None:
+    """What ``train.py`` does."""
+    for rollout_id in range(run.start_rollout_id, run.args.num_rollout):
+        run.train(rollout_id, run.wait(run.generate(rollout_id)))
+        run.save_if_due(rollout_id)
+
+
+def steps(world: World) -> list[str]:
+    return [line for line in world.log if " train " in line]
+
+
+def test_a_lost_rank_goes_back_to_the_checkpoint_and_trains_on_the_same_batches(world: World) -> None:
+    world.deaths = [("train 3", RankLostError("training rank 1 died in train: killed.\nmore", "train"))]
+    make_run(world).repeat(loop)
+    assert [line for line in world.log if "generate" in line] == [f"manager 1 generate {number}" for number in range(4)]
+    assert steps(world) == [
+        *(f"trainer 1 train {number} on manager 1 batch {number}" for number in range(3)),
+        *(f"trainer 2 train {number} on manager 1 batch {number}" for number in (2, 3)),
+    ]
+    after = world.log[world.log.index("trainer 1 killed") :]
+    assert after[:5] == [
+        "trainer 1 killed",
+        "manager 1 addresses",
+        "trainer 2 init",
+        "trainer 2 connect",
+        "trainer 2 push",
+    ]
+    assert world.made == {"manager": 1, "trainer": 2}
+
+
+def test_before_the_first_checkpoint_it_starts_from_the_start_weights(world: World) -> None:
+    world.deaths = [("train 1", RankLostError("a rank died", "train"))]
+    make_run(world).repeat(loop)
+    assert steps(world)[:3] == [
+        "trainer 1 train 0 on manager 1 batch 0",
+        "trainer 2 train 0 on manager 1 batch 0",
+        "trainer 2 train 1 on manager 1 batch 1",
+    ]
+
+
+def test_engines_hold_their_requests_when_the_push_broke_off(world: World) -> None:
+    world.deaths = [("push", RankLostError("a rank died", "update_weights"))]
+    make_run(world).repeat(loop)
+    assert "manager 1 hold_engines" in world.log
+    world.log.clear()
+    world.deaths = [("train 3", RankLostError("a rank died", "train"))]
+    make_run(world).repeat(loop)
+    assert not any("hold_engines" in line for line in world.log)
+
+
+def test_a_lost_manager_takes_its_batches_and_the_data_source_goes_back(world: World) -> None:
+    run = make_run(world)
+
+    def dies_once(run: Run) -> None:
+        for rollout_id in range(run.start_rollout_id, run.args.num_rollout):
+            batch = run.wait(run.generate(rollout_id))
+            if rollout_id == 3 and world.made["manager"] == 1:
+                world.manager_dead = True
+            run.train(rollout_id, batch)
+            run.save_if_due(rollout_id)
+
+    run.repeat(dies_once)
+    assert "manager 2 load 1" in world.log
+    assert steps(world)[-3:] == [
+        "trainer 1 train 3 on manager 1 batch 3",
+        "trainer 2 train 2 on manager 2 batch 2",
+        "trainer 2 train 3 on manager 2 batch 3",
+    ]
+
+
+def test_death_of_the_manager_is_told_from_an_error_inside_it(world: World) -> None:
+    run = make_run(world)
+    world.manager_dead = True
+    with pytest.raises(ManagerLostError, match="the rollout manager died"):
+        run._ask("addresses")
+
+
+def test_restarts_are_bounded_between_checkpoints(world: World) -> None:
+    world.deaths = [("train 3", RankLostError("a rank died.", "train"))] * 3
+    with pytest.raises(TrainerError, match=r"a rank died\. The run ends after 2 restarts .*--resume") as caught:
+        make_run(world).repeat(loop)
+    assert not isinstance(caught.value, LostError)
+    # a checkpoint between them starts the count again
+    world.deaths = [(f"train {number}", RankLostError("a rank died.", "train")) for number in (1, 2, 4, 5)]
+    make_run(world, interval=1, rollouts=6, allowed=1).repeat(loop)
+    assert not world.deaths
+
+
+def test_a_trainer_that_dies_while_it_starts_again_counts(world: World) -> None:
+    dies = RankLostError("a rank died in init.", "init")
+    world.deaths = [("train 0", dies), ("init", dies), ("init", dies)]
+    with pytest.raises(TrainerError, match="after 2 restarts"):
+        make_run(world).repeat(loop)
+
+
+@pytest.mark.parametrize(
+    ("save", "allowed", "words"),
+    [
+        (False, 3, "no checkpoint to go on from: add --save FOLDER"),
+        (True, 0, "restarts are off (--max-trainer-restarts 0)"),
+    ],
+)
+def test_without_checkpoints_or_restarts_one_line_ends_the_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: Any, save: bool, allowed: int, words: str
+) -> None:
+    run = make_run(world, save=save, allowed=allowed)
+    world.deaths = [("train 1", RankLostError("training rank 0 died in train: killed\nmore", "train"))]
+    monkeypatch.setattr(run_module, "Run", lambda args: run)
+    monkeypatch.setattr(Run, "_start", lambda self: None)
+    assert execute(run.args, loop) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("the run failed: training rank 0 died in train: killed. ")
+    assert words in last
+    assert world.made["trainer"] == 1
+
+
+def test_the_loss_is_logged_with_its_traceback(world: World, caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
+    world.deaths = [("train 1", RankLostError("a rank died", "train"))]
+    with caplog.at_level(logging.ERROR):
+        make_run(world).repeat(loop)
+    assert any(record.exc_info for record in caplog.records)
+    assert "a rank died. Going on from the last checkpoint, restart 1 of 2" in capsys.readouterr().out
+
+
+def test_batches_are_kept_until_they_are_in_a_checkpoint(tmp_path: Path) -> None:
+    kept = Restarts(str(tmp_path), 1)
+    made = iter(range(100))
+    assert [kept.batch(number, lambda: next(made)) for number in (0, 1, 1, 0)] == [0, 1, 1, 0]
+    kept.saved(0)
+    assert [kept.batch(number, lambda: next(made)) for number in (1, 0)] == [1, 2]
+    off = Restarts(None, 3)
+    assert [off.batch(0, lambda: next(made)) for _ in range(2)] == [3, 4]
