@@ -34,7 +34,9 @@ def check_machine(plan: Plan) -> None:
     if plan.profile.device != "cuda":
         return
     found = visible_gpus()
-    needed = max(plan.gpu_ids) + 1 if plan.gpu_ids else max(plan.gpus_needed, plan.args.num_gpus or 0)
+    needed = (
+        max(plan.gpu_ids) + 1 if plan.gpu_ids else max(plan.gpus_needed // plan.args.num_nodes, plan.args.num_gpus or 0)
+    )
     if found < needed:
         fail(
             f"this script needs {needed} GPUs and the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "

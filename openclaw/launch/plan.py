@@ -20,6 +20,7 @@ from openclaw.config import VARIABLES, RuntimeConfig, Value
 from openclaw.exceptions import ConfigError
 from openclaw.launch.guide_files import read_guide_file
 from openclaw.launch.methods import METHODS, MethodLines, find_method
+from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
 from openclaw.live_losses import unfed_loss
@@ -172,11 +173,14 @@ def _sections(
     save = v["save_ckpt"] or run_dir / "checkpoints"
     hf = v["hf_ckpt"]
     kl, staleness = v["kl_loss_coef"], v["max_weight_staleness"]
+    nodes = int(str(v["nnodes"]))
+    several = ["--num-nodes", nodes, "--head-address", f"{v['master_addr']}:{v['master_port']}"] if nodes > 1 else []
     rows: dict[str, list[object]] = {
         "PLACEMENT_ARGS": [
             *("--device", profile.device, "--num-gpus", v["num_gpus"], "--num-gpus-per-node", v["num_gpus"]),
-            *("--actor-num-nodes", 1, "--actor-num-gpus-per-node", counts["actor"]),
-            *("--rollout-num-gpus", counts["rollout"], "--rollout-num-gpus-per-engine", v["tp"]),
+            *several,
+            *("--actor-num-nodes", nodes, "--actor-num-gpus-per-node", counts["actor"]),
+            *("--rollout-num-gpus", nodes * counts["rollout"], "--rollout-num-gpus-per-engine", v["tp"]),
             *("--train-backend", "fsdp"),
         ],
         "CKPT_ARGS": [
@@ -217,7 +221,7 @@ def _sections(
             ),
         ],
         "PRM_ARGS": [
-            *("--prm-enable", "--prm-num-gpus", counts["prm"], "--prm-num-gpus-per-engine", v["prm_tp"]),
+            *("--prm-enable", "--prm-num-gpus", nodes * counts["prm"], "--prm-num-gpus-per-engine", v["prm_tp"]),
             *("--prm-model-path", v["prm_model_path"] or hf, "--prm-m", runtime.prm_m or method.votes),
             *("--prm-temperature", runtime.prm_temperature, "--prm-max-new-tokens", runtime.prm_max_new_tokens),
         ],
@@ -313,5 +317,8 @@ def make_plan(
     elif args.share_gpu:
         ids = (0,) * (counts["actor"] + critic_gpus(args) + args.rollout_num_gpus + args.prm_num_gpus)
     command = (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words)
+    check_nodes(values, ids, child)
+    if values["node_rank"]:
+        command = node_command(profile, values, Path(args.run_dir))
     sources = runtime_sources(environment, profile, votes)
     return Plan(profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources)

@@ -19,6 +19,11 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("ROLLOUT_GPUS", "rollout_gpus", str, "2", "GPUs that serve the policy: a count, or a list"),
     Variable("PRM_GPUS", "prm_gpus", str, "2", "GPUs that serve the judge: a count, or a list"),
+    Variable("NNODES", "nnodes", int, 1, "machines; the counts of GPUs above are those of each", minimum=1),
+    Variable("NODE_RANK", "node_rank", int, 0, "which of them this is; 0 is the head", minimum=0),
+    Variable("MASTER_ADDR", "master_addr", str, None, "address of the head, with NNODES above 1"),
+    Variable("MASTER_PORT", "master_port", int, 6379, "port of Ray on the head", minimum=1),
+    Variable("NODE_ADDR", "node_addr", str, None, "address of this machine; default: of the interface to the head"),
     Variable("TP", "tp", int, 2, "GPUs per policy engine", minimum=1),
     Variable("PRM_TP", "prm_tp", int, 2, "GPUs per judge engine", minimum=1),
     Variable(
@@ -106,7 +111,6 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
 REPLACED: dict[str, str] = {
     "GRAD_ACCUM_STEPS": "gradients accumulate over the whole batch; MAX_TOKENS_PER_GPU bounds a micro-batch",
     "MAJORITY_VOTE_THRESHOLD": "the majority of the votes decides; unset it",
-    "MASTER_PORT": "a free port is chosen; unset it",
     "VALUE_CLIP": "no method here has a critic; unset it",
     "RESUME_CKPT": "write SAVE_CKPT=FOLDER RESUME=1 with the folder that holds the checkpoints",
     "DATA_PATH": "training from recorded conversations is not implemented yet; unset it",
@@ -115,7 +119,6 @@ REPLACED: dict[str, str] = {
     "OPENCLAW_PRM_RECORD_FILE": "every verdict is in the ledger; OPENCLAW_LEDGER says where",
     "OPENCLAW_DEBUG": "write ROLLOUT_LOG_LEVEL=DEBUG",
 }
-FEW_NODES = {"NNODES": ("", "1"), "NODE_RANK": ("", "0"), "MASTER_ADDR": ("", "127.0.0.1", "localhost")}
 # Read by the environments of method folders; the built-in methods learn from conversations.
 OF_ENVIRONMENTS = (
     *("ENV_TYPE", "TASK_TYPE", "MAX_STEPS", "PARALLEL_ENVS", "SCREENSHOT_BACKEND", "TOOLS_CONFIG", "SWE_BENCH_PATH"),
@@ -125,9 +128,6 @@ OF_ENVIRONMENTS = (
 def check_replaced(environment: Mapping[str, str], *, built_in: bool = True) -> None:
     """Raise ConfigError when a variable is set that this launcher, or a built-in method, does not honour."""
     lines = [f"{name} is set, but {instead}" for name, instead in REPLACED.items() if environment.get(name)]
-    for name, single in FEW_NODES.items():
-        if environment.get(name, "") not in single:
-            lines.append(f"{name}={environment[name]}: this launcher starts one machine; unset it")
     if built_in:
         lines += [
             f"{name} is set, but this method learns from conversations; unset it, or run a folder with environments"

@@ -34,6 +34,8 @@ EFFECTS = {
     f"{CORE}/test_arguments.py::test_more_gpus_than_there_are": "num-gpus",
     f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """actor-num-nodes ray-address num-gpus-per-node colocate
         optimizer override-lr-scheduler""",
+    f"{RAY}/test_nodes.py::test_the_flags_of_several_machines_reach_ray": "num-nodes head-address node-timeout forward-env",
+    f"{RAY}/test_run_restart.py::test_without_checkpoints_or_restarts_one_line_ends_the_run": "max-trainer-restarts",
     f"{CORE}/test_algorithm_arguments.py::test_what_would_have_no_effect_is_refused": "critic-num-nodes",
     f"{RULES}::test_external_engines_are_counted_and_exclude_own_ones": "rollout-external",
     f"{CORE}/test_arguments.py::test_megatron_chooses_its_layers_by_the_device": "device",

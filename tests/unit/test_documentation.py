@@ -9,6 +9,8 @@ from openclaw.config import VARIABLES
 from openclaw.launch.document import FILE, document
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from slime.arguments.parser import build_parser
+from slime.ray.environment import FORWARDED
+from slime.ray.ray_start import MODE_VARIABLE, TOKEN_VARIABLE
 
 WORDS_OF_OTHER_PROGRAMS = {
     "--check",
@@ -75,6 +77,9 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "ID",
         "HINT_START",
         "HINT_END",
+        *FORWARDED,
+        TOKEN_VARIABLE,
+        MODE_VARIABLE,
     }
     for page in pages(repository):
         for name in set(re.findall(r"`([A-Z][A-Z0-9_]{2,})(?:=[^`]*)?`", page.read_text())):

@@ -18,6 +18,17 @@ CLUSTER = Group(
             "--num-gpus", "logical GPUs of the Ray head; default: what the roles need on a CPU, all GPUs otherwise", int
         ),
         Option("--num-gpus-per-node", "physical GPUs per node", int, 8),
+        Option(
+            "--num-nodes", "machines of the cluster; this one is the head, the others run slime.ray.worker_node", int, 1
+        ),
+        Option("--head-address", "HOST:PORT on which the head is reached by the others, with --num-nodes above 1"),
+        Option("--node-timeout", "seconds to wait for the other machines", float, 600.0),
+        Option(
+            "--forward-env",
+            "more environment variables for actors on all machines; instructions/cluster.md lists those that always go",
+            nargs="+",
+            default=(),
+        ),
         Option("--actor-num-nodes", "training nodes", int, 1),
         Option("--actor-num-gpus-per-node", "training GPUs (ranks) on each node", int, 8),
         Option("--rollout-num-gpus", "GPUs of the policy engines", int),

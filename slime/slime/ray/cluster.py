@@ -1,8 +1,8 @@
-"""The Ray cluster of a run: its own local head, or one that exists already.
+"""The Ray cluster of a run: its own local head, its own head of several machines, or one that exists already.
 
-Guarantee: a local head belongs to the process that called :func:`ray_cluster`. Its processes end with that process, its
+Guarantee: a head belongs to the process that called :func:`ray_cluster`. Its processes end with that process, its
 temporary folder (short, because Ray's socket paths must be) is removed too, even after ``SIGKILL``: ``janitor.py`` waits on
-a pipe for the owner's end. Joining it takes a token that only this run has. A cluster given by ``--ray-address`` is joined
+a pipe for the owner's end. Joining a local one takes a token that only this run has. A cluster given by ``--ray-address`` is joined
 and left untouched.
 """
 
@@ -13,25 +13,30 @@ import logging
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime.ray.janitor import start_time
+from slime.ray.environment import forwarded
+from slime.ray.ray_start import (
+    CPU_OBJECT_STORE_BYTES,
+    EXTRA_CPUS,
+    TOKEN_VARIABLE,
+    Part,
+    entrust,
+    node_of_cluster,
+    split_address,
+    start_janitor,
+)
 
 logger = logging.getLogger(__name__)
-
-CPU_OBJECT_STORE_BYTES = 512 * 2**20
-_EXTRA_CPUS = 16
-_JANITOR = Path(__file__).with_name("janitor.py")
 
 
 @contextlib.contextmanager
 def ray_cluster(args: Namespace, *, num_gpus: int) -> Iterator[None]:
-    """Initialise Ray for the length of the block; ``num_gpus`` are logical on a machine without any."""
+    """Initialise Ray for the length of the block; ``num_gpus``, of this machine, are logical where there are none."""
+    import psutil
     import ray
 
     address = getattr(args, "ray_address", None)
@@ -42,11 +47,15 @@ def ray_cluster(args: Namespace, *, num_gpus: int) -> Iterator[None]:
         finally:
             ray.shutdown()
         return
+    if args.num_nodes > 1:
+        with _cluster_of_several(args):
+            yield
+        return
     folder = Path(tempfile.mkdtemp(prefix="slime-ray-"))
-    janitor = _start_janitor(folder)
+    janitor = start_janitor(folder)
     try:
         _start_local_head(folder, num_gpus=num_gpus, cpu=args.device == "cpu")
-        _entrust_processes(janitor)
+        entrust(janitor, psutil.Process().children(recursive=True))
         yield
     finally:
         ray.shutdown()
@@ -60,7 +69,7 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
     import ray
 
     # Ray asks for a token by default and would write one to the home folder; this one lives in the environment of the run.
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(32))
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -68,7 +77,7 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
     ray.init(
         address="local",
         num_gpus=num_gpus,
-        num_cpus=num_gpus + _EXTRA_CPUS,
+        num_cpus=num_gpus + EXTRA_CPUS,
         object_store_memory=CPU_OBJECT_STORE_BYTES if cpu else None,
         include_dashboard=False,
         log_to_driver=True,
@@ -79,26 +88,29 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
     )
 
 
-def _start_janitor(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-S", str(_JANITOR), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+@contextlib.contextmanager
+def _cluster_of_several(args: Namespace) -> Iterator[None]:
+    """Be the head of ``--num-nodes`` machines, and wait until all are there."""
+    import ray
 
+    from slime.ray.nodes import wait_for_nodes
 
-def _entrust_processes(janitor: subprocess.Popen[str]) -> None:
-    """Tell the janitor which processes Ray has started: those that do not end by themselves when the owner is killed."""
-    import psutil
-
-    assert janitor.stdin is not None
-    for child in psutil.Process().children(recursive=True):
-        started = start_time(child.pid)
-        if child.pid != janitor.pid and started is not None:
-            janitor.stdin.write(f"{child.pid} {started}\n")
-    janitor.stdin.flush()
+    address, _ = split_address(args.head_address)
+    part = Part(args.head_address, address, is_head=True, num_gpus=args.num_gpus_per_node, cpu=args.device == "cpu")
+    variables = forwarded(os.environ, args.forward_env)
+    with node_of_cluster(part, os.environ, Path(args.run_dir) / "logs" / "ray-head.log"):
+        ray.init(
+            address=args.head_address,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": variables},
+            _node_ip_address=address,
+        )
+        try:
+            wait_for_nodes(args.num_nodes, args.node_timeout, args.head_address)
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _keep_worker_logs(folder: Path, destination: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -17,6 +18,7 @@ from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.router import Address, check_router, requested_port, serve_behind_one_address
 from slime.backends.sglang_utils.server_args import EngineSpec, Role
+from slime.exceptions import ConfigurationError
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 
 logger = logging.getLogger(__name__)
@@ -60,7 +62,13 @@ class EngineGroup:
         spec: EngineSpec = self.specs[index]
         options = self._reserved.options(spec.gpu_ids[0], ENGINE_GPU_SHARE)
         bundles = [self._reserved.bundles[gpu] for gpu in spec.gpu_ids]
-        physical = EngineSpec(spec.role, spec.index, spec.num_gpus, tuple(bundle.gpu_id for bundle in bundles))
+        if len({bundle.node_id for bundle in bundles}) > 1:
+            raise ConfigurationError(
+                f"{spec.name} would lie on two machines; change the GPUs of the roles so that each engine has its GPUs on one"
+            )
+        # Others reach it only where there are others.
+        host = bundles[0].node_ip if self._args.num_nodes > 1 else "127.0.0.1"
+        physical = replace(spec, gpu_ids=tuple(bundle.gpu_id for bundle in bundles), host=host)
         remote = ray.remote(SGLangEngine).options(max_concurrency=_ACTOR_THREADS, **options)
         return remote.remote(self._args, physical, self._ports[index])
 

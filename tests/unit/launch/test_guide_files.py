@@ -12,11 +12,12 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.guide_files import KEYS, read_guide_file
 from openclaw.launch.plan import Plan, make_plan
 from openclaw.launch.profiles import GPU8
-from openclaw.launch.variables import FEW_NODES, LAUNCH_VARIABLES, OF_ENVIRONMENTS
+from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS
 from openclaw.runtime_variables import VARIABLES
 from slime.arguments import build_parser
 from tests.helpers.checkpoints import config_only
 
+OF_NODES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_ADDR")
 TRAINING = """
 model: {name: my-policy, checkpoint_path: MODEL, tokenizer_path: MODEL}
 training:
@@ -109,7 +110,7 @@ def test_a_file_of_flags_is_left_to_the_trainer(tmp_path: Path) -> None:
     assert "--config" in made.sections["CUSTOM_ARGS"]
 
 
-@pytest.mark.parametrize("name", [*OF_ENVIRONMENTS, *FEW_NODES, "MASTER_PORT", "MAJORITY_VOTE_THRESHOLD"])
+@pytest.mark.parametrize("name", [*OF_ENVIRONMENTS, *OF_NODES, "MAJORITY_VOTE_THRESHOLD"])
 def test_a_variable_that_means_nothing_here_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*unset it"):
         make_plan(GPU8, "rl", None, [], {name: "7"})

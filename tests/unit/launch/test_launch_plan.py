@@ -80,6 +80,9 @@ def test_a_dry_run_imports_nothing_heavy(repository: Path) -> None:
     assert result.stdout.splitlines()[-1] == "[]", result.stderr
 
 
+SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+
+
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine may have enough GPUs")
 @pytest.mark.parametrize("method", METHODS)
 def test_without_gpus_a_script_names_the_cpu_command(
@@ -101,7 +104,11 @@ def test_without_gpus_a_script_names_the_cpu_command(
         ({"HOST": "0.0.0.0"}, "SGLANG_API_KEY"),
         ({"ACTOR_GPUS": "many"}, "write 4 or 0,1,2,3"),
         ({"LEARNING_RATE": "fast"}, "LEARNING_RATE='fast'"),
-        ({"NNODES": "2"}, "one machine"),
+        ({"NNODES": "2", **SECRET}, "needs MASTER_ADDR"),
+        ({"NNODES": "2", "MASTER_ADDR": "127.0.0.1", **SECRET}, "needs MASTER_ADDR"),
+        ({"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}, "openssl rand -hex 32"),
+        ({"NNODES": "2", "MASTER_ADDR": "10.0.0.1", "NODE_RANK": "2", **SECRET}, "numbered 0 to 1"),
+        ({"NODE_RANK": "1"}, "set NNODES"),
         ({"RESUME_CKPT": "x"}, "RESUME=1"),
     ],
 )
@@ -109,6 +116,26 @@ def test_an_impossible_run_fails_with_the_line_to_change(
     environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert says in refusal(monkeypatch, capsys, "--method combine --model qwen3-4B --dry-run", **environment)
+
+
+def test_the_plan_of_each_machine(repository: Path) -> None:
+    nodes = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1", **SECRET}
+    head = run_script(gpu_script(repository, "combine"), "--dry-run", cwd=repository, **nodes)
+    assert head.returncode == 0, head.stderr
+    for words in (
+        *("--num-nodes 2", "--head-address 10.0.0.1:6379", "--actor-num-nodes 2", "--actor-num-gpus-per-node 4"),
+        *("--rollout-num-gpus 4", "--prm-num-gpus 4", "slime/train_async.py"),
+    ):
+        assert words in head.stdout, words
+    other = run_script(
+        *(gpu_script(repository, "combine"), "--dry-run"),
+        **{"cwd": repository, "NODE_RANK": "1", "MASTER_PORT": "7000", "NODE_ADDR": "10.0.0.2", **nodes},
+    )
+    assert other.returncode == 0, other.stderr
+    command = other.stdout[other.stdout.index("command:") :]
+    assert "-m slime.ray.worker_node --head-address 10.0.0.1:7000 --num-gpus 8 --device cuda" in command
+    assert "--node-address 10.0.0.2" in command
+    assert SECRET["RAY_AUTH_TOKEN"] not in head.stdout + other.stdout
 
 
 def test_a_flag_with_a_typo(repository: Path) -> None:

@@ -58,7 +58,7 @@ class SGLangEngine(WeightCalls):
                 return self.url()
             if self._child is not None:
                 self._child.kill()
-            self._port = self._port or find_available_port()
+            self._port = self._port or find_available_port(host=self._spec.host)
             command = server_command(self._args, self._spec, port=self._port, cpu=self._cpu)
             environment = engine_environment(os.environ, cpu=self._cpu)
             if self._spec.gpu_ids and not self._cpu:
@@ -156,7 +156,7 @@ class SGLangEngine(WeightCalls):
 
     def url(self) -> str:
         """Address of the server, the same for the engine's whole life; empty before the first start."""
-        return f"http://127.0.0.1:{self._port}" if self._port else ""
+        return f"http://{self._spec.host}:{self._port}" if self._port else ""
 
     def status(self) -> dict[str, Any]:
         """Facts for logs and tests: name, url, pid, number of starts, log file."""

@@ -53,12 +53,13 @@ CPU_OPTIONS: dict[str, object] = {
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine: which role it serves, its place among the engines of the role, and its GPUs."""
+    """One engine: which role it serves, its place among the engines of the role, its GPUs, and where it listens."""
 
     role: Role
     index: int
     num_gpus: int
     gpu_ids: tuple[int, ...] = ()
+    host: str = "127.0.0.1"
 
     @property
     def name(self) -> str:
@@ -89,7 +90,7 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -
         random_seed=args.seed + 1000 * (spec.role == "prm") + spec.index,
         # One process serves on a CPU whatever the number of logical GPUs.
         tp_size=1 if cpu else tensor_parallel_size(args, spec.num_gpus),
-        host="127.0.0.1",
+        host=spec.host,
         port=port,
         skip_server_warmup=True,
         incremental_streaming_output=True,

@@ -1,0 +1,54 @@
+"""Several machines: what the variables ask for, and what a machine that is not the head runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from openclaw.config import Value
+from openclaw.exceptions import ConfigError
+from openclaw.launch.profiles import Profile
+
+DEFAULT_PORT = 6379
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_nodes(values: Mapping[str, Value], gpu_ids: tuple[int, ...] | None, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError when the machines of a run could not find or trust each other."""
+    count, rank, head = int(str(values["nnodes"])), int(str(values["node_rank"])), values["master_addr"]
+    if count == 1:
+        given = {
+            "NODE_RANK": rank,
+            "MASTER_ADDR": None if head in LOOPBACK else head,
+            "MASTER_PORT": None if values["master_port"] == DEFAULT_PORT else values["master_port"],
+            "NODE_ADDR": values["node_addr"],
+        }
+        words = [f"{name}={value}" for name, value in given.items() if value]
+        if words:
+            raise ConfigError(f"{' '.join(words)} is for several machines: set NNODES, the number of them, or unset it")
+        return
+    problems = []
+    if rank >= count:
+        problems.append(f"NODE_RANK={rank} with NNODES={count}; machines are numbered 0 to {count - 1}")
+    if not head or head in LOOPBACK:
+        problems.append(f"NNODES={count} needs MASTER_ADDR, the address at which the others reach the head")
+    if gpu_ids is not None:
+        problems.append("lists of GPUs are for one machine; write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts")
+    if not environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_MODE") != "token":
+        problems.append(
+            "several machines need a secret: make one with `openssl rand -hex 32`, and on all of them export RAY_AUTH_MODE=token "
+            "RAY_AUTH_TOKEN=SECRET"
+        )
+    if problems:
+        raise ConfigError("\n  - ".join(["several machines:", *problems]) if len(problems) > 1 else problems[0])
+
+
+def node_command(profile: Profile, values: Mapping[str, Value], run_dir: Path) -> tuple[str, ...]:
+    """Return the command of a machine that is not the head."""
+    own = ("--node-address", str(values["node_addr"])) if values["node_addr"] else ()
+    return (
+        *(sys.executable, "-m", "slime.ray.worker_node"),
+        *("--head-address", f"{values['master_addr']}:{values['master_port']}", "--num-gpus", str(values["num_gpus"])),
+        *("--device", profile.device, "--log", str(run_dir / "logs" / f"ray-node-{values['node_rank']}.log"), *own),
+    )

@@ -1,0 +1,83 @@
+"""A machine that is not the head: ``python -m slime.ray.worker_node --head-address HOST:PORT --num-gpus N``.
+
+It waits for the head, joins, and ends when the head does (exit status 0) or on a signal. Its processes start with the
+variables of `slime.ray.environment` only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime.exceptions import SlimeError
+from slime.ray.environment import of_node
+from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address
+from slime.utils.process import StopRequested, watch_lifeline
+
+_POLL_SECONDS = 1.0
+# The head is gone when it has not answered for this many looks in a row.
+_SILENT_LOOKS = 5
+
+
+def wait_for_head(head: str, seconds: float, stop: StopRequested) -> bool:
+    """Return True once the head listens, False on a signal or after ``seconds``."""
+    print(f"waiting for the head at {head}, {seconds:.0f} s at most", flush=True)
+    deadline = time.monotonic() + seconds
+    while not answers(head):
+        if time.monotonic() > deadline or stop.wait(_POLL_SECONDS):
+            return False
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m slime.ray.worker_node", description="Join a run as another machine."
+    )
+    parser.add_argument("--head-address", required=True, help="HOST:PORT of the head")
+    parser.add_argument("--num-gpus", type=int, required=True, help="GPUs of this machine")
+    parser.add_argument(
+        "--node-address", help="this machine's address; default: of the interface that reaches the head"
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="of trainer and engines (default: cuda)"
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for the head (default: 600)")
+    parser.add_argument("--log", default="ray-node.log", help="output of Ray (default: ray-node.log)")
+    options = parser.parse_args(argv)
+    stop = StopRequested().install()
+    head = options.head_address
+    try:
+        check_token(os.environ)
+        address = options.node_address or own_address(head)
+        if not wait_for_head(head, options.timeout, stop):
+            if stop:
+                return stop.exit_code
+            print(
+                f"no head at {head} after {options.timeout:.0f} s: start rank 0 there, or correct MASTER_ADDR",
+                flush=True,
+            )
+            return 1
+        part = Part(head, address, is_head=False, num_gpus=options.num_gpus, cpu=options.device == "cpu")
+        with node_of_cluster(part, of_node(os.environ), Path(options.log)) as child:
+            print(f"joined {head} as {address} with {options.num_gpus} GPUs", flush=True)
+            silent = 0
+            while child.poll() is None and silent < _SILENT_LOOKS and not stop.wait(_POLL_SECONDS):
+                silent = 0 if answers(head) else silent + 1
+            if child.poll() is not None and answers(head):
+                print(f"Ray ended on this machine with status {child.returncode}; see {options.log}", flush=True)
+                return 1
+    except SlimeError as error:
+        print(f"this machine cannot join: {error}", flush=True)
+        return 1
+    print("left" if stop else "the head is gone; the run is over", flush=True)
+    return stop.exit_code
+
+
+if __name__ == "__main__":
+    watch_lifeline()
+    sys.exit(main())

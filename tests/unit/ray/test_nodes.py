@@ -1,0 +1,173 @@
+"""Several machines: who has joined, who is lost, what of the environment travels, and how a machine joins."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.arguments import build_parser
+from slime.exceptions import ConfigurationError, NodeError
+from slime.ray import cluster as cluster_module
+from slime.ray import engines, nodes, worker_node
+from slime.ray.engines import EngineGroup
+from slime.ray.environment import forwarded, of_node
+from slime.ray.placement import Bundle, Placement, ReservedPlacement
+from slime.ray.ray_start import Part, answers, check_token, own_address, split_address, start_command
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
+
+
+def cluster(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> None:
+    """Let Ray tell of as many nodes as each of ``rounds`` says, the last one for ever."""
+    left = list(rounds)
+
+    def listing() -> list[dict[str, Any]]:
+        count = left.pop(0) if len(left) > 1 else left[0]
+        return [
+            {"NodeID": f"n{number}", "NodeManagerAddress": f"10.0.0.{number}", "Alive": number < count}
+            for number in range(4)
+        ]
+
+    monkeypatch.setattr(nodes.ray, "nodes", listing)
+    monkeypatch.setattr(nodes, "POLL_SECONDS", 0.0)
+
+
+def test_progress_is_told_when_it_changes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    cluster(monkeypatch, 1, 1, 2, 2, 4)
+    nodes.wait_for_nodes(4, 60.0, "10.0.0.0:6379")
+    assert capsys.readouterr().out.splitlines() == ["1 of 4 nodes", "2 of 4 nodes", "4 of 4 nodes"]
+
+
+def test_nodes_that_do_not_come_are_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(monkeypatch, 3)
+    with pytest.raises(NodeError, match=r"3 of 4 nodes after 0 s; start the same script .* 10\.0\.0\.0:6379"):
+        nodes.wait_for_nodes(4, 0.0, "10.0.0.0:6379")
+
+
+def test_a_lost_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(monkeypatch, 2)
+    nodes.check_nodes({"n0": "10.0.0.0", "n1": "10.0.0.1"})
+    with pytest.raises(NodeError, match=r"node 10\.0\.0\.2 left the cluster; .*--resume"):
+        nodes.check_nodes({"n0": "10.0.0.0", "n2": "10.0.0.2"})
+
+
+def test_a_wait_for_an_actor_ends_when_its_node_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(monkeypatch, 2, 1)
+    monkeypatch.setattr(nodes.ray, "wait", lambda references, timeout: ([], references))
+    with pytest.raises(NodeError, match=r"10\.0\.0\.1"):
+        nodes.get_watching("never", {"n1": "10.0.0.1"})
+
+
+def test_only_named_variables_travel() -> None:
+    shell = {
+        **{"PATH": "/bin", "HOME": "/root", "PYTHONPATH": "/code", "NCCL_DEBUG": "INFO", "RAY_AUTH_TOKEN": "secret"},
+        **{"WANDB_API_KEY": "secret", "AWS_SECRET_ACCESS_KEY": "secret", "SGLANG_API_KEY": "secret", "MY_METHOD": "1"},
+    }
+    assert forwarded(shell) == {"PYTHONPATH": "/code", "NCCL_DEBUG": "INFO"}
+    assert forwarded(shell, ["MY_METHOD"]) == {"PYTHONPATH": "/code", "NCCL_DEBUG": "INFO", "MY_METHOD": "1"}
+    assert set(of_node(shell)) == {"PATH", "HOME", "PYTHONPATH", "NCCL_DEBUG", "RAY_AUTH_TOKEN"}
+    with pytest.raises(ConfigurationError, match="--forward-env NOT_THERE: not set"):
+        forwarded(shell, ["NOT_THERE"])
+
+
+@pytest.mark.parametrize("environment", [{}, {"RAY_AUTH_TOKEN": "0" * 32}, {"RAY_AUTH_MODE": "token"}])
+def test_a_cluster_without_a_secret_is_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="openssl rand -hex 32"):
+        check_token(environment)
+    check_token(TOKEN)
+
+
+def test_addresses() -> None:
+    assert split_address("head:6379") == ("head", 6379)
+    for wrong in ("head", ":6379", "head:port"):
+        with pytest.raises(ConfigurationError, match="write host:port"):
+            split_address(wrong)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head = f"127.0.0.1:{server.getsockname()[1]}"
+        assert answers(head)
+        assert own_address(head) == "127.0.0.1"
+    assert not answers(head)
+
+
+def test_the_head_listens_at_its_address_and_the_others_name_it() -> None:
+    head = start_command(Part("10.0.0.1:6379", "10.0.0.1", is_head=True, num_gpus=8, cpu=False), Path("/tmp/x"))
+    other = start_command(Part("10.0.0.1:6379", "10.0.0.2", is_head=False, num_gpus=8, cpu=True), Path("/tmp/x"))
+    assert head[head.index("--head") :][:3] == ["--head", "--port", "6379"]
+    assert "--object-store-memory" not in head
+    assert other[other.index("--address") + 1] == "10.0.0.1:6379"
+    assert other[other.index("--node-ip-address") + 1] == "10.0.0.2"
+    assert "--object-store-memory" in other
+    assert not any("secret" in word or "token" in word for word in [*head, *other])
+
+
+def test_a_machine_gives_up_when_there_is_no_head(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for name, value in TOKEN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(worker_node, "_POLL_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    arguments = ["--head-address", f"127.0.0.1:{port}", "--num-gpus", "1", "--timeout", "0"]
+    assert worker_node.main(arguments) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"no head at 127.0.0.1:{port} after 0 s")
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    assert worker_node.main(arguments) == 1
+    assert "this machine cannot join: several machines need a secret" in capsys.readouterr().out
+
+
+def reserved(*places: str) -> ReservedPlacement:
+    """Rollout GPUs, each on the named node."""
+    bundles = tuple(Bundle(index, f"10.0.0.{place}", index, 1, place) for index, place in enumerate(places))
+    return ReservedPlacement(Placement((), tuple(range(len(places))), (), 2), None, bundles)
+
+
+def made_engines(monkeypatch: pytest.MonkeyPatch, places: ReservedPlacement, count: int) -> list[Any]:
+    class Made:
+        def options(self, **_: Any) -> Made:
+            return self
+
+        def remote(self, args: Namespace, spec: Any, port: int) -> Any:
+            return spec
+
+    monkeypatch.setattr(engines.ray, "remote", lambda _: Made())
+    monkeypatch.setattr(ReservedPlacement, "options", lambda *_: {})
+    group = EngineGroup(Namespace(num_nodes=count, prm_enable=False, router="auto"), places, "policy")
+    return [group._create(index) for index in range(len(group.specs))]
+
+
+def test_engines_listen_where_the_others_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = reserved("1", "1", "2", "2")
+    assert [spec.host for spec in made_engines(monkeypatch, two, 2)] == ["10.0.0.1", "10.0.0.2"]
+    assert {spec.host for spec in made_engines(monkeypatch, reserved("1", "1"), 1)} == {"127.0.0.1"}
+
+
+def test_an_engine_stays_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="engine-policy-0 would lie on two machines"):
+        made_engines(monkeypatch, reserved("1", "2"), 2)
+
+
+def test_the_flags_of_several_machines_reach_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    several = ["--num-nodes", "3", "--head-address", "10.0.0.1:7000", "--node-timeout", "5"]
+    words = [*several, "--forward-env", "MY_METHOD", "--num-gpus-per-node", "4"]
+    args = build_parser().parse_args(words)
+    args.device, args.run_dir = "cpu", str(tmp_path)
+    found: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def node(part: Part, environment: Any, log: Path) -> Any:
+        found["part"] = part
+        yield
+
+    monkeypatch.setenv("MY_METHOD", "1")
+    monkeypatch.setattr(cluster_module, "node_of_cluster", node)
+    monkeypatch.setattr(nodes.ray, "init", lambda **keywords: found.update(keywords))
+    monkeypatch.setattr(nodes.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(nodes, "wait_for_nodes", lambda *waited: found.update(waited=waited))
+    with cluster_module.ray_cluster(args, num_gpus=1):
+        assert found["waited"] == (3, 5.0, "10.0.0.1:7000")
+    assert found["part"] == Part("10.0.0.1:7000", "10.0.0.1", is_head=True, num_gpus=4, cpu=True)
+    assert found["runtime_env"]["env_vars"]["MY_METHOD"] == "1"
