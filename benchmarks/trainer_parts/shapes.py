@@ -8,10 +8,10 @@ appendix B), nor are norms, rotary embeddings and the embedding.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,24 @@ def step_flops(shape: Shape, lengths: Sequence[int], responses: Sequence[int], *
     return 2.0 * passes * (base * sum(lengths) + head) + 6.0 * adapters * sum(lengths) + 3.0 * attention
 
 
-def matmul_peak(device: Any, dtype: Any, *, repeats: int = 5) -> float:
-    """The most FLOP/s that ``repeats`` square matrix products reach on ``device`` with ``dtype``."""
-    import time
+def matmul_peak(device_name: str, repeats: int = 5) -> float:
+    """The most FLOP/s that ``repeats`` square matrix products reach, float32 on one thread of a CPU, bfloat16 on CUDA.
 
+    For a process of its own: it starts CUDA, and one that has cannot fork.
+    """
     import torch
 
-    size = 8192 if device.type == "cuda" else 1536
+    device, on_gpu = torch.device(device_name), device_name == "cuda"
+    torch.set_num_threads(1)
+    size, dtype = (8192, torch.bfloat16) if on_gpu else (1536, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = 0.0
     for _ in range(repeats + 1):
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.synchronize(device)
         start = time.perf_counter()
         left @ right
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.synchronize(device)
         best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
     return best

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -93,8 +95,6 @@ class Side:
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -106,8 +106,6 @@ def run_in_turn(plans: Sequence[Plan], folder: Path, rounds: int) -> dict[str, d
     Returns:
         ``seconds`` (median), ``all_seconds``, ``peak_bytes`` of each.
     """
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         sides = [stack.enter_context(Side(plan, folder)) for plan in plans]
         for side in sides:

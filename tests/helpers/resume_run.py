@@ -58,7 +58,7 @@ def source_args(folder: str) -> Namespace:
 
 
 def run(
-    rank: int, world_size: int, port: int, changes: dict[str, Any], model: str, folder: str,
+    rank: int, world_size: int, changes: dict[str, Any], model: str, folder: str,
     resume: bool, dies: tuple[str, int] | None, out: str,
 ) -> None:  # fmt: skip
     """Start or resume, and train all rollouts, or up to the moment ``dies``: (``leased``, ``trained`` or ``saved``, rollout).
@@ -67,8 +67,8 @@ def run(
     """
     args = trainer.trainer_args(model, **changes, save=folder, resume=resume)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(port)  # a new process may be in any state
-    actor, start = trainer_ranks.start_actor(args, rank, world_size, port)
+        seed(os.getpid())  # a new process may be in any state
+    actor, start = trainer_ranks.start_actor(args, rank, world_size, trainer.meeting_port(rank, out))
     source = LedgerDataSource(source_args(folder)) if rank == 0 else None
     if source is not None:
         source.load(start - 1)

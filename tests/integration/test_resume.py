@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from slime.utils.http_utils import find_available_port
 from tests.helpers import resume_run, trainer
 
 FULL: dict[str, Any] = {"lr_decay_style": "cosine", "lr_warmup_iters": 2, "entropy_coef": 0.01, "use_tis": True}
@@ -25,8 +24,7 @@ def run(
     if not resume:
         folder.mkdir()
         resume_run.fill_ledger(str(folder))
-    port = find_available_port()
-    trainer.on_ranks(ranks, resume_run.run, port, changes, str(model), str(folder), resume, dies, str(out))
+    trainer.on_ranks(ranks, resume_run.run, changes, str(model), str(folder), resume, dies, str(out))
     return torch.load(out, weights_only=False) if out.exists() else None
 
 

@@ -62,7 +62,13 @@ def test_the_verdicts_say_what_was_missed() -> None:
     def row(side: str, speed: float) -> dict[str, Any]:
         return {"side": side, "batch": "mixed", "tokens_per_second": speed, "peak_bytes": 1}
 
-    rows = [row("packed", 100.0), row("padded", 80.0), row("LoRA, packed", 120.0), row("whole logits", 90.0)]
+    rows = [
+        row("packed", 100.0),
+        row("padded", 80.0),
+        row("padded, by length", 90.0),
+        row("LoRA, packed", 120.0),
+        row("whole logits", 90.0),
+    ]
     memory = {"bytes_per_token_and_entry": 0.01, "no_growth": True}
     found = trainer.verdicts([*rows, row("TRL, 1 at a time", 50.0), row("TRL, 8 at a time", 110.0)], memory)
     assert not found["packed_over_padded"]["met"]
