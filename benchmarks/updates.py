@@ -27,7 +27,7 @@ from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers import tiny_random
-from tests.helpers.live_engine import live_engine
+from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.mock_engine import serve
 from tests.helpers.weight_sender import WeightSender
 
@@ -67,7 +67,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="updates-") as name:
         folder = Path(name)
         models = [tiny_random.build(folder / f"model-{seed}", seed=seed) for seed in (11, 12)]
-        with live_engine(models[0], folder / "run") as engine:
+        with live_engine(engine_arguments(models[0], folder / "run")) as engine:
             results = [asyncio.run(measure(engine, models, folder, clients, updates)) for clients in loads]
     write_json(arguments.json, {"machine": describe_machine(), "loads": results})
     for result in results:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from benchmarks.machine import REPOSITORY
 from slime.backends.sglang_utils.external import ExternalEngine
+from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.utils.http_utils import find_available_port
 from slime.utils.misc import load_function
@@ -215,7 +216,7 @@ class ReceiverProcess:
         port = find_available_port()
         command = [sys.executable, "-m", "benchmarks.weight_receiver", "--spec", str(file), "--port", str(port)]
         paths = [str(REPOSITORY), str(REPOSITORY / "slime")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        environment = engine_environment(os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, cpu=True)
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         self.engine = ExternalEngine(args, EngineSpec("policy", 0, 1), f"127.0.0.1:{port}")
         self.handle = LocalHandle(self.engine)

@@ -31,9 +31,9 @@ def engine_arguments(model: Path, run_dir: Path) -> Namespace:
 
 
 @contextmanager
-def live_engine(model: Path, run_dir: Path) -> Iterator[SGLangEngine]:
-    """Start an engine that serves ``model``; it is gone with all its processes when the block ends."""
-    engine = SGLangEngine(engine_arguments(model, run_dir), EngineSpec("policy", 0, 1))
+def live_engine(args: Namespace) -> Iterator[SGLangEngine]:
+    """Start the policy engine of ``args``; it is gone with all its processes when the block ends."""
+    engine = SGLangEngine(args, EngineSpec("policy", 0, 1))
     engine.start()
     try:
         yield engine

@@ -65,7 +65,7 @@ def references(random_models: list[Path]) -> list[Any]:
 @pytest.fixture(scope="session")
 def engine(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An engine that serves the first of `random_models`; whoever changes its weights ends with an even version."""
-    from tests.helpers.live_engine import live_engine
+    from tests.helpers.live_engine import engine_arguments, live_engine
 
-    with live_engine(tiny_random_model, tmp_path_factory.mktemp("engine")) as engine:
+    with live_engine(engine_arguments(tiny_random_model, tmp_path_factory.mktemp("engine"))) as engine:
         yield engine

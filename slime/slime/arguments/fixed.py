@@ -51,7 +51,6 @@ FIXED = (
     Fixed(
         "--rollout-data-transport", "object-store", "batches travel through Ray's object store", "nixl is not offered"
     ),
-    Fixed("--update-weight-mode", "full", "every push sends all weights", "delta updates are not offered"),
 )
 
 

@@ -30,7 +30,7 @@ from slime.arguments.fixed import check_fixed
 from slime.arguments.judge import check_judge
 from slime.arguments.megatron import check_megatron, check_megatron_shape, derive_megatron
 from slime.arguments.model_shape import check_model_shape, check_trainable
-from slime.arguments.weight_sync import check_weight_sync
+from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
 
 
 def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
@@ -50,6 +50,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
     derive_megatron(args)
     derive_batches(args)
     derive_rollout(args)
+    derive_weight_sync(args)
     problems = [
         *as_given,
         *check_paths(args),

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 from slime.arguments.option import Group, Option, flag_of
 
 WEIGHT_SYNC = Group(
     "weight sync",
     (
+        Option(
+            "--update-weight-mode",
+            "full: every push sends all weights, a LoRA run's merged; adapter: the LoRA adapter alone, which the engines "
+            "apply; default: adapter for LoRA runs whose base the engines serve, full for all others",
+            str,
+            None,
+            ("full", "adapter"),
+        ),
         Option(
             "--update-weight-transport",
             "nccl: broadcast (gloo on a CPU); shared: memory that trainer and engines on one machine share; disk: a folder that "
@@ -28,9 +37,37 @@ WEIGHT_SYNC = Group(
 )
 
 
+def derive_weight_sync(args: Namespace) -> None:
+    """Settle ``update_weight_mode``."""
+    if args.update_weight_mode is None:
+        suits = args.use_lora and args.update_weight_transport == "nccl" and not _adapter_problems(args)
+        args.update_weight_mode = "adapter" if suits else "full"
+
+
+def _adapter_problems(args: Namespace) -> list[str]:
+    problems = []
+    base = (
+        args.load if args.load and (Path(args.load) / "config.json").exists() else args.ref_load or args.hf_checkpoint
+    )
+    if base and args.hf_checkpoint and Path(base).resolve() != Path(args.hf_checkpoint).resolve():
+        problems.append(f"training starts from {base}, which the engines do not serve")
+    if args.rollout_external_engine_addrs or args.sglang_router_ip:
+        problems.append("engines that run already are not given adapters")
+    return problems
+
+
 def check_weight_sync(args: Namespace) -> list[str]:
     """Return a line per flag that has no effect or contradicts another."""
-    given = [name for name in ("update_weight_disk_dir", "update_weight_disk_keep_files") if getattr(args, name)]
+    problems = []
+    if args.update_weight_mode == "adapter":
+        if not args.use_lora:
+            problems.append("--update-weight-mode adapter needs --use-lora")
+        if args.update_weight_transport != "nccl":
+            problems.append(
+                "--update-weight-transport has no effect with --update-weight-mode adapter, which sends it in the request"
+            )
+        problems += [f"--update-weight-mode adapter: {why}; use full" for why in _adapter_problems(args)]
+    disk = [name for name in ("update_weight_disk_dir", "update_weight_disk_keep_files") if getattr(args, name)]
     if args.update_weight_transport != "disk":
-        return [f"{flag_of(name)} has no effect without --update-weight-transport disk" for name in given]
-    return []
+        problems += [f"{flag_of(name)} has no effect without --update-weight-transport disk" for name in disk]
+    return problems

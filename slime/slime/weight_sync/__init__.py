@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,15 @@ def uses_loader(args: Namespace) -> bool:
     """Whether policy engines have to be started with :data:`LOADER`."""
     shared = getattr(args, "update_weight_transport", "nccl") == "shared"
     return shared or bool(getattr(args, "check_weight_update_equal", False))
+
+
+ADAPTER_NAME = re.compile(r"weights-(\d+)-\d+")
+
+
+def adapter_version(name: str | None) -> str | None:
+    """Return the weight version of an adapter that a trainer named, None for any other adapter."""
+    match = ADAPTER_NAME.fullmatch(name or "")
+    return match[1] if match else None
 
 
 class WeightSync(Protocol):

@@ -7,6 +7,7 @@ from argparse import Namespace
 import torch
 
 from slime.weight_sync import WeightSync
+from slime.weight_sync.adapter import AdapterWeightSync
 from slime.weight_sync.broadcast import BroadcastWeightSync
 from slime.weight_sync.disk import DiskWeightSync
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
@@ -16,4 +17,6 @@ TRANSPORTS = {"nccl": BroadcastWeightSync, "shared": SharedMemoryWeightSync, "di
 
 def make_weight_sync(args: Namespace, *, device: torch.device, address: str) -> WeightSync:
     """Return this trainer rank's transport; ``address`` is where engines reach rank 0."""
+    if args.update_weight_mode == "adapter":
+        return AdapterWeightSync(args, device=device, address=address)
     return TRANSPORTS[args.update_weight_transport](args, device=device, address=address)

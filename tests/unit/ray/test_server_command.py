@@ -62,6 +62,17 @@ def test_a_policy_engine_has_our_loader_where_a_push_needs_it() -> None:
     assert LOADER not in server_command(wanted, EngineSpec("prm", 0, 1), port=5, cpu=False)
 
 
+def test_a_policy_engine_serves_adapters_where_a_push_sends_them() -> None:
+    lora = arguments(update_weight_mode="adapter", lora_rank=4, lora_target_modules=["q_proj", "o_proj"])
+    command = server_command(lora, EngineSpec("policy", 0, 1), port=5, cpu=True)
+    given = options(command)
+    assert (given["--max-lora-rank"], given["--lora-backend"]) == ("4", "torch_native")
+    assert command[command.index("--lora-target-modules") + 1 :][:2] == ["q_proj", "o_proj"]
+    assert "--enable-lora" in given
+    assert "--lora-backend" not in server_command(lora, EngineSpec("policy", 0, 1), port=5, cpu=False)
+    assert "--enable-lora" not in server_command(lora, EngineSpec("prm", 0, 1), port=5, cpu=True)
+
+
 def test_a_cpu_engine_is_one_process_with_torch_kernels() -> None:
     given = options(server_command(arguments(), EngineSpec("prm", 0, 2), port=5, cpu=True))
     assert given["--model-path"] == "judge"

@@ -15,7 +15,7 @@ from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.fsdp_utils.model import PolicyModel, build_policy
 from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import log_prob_pass, logprob_pass_with_entropy, optimizer_step
-from slime.backends.fsdp_utils.weights import full_weights
+from slime.backends.fsdp_utils.weights import adapter_weights, full_weights
 from slime.backends.trainer.actor import TrainActor
 from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.micro_batch import Metrics
@@ -69,6 +69,11 @@ class FSDPTrainActor(TrainActor):
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return full_weights(self.policy, dtype=DTYPES[self.args.train_dtype], device=self.device)
+
+    def _sync_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self.args.update_weight_mode != "adapter":
+            return self._weights()
+        return iter(adapter_weights(self.policy, device=self.device).items())
 
     def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         folder = checkpoint.save(root, iteration, self.policy, self.optimizer, meta)

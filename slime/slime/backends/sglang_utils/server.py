@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from slime.backends.sglang_utils import current_adapter
 from slime.utils.process import watch_lifeline
 
 CPU_STANDINS = Path(__file__).parent / "cpu_standins"
@@ -37,6 +38,8 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
         # The compiler would look for Triton and never come back; one request with a penalty would stop the engine.
         environment["TORCHDYNAMO_DISABLE"] = "1"
         environment.setdefault("OMP_NUM_THREADS", "1")
+        # Large pages: what a weight update receives is fresh memory each time, and small ones cost more than the transfer.
+        environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     return environment
 
 
@@ -50,8 +53,11 @@ def main() -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
+    arguments = prepare_server_args(sys.argv[1:])
+    if arguments.enable_lora:
+        current_adapter.install()
     try:
-        run_server(prepare_server_args(sys.argv[1:]))
+        run_server(arguments)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

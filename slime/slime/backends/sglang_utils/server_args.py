@@ -84,6 +84,14 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
         options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
+    if spec.role == "policy" and getattr(args, "update_weight_mode", None) == "adapter":
+        options |= {
+            "enable_lora": True,
+            "max_lora_rank": args.lora_rank,
+            "lora_target_modules": args.lora_target_modules,
+        }
+        if cpu:
+            options["lora_backend"] = "torch_native"
     options.update(
         model_path=model_path(args, spec.role),
         trust_remote_code=True,

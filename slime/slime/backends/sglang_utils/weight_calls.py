@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from typing import Any, Literal
 
+from slime.backends.sglang_utils.current_adapter import IN_USE
 from slime.exceptions import EngineError
 from slime.weight_sync.hosts import this_host
 
@@ -128,6 +129,37 @@ class WeightCalls:
         """Load the Hugging Face folder ``path``, which the server's machine must see."""
         self._post("/update_weights_from_disk", model_path=path, flush_cache=flush_cache, weight_version=weight_version)
 
+    def load_lora_adapter_from_tensors(
+        self, name: str, config: dict[str, Any], serialized: bytes, checksums: dict[str, str] | None
+    ) -> None:
+        """Load an adapter (a pickled dict of tensors under PEFT's names) beside those that are there.
+
+        ``checksums``: SHA-256 of each tensor; a server where one differs ends.
+        """
+        payload = base64.b64encode(serialized).decode()
+        self._post(
+            "/load_lora_adapter_from_tensors",
+            lora_name=name,
+            config_dict=config,
+            serialized_named_tensors=[payload] * self.num_weight_ranks(),
+            expected_checksums=checksums,
+        )
+
+    def unload_lora_adapter(self, name: str) -> bool:
+        """Unload an adapter; False when requests use it still. One that is not there is as good as unloaded."""
+        try:
+            self._post("/unload_lora_adapter", lora_name=name)
+        except EngineError as error:
+            if IN_USE in str(error):
+                return False
+            if "does not exist" not in str(error):
+                raise
+        return True
+
+    def set_weight_version(self, version: str) -> None:
+        """Say which version the server reports for itself; no weight changes."""
+        self._post("/update_weight_version", new_version=version, abort_all_requests=False)
+
     def host(self) -> str:
         """Name of the machine (and container) that the server runs in."""
         return this_host()
@@ -135,7 +167,7 @@ class WeightCalls:
     def end_weight_update(self, weight_version: str | None = None) -> None:
         """Close the session; requests in flight and later ones report ``weight_version`` from here on."""
         if weight_version is not None:
-            self._post("/update_weight_version", new_version=weight_version, abort_all_requests=False)
+            self.set_weight_version(weight_version)
         self._post("/end_weight_update")
 
     def flush_cache(self) -> None:

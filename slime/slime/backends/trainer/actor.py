@@ -230,10 +230,14 @@ class TrainActor(TrainRank):
         assert self._sync is not None
         version = self._next_version()
         with self._timed("update_weights"):
-            self._sync.push(self._weights(), str(version))
+            self._sync.push(self._sync_weights(), str(version))
         self.weight_version, self._changed_since_push = version, False
         logger.info("weights %d are live, %.3f s", version, self._seconds["update_weights"])
         return str(version)
+
+    def _sync_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a push sends; as :meth:`_weights`."""
+        return self._weights()
 
     def _next_version(self) -> int:
         return self.weight_version + int(self._changed_since_push)

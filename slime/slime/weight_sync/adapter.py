@@ -1,0 +1,74 @@
+"""LoRA: only the adapter moves, under a new name per version.
+
+Guarantees: engines never pause; a request that is running keeps the adapter it began with, a later one takes the new adapter
+(`slime.backends.sglang_utils.current_adapter`), so versions never mix within a reply; besides the newest adapter the one before
+stays, and older ones as long as a request uses them. An engine where loading fails is ended, the others hold their requests
+until the next push.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.weight_sync.engine_sync import EngineWeightSync
+
+KEPT = 2
+PUSHES = itertools.count()
+"""Makes the name of a push that is repeated a new one: an engine takes a name once."""
+
+
+def adapter_config(args: Namespace) -> dict[str, Any]:
+    """Return PEFT's description of the adapter."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": args.lora_rank,
+        "lora_alpha": args.lora_alpha,
+        "target_modules": list(args.lora_target_modules),
+        "bias": "none",
+    }
+
+
+class AdapterWeightSync(EngineWeightSync):
+    """See the module.
+
+    Attributes:
+        moved_bytes: what the last push sent to each rank of each engine.
+    """
+
+    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+        super().__init__(args, device=device, address=address)
+        self.moved_bytes = 0
+        self._names: list[str] = []
+
+    def _join(self) -> None:
+        """Nothing to join: the adapter travels in the request."""
+
+    def _leave(self, *, broken: bool) -> None:
+        """Nothing to leave."""
+
+    def _push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        tensors = {name: value.detach().cpu().contiguous() for name, value in weights}
+        checksums = {name: _sha256(value) for name, value in tensors.items()} if self._check is not None else None
+        message = pickle.dumps(tensors)
+        self.moved_bytes = len(message)
+        name = f"weights-{version}-{next(PUSHES)}"
+        self._names.append(name)
+        self._call("load_lora_adapter_from_tensors", name, adapter_config(self._args), message, checksums)
+        self._call("set_weight_version", version)
+        self._call("continue_generation")  # an engine that was started again, or failed in a push, holds its requests
+        for old in self._names[:-KEPT]:
+            if all(self._call("unload_lora_adapter", old)):
+                self._names.remove(old)
+
+
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

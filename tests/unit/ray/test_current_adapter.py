@@ -1,0 +1,104 @@
+"""Requests of an engine take the trainer's newest adapter, keep it, and say so."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from slime.backends.sglang_utils import current_adapter
+from slime.weight_sync import adapter_version
+
+SPANS = [{"version": "default", "start": 0, "end": 3}, {"version": "7", "start": 3, "end": 9}]
+
+
+class Manager:
+    """As much of SGLang's as the hooks touch."""
+
+    def __init__(self) -> None:
+        self.is_pause = False
+        self.is_pause_cond = asyncio.Condition()
+        self.seen: list[str | None] = []
+
+    async def generate(self, request: Any, *rest: Any) -> AsyncIterator[Any]:
+        self.seen.append(request.lora_path)
+        meta = {"weight_version": "default", "weight_versions": [dict(span) for span in SPANS]}
+        yield {"meta_info": dict(meta)}
+        yield [{"meta_info": dict(meta)}, {"no": "meta"}]
+
+
+async def answers(manager: Manager, lora_path: str | None = None) -> list[Any]:
+    request = Namespace(lora_path=lora_path)
+    return [answer async for answer in current_adapter.answer_with_newest(Manager.generate, manager, request)]
+
+
+async def load(manager: Manager, name: str, success: bool = True) -> None:
+    async def original(*_: Any) -> Any:
+        return Namespace(success=success)
+
+    await current_adapter.remember_newest(original, manager, Namespace(lora_name=name))
+
+
+def test_names_of_the_trainer_carry_the_version() -> None:
+    assert adapter_version("weights-12-3") == "12"
+    assert [adapter_version(name) for name in ("weights-12", "mine", None, "weights-1-2-3")] == [None] * 4
+
+
+def test_a_request_takes_the_newest_adapter_and_reports_its_version() -> None:
+    async def run() -> None:
+        manager = Manager()
+        first = await answers(manager)
+        assert first[0]["meta_info"]["weight_version"] == "default"
+        await load(manager, "weights-3-0")
+        await load(manager, "weights-4-1", success=False)
+        await load(manager, "somebody's")
+        single, batch = await answers(manager)
+        for part in (single, batch[0]):
+            assert part["meta_info"]["weight_version"] == "3"
+            assert part["meta_info"]["weight_versions"] == [{"version": "3", "start": 0, "end": 9}]
+        other = await answers(manager, "somebody's")
+        assert other[0]["meta_info"]["weight_versions"] == SPANS
+        assert manager.seen == [None, "weights-3-0", "somebody's"]
+
+    asyncio.run(run())
+
+
+def test_a_held_request_takes_the_adapter_that_ends_the_hold() -> None:
+    async def run() -> None:
+        manager = Manager()
+        manager.is_pause = True
+        held = asyncio.create_task(answers(manager))
+        await asyncio.sleep(0)
+        await load(manager, "weights-5-0")
+        assert manager.seen == []
+        async with manager.is_pause_cond:
+            manager.is_pause = False
+            manager.is_pause_cond.notify_all()
+        await held
+        assert manager.seen == ["weights-5-0"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("running", "unloads"), [(0, 1), (2, 0)])
+def test_an_adapter_in_use_is_not_unloaded(monkeypatch: pytest.MonkeyPatch, running: int, unloads: int) -> None:
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", Namespace(UnloadLoRAAdapterReqOutput=Namespace))
+    done = []
+
+    async def original(manager: Any, request: Any) -> Any:
+        done.append(request.lora_name)
+        return Namespace(success=True)
+
+    registry = Namespace(
+        get_all_adapters=lambda: {"weights-1-0": Namespace(lora_id="x")},
+        _counters={"x": Namespace(value=lambda: running)},
+    )
+    request = Namespace(lora_name="weights-1-0")
+    result = asyncio.run(current_adapter.keep_while_used(original, Namespace(lora_registry=registry), request))
+    assert result.success == bool(unloads)
+    assert len(done) == unloads
+    assert unloads or result.error_message == current_adapter.IN_USE
