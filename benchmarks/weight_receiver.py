@@ -46,9 +46,10 @@ START_SECONDS = 120.0
 class Model:
     """Parameters by name; ``load_weights`` copies into them, as an engine's does."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], device: str) -> None:
         self.parameters = {
-            name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, (shape, dtype) in spec.items()
+            name: torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+            for name, (shape, dtype) in spec.items()
         }
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -84,7 +85,7 @@ class Receiver:
     def do_state(self, values: bool = False) -> dict[str, Any]:
         """What was heard, the version, and on demand the weights' bytes."""
         weights = {
-            name: base64.b64encode(value.view(torch.uint8).numpy().tobytes()).decode()
+            name: base64.b64encode(value.view(torch.uint8).cpu().numpy().tobytes()).decode()
             for name, value in (self.model.parameters if values else {}).items()
         }
         return {"heard": self.heard, "version": self.version, "session": self.session, "weights": weights}
@@ -209,14 +210,15 @@ class LocalHandle:
 class ReceiverProcess:
     """A running receiver and its engine handle; end it with ``stop``."""
 
-    def __init__(self, args: Any, spec: dict[str, Any], folder: Path) -> None:
+    def __init__(self, args: Any, spec: dict[str, Any], folder: Path, device: str = "cpu") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "spec.json"
         file.write_text(json.dumps(spec))
         port = find_available_port()
         command = [sys.executable, "-m", "benchmarks.weight_receiver", "--spec", str(file), "--port", str(port)]
+        command += ["--device", device]
         paths = [str(REPOSITORY), str(REPOSITORY / "slime")]
-        environment = engine_environment(os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, cpu=True)
+        environment = engine_environment(os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, cpu=device == "cpu")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         self.engine = ExternalEngine(args, EngineSpec("policy", 0, 1), f"127.0.0.1:{port}")
         self.handle = LocalHandle(self.engine)
@@ -251,9 +253,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_receiver", description=__doc__)
     parser.add_argument("--spec", required=True, type=Path, help="JSON: tensor name to [shape, dtype]")
     parser.add_argument("--port", required=True, type=int, help="where to listen, on 127.0.0.1")
+    parser.add_argument("--device", default="cpu", help="where the parameters are: cpu or cuda (default: %(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    _Handler.receiver = Receiver(Model(json.loads(arguments.spec.read_text())))
+    _Handler.receiver = Receiver(Model(json.loads(arguments.spec.read_text()), arguments.device))
     server = ThreadingHTTPServer(("127.0.0.1", arguments.port), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdin.read()

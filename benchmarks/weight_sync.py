@@ -35,6 +35,7 @@ from slime.weight_sync.segments import Mappings, Segment
 PATHS: dict[str, dict[str, Any]] = {
     "broadcast (gloo)": {},
     "shared memory": {"update_weight_transport": "shared"},
+    "delta, everything changed": {"update_weight_mode": "delta"},
     "disk": {"update_weight_transport": "disk"},
 }
 SETTINGS = {"device": "cpu", "train_dtype": "bfloat16"}

@@ -26,6 +26,7 @@ SPEC: dict[str, Any] = {
 TRANSPORTS: dict[str, dict[str, Any]] = {
     "broadcast": {},
     "shared": {"update_weight_transport": "shared"},
+    "delta": {"update_weight_mode": "delta"},
     "disk": {"update_weight_transport": "disk"},
 }
 """Flags of each way for whole weights."""

@@ -18,6 +18,7 @@ FAULTS = [
     ("broadcast", "die", "update_weights_from_distributed", 1),
     ("shared", "die", "update_weights_from_tensor", 1),
     ("shared", "refuse", "update_weights_from_tensor", 1),
+    ("delta", "die", "update_weights_from_tensor", 1),
     ("disk", "refuse", "update_weights_from_disk", 0),
 ]
 
@@ -97,14 +98,14 @@ def test_an_engine_that_fails_in_the_middle_ends_the_push_and_the_next_one_makes
     after: int,
 ) -> None:
     args = sync_args(tmp_path, **TRANSPORTS[transport])
-    victim = start()
-    with connected(args, handles([victim, pair[0]])) as sync:
+    kept, victim = pair
+    with connected(args, handles([victim, kept])) as sync:
         sync.push(iter(weights(1).items()), "1")
         victim.fault(kind, route, after)
         with pytest.raises(EngineError):
             sync.push(iter(weights(2).items()), "2")
-        heard = pair[0].state()["heard"]
-        assert not pair[0].state()["session"]
+        heard = kept.state()["heard"]
+        assert not kept.state()["session"]
         assert len(heard) - 1 - heard[::-1].index("pause_generation") > max(
             position for position, route in enumerate(heard) if route == "continue_generation"
         )
@@ -112,12 +113,12 @@ def test_an_engine_that_fails_in_the_middle_ends_the_push_and_the_next_one_makes
             sync.push(iter(weights(2).items()), "2")
         if kind == "die":
             victim.process.wait(20)
-        fresh = start() if kind == "die" else victim
-        if kind == "refuse":
-            fresh.fault("none", "", 0)
-        sync.connect(handles([fresh, pair[0]]))
+            pair[1] = start()
+        else:
+            victim.fault("none", "")
+        sync.connect(handles(pair))
         sync.push(iter(weights(2).items()), "2")
-        assert all(holds(receiver, weights(2)) for receiver in (fresh, pair[0]))
+        assert all(holds(receiver, weights(2)) for receiver in pair)
 
 
 def test_the_last_two_versions_stay_on_disk_while_the_run_lasts(tmp_path: Path, pair: list[ReceiverProcess]) -> None:
@@ -134,3 +135,22 @@ def test_the_last_two_versions_stay_on_disk_while_the_run_lasts(tmp_path: Path, 
         for version in ("1", "2", "3"):
             sync.push(iter(weights(3).items()), version)
     assert len(list(folder.iterdir())) == 3
+
+
+def test_small_steps_move_few_bytes_and_stay_exact(tmp_path: Path, pair: list[ReceiverProcess]) -> None:
+    args = sync_args(tmp_path, update_weight_mode="delta", check_weight_update_equal=True)
+    values, generator = weights(7), torch.Generator().manual_seed(0)
+    whole = sum(value.nbytes for value in values.values())
+    with connected(args, handles(pair)) as sync:
+        for version in range(6):
+            sync.push(iter(values.items()), str(version))
+            assert sync.moved_bytes == (whole if version == 0 else 3 * (4 + 4) * (version - 1))
+            assert all(holds(receiver, values) for receiver in pair)
+            for value in values.values() if version else ():  # nothing changes between the first two
+                flat = value.view(-1)
+                if flat.numel() > 24:
+                    flat[torch.randperm(flat.numel(), generator=generator)[:version]] += 1
+        sync.connect(handles(pair[1:]))
+        sync.push(iter(values.items()), "6")
+        assert sync.moved_bytes == whole, "who connects anew gets everything"
+        assert holds(pair[1], values)

@@ -15,7 +15,9 @@ _MEGATRON = "is not offered with any back end here; remove it"
 _LATER = "is not implemented yet; remove it"
 _COLOCATE = "belongs to --colocate, which is not implemented yet"
 _BUFFER = "belongs to an external rollout buffer, which is not implemented; use --rollout-function-path"
-_DELTA = "is not implemented yet; remove it"
+_DELTA = (
+    "is not offered: --update-weight-mode delta sends index and value, --check-weight-update-equal checks; remove it"
+)
 _DISK = "is not offered: engines read --update-weight-disk-dir themselves; remove it"
 _PROFILE = "is not offered; the traces of --use-pytorch-profiler show memory too"
 _CI = "belongs to another project's CI; the tests here check it instead"

@@ -12,11 +12,11 @@ WEIGHT_SYNC = Group(
     (
         Option(
             "--update-weight-mode",
-            "full: every push sends all weights, a LoRA run's merged; adapter: the LoRA adapter alone, which the engines "
+            "full: every push sends all weights, a LoRA run's merged; delta: index and value of what changed; adapter: the LoRA adapter alone, which the engines "
             "apply; default: adapter for LoRA runs whose base the engines serve, full for all others",
             str,
             None,
-            ("full", "adapter"),
+            ("full", "delta", "adapter"),
         ),
         Option(
             "--update-weight-transport",
@@ -67,6 +67,8 @@ def check_weight_sync(args: Namespace) -> list[str]:
                 "--update-weight-transport has no effect with --update-weight-mode adapter, which sends it in the request"
             )
         problems += [f"--update-weight-mode adapter: {why}; use full" for why in _adapter_problems(args)]
+    if args.update_weight_mode == "delta" and args.update_weight_transport != "nccl":
+        problems.append("--update-weight-mode delta is broadcast; remove --update-weight-transport")
     disk = [name for name in ("update_weight_disk_dir", "update_weight_disk_keep_files") if getattr(args, name)]
     if args.update_weight_transport != "disk":
         problems += [f"{flag_of(name)} has no effect without --update-weight-transport disk" for name in disk]

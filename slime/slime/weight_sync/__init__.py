@@ -18,7 +18,8 @@ LOADER = "slime.weight_sync.engine_loader.load"
 def uses_loader(args: Namespace) -> bool:
     """Whether policy engines have to be started with :data:`LOADER`."""
     shared = getattr(args, "update_weight_transport", "nccl") == "shared"
-    return shared or bool(getattr(args, "check_weight_update_equal", False))
+    delta = getattr(args, "update_weight_mode", "full") == "delta"
+    return shared or delta or bool(getattr(args, "check_weight_update_equal", False))
 
 
 ADAPTER_NAME = re.compile(r"weights-(\d+)-\d+")

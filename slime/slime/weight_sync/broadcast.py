@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from slime.weight_sync.buckets import Bucket
 from slime.weight_sync.engine_calls import EngineCalls
@@ -66,7 +67,12 @@ class BroadcastWeightSync(EngineWeightSync):
             load_format="flattened_bucket",
             **keywords,
         )
-        self._sending = dist.broadcast(bucket.data, src=0, group=self._members, async_op=True)
+        self._broadcast(bucket.data)
+
+    def _broadcast(self, data: Tensor) -> None:
+        """Broadcast ``data`` while the engines' calls are under way; return when they have loaded it."""
+        assert self._calls is not None
+        self._sending = dist.broadcast(data, src=0, group=self._members, async_op=True)
         self._calls.values()  # an engine that refuses never takes its part of the broadcast
         self._sending.wait()
         self._sending = None

@@ -9,6 +9,7 @@ import torch
 from slime.weight_sync import WeightSync
 from slime.weight_sync.adapter import AdapterWeightSync
 from slime.weight_sync.broadcast import BroadcastWeightSync
+from slime.weight_sync.delta_sync import DeltaWeightSync
 from slime.weight_sync.disk import DiskWeightSync
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
 
@@ -19,4 +20,6 @@ def make_weight_sync(args: Namespace, *, device: torch.device, address: str) -> 
     """Return this trainer rank's transport; ``address`` is where engines reach rank 0."""
     if args.update_weight_mode == "adapter":
         return AdapterWeightSync(args, device=device, address=address)
+    if args.update_weight_mode == "delta":
+        return DeltaWeightSync(args, device=device, address=address)
     return TRANSPORTS[args.update_weight_transport](args, device=device, address=address)

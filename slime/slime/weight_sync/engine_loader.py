@@ -20,12 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime.weight_sync.buckets import unpack
 from slime.weight_sync.checksums import MODULUS, checksum
+from slime.weight_sync.delta import Mirror
+from slime.weight_sync.group import group_named
 from slime.weight_sync.requests import DATA, read_request
 from slime.weight_sync.segments import Mappings
 
 STORE_SECONDS = 60.0
 MAPPINGS = Mappings()
 """The trainer's memory in this process, from request to request."""
+MIRROR = Mirror()
+"""The trainer's weights as this process knows them; empty unless changes are sent."""
 
 
 class _Places(TorchDispatchMode):
@@ -85,7 +89,19 @@ def _load(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> No
         torch.cuda.synchronize()
 
 
-OPERATIONS = {"checksums": _checksums, "load": _load}
+def _change(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Receive a change, apply it to this process's copy of the weights, and load what changed."""
+    group = group_named(request["group"])
+    backend = dist.get_backend(group)
+    data = torch.empty(request["nbytes"], dtype=torch.uint8, device="cuda" if backend == "nccl" else "cpu")
+    if request["nbytes"]:
+        dist.broadcast(data, src=0, group=group)
+    model.load_weights(iter(MIRROR.apply(data.cpu(), **request["change"])))
+    if request["version"] is not None:
+        MIRROR.version = request["version"]
+
+
+OPERATIONS = {"checksums": _checksums, "load": _load, "change": _change}
 
 
 def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:

@@ -33,6 +33,18 @@ def join_group(
     return joined
 
 
+def group_named(name: str) -> dist.ProcessGroup:
+    """Return the group ``name`` of this process.
+
+    Raises:
+        LookupError: when it has joined none of that name.
+    """
+    for group, known in _world.pg_names.items():
+        if known == name:
+            return group
+    raise LookupError(f"this process is in no group {name}")
+
+
 class HostedGroup:
     """Rank 0's side of a group: the store's server, and the membership once all others have joined."""
 

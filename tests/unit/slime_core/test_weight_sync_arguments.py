@@ -47,3 +47,9 @@ def test_what_an_adapter_push_cannot_do_is_refused(tmp_path: Path) -> None:
     assert "which the engines do not serve; use full" in lora(load=str(tmp_path))[0]
     assert "engines that run already" in lora(rollout_external_engine_addrs=["a:1"])[0]
     assert "has no effect with --update-weight-mode adapter" in lora(update_weight_transport="shared")[0]
+
+
+def test_changes_are_broadcast() -> None:
+    delta = {"update_weight_mode": "delta"}
+    assert check_weight_sync(default_args(**delta)) == []
+    assert "is broadcast" in check_weight_sync(default_args(update_weight_transport="shared", **delta))[0]

@@ -1,0 +1,135 @@
+"""Weights as what changed: for engines that are far away, when a step changes few of the bits.
+
+With bfloat16 weights and small learning rates most elements stay what they were. Rank 0 keeps what it last sent in host memory
+and sends, per tensor, index and value of the elements whose bits changed, or the whole tensor where that is smaller. Each engine
+rank keeps the same whole weights in host memory, applies the change to them, and loads the tensors that changed; so what an
+engine holds is bit for bit what a full push would have given it.
+
+Guarantees: a change is applied to the version it was made against, or not at all; after a connection or a failure the next push
+is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+INDEX_BYTES = 4
+WHOLE = -1
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass
+class Change:
+    """What changed in some tensors: ``counts`` elements of each (``WHOLE``: all are sent), and their data in order.
+
+    The data of a tensor are its whole bytes, or 32-bit indices into the flat tensor and then the values.
+    """
+
+    names: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    data: list[Tensor] = field(default_factory=list)
+    nbytes: int = 0
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the flat tensor's bits as integers, a view where it is contiguous."""
+    return tensor.contiguous().view(-1).view(_BITS[tensor.element_size()])
+
+
+class Sender:
+    """What was last sent; on the host."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, Tensor] = {}
+
+    def forget(self) -> None:
+        """Make the next changes whole."""
+        self._sent = {}
+
+    def changes(self, weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[tuple[Change, bool]]:
+        """Yield the changes since the last call in parts of about ``limit`` bytes, and whether a part is the last.
+
+        Tensors that did not change are left out. What is yielded counts as sent.
+        """
+        change = Change()
+        for name, tensor in weights:
+            new = bits(tensor.detach()).cpu()
+            data, count = self._difference(name, new)
+            self._remember(name, new)
+            if count == 0:
+                continue
+            if change.nbytes and change.nbytes + sum(part.nbytes for part in data) > limit:
+                yield change, False
+                change = Change()
+            change.names.append(name)
+            change.dtypes.append(str(tensor.dtype).removeprefix("torch."))
+            change.shapes.append(list(tensor.shape))
+            change.counts.append(count)
+            change.data += [part.view(torch.uint8) for part in data]
+            change.nbytes += sum(part.nbytes for part in data)
+        yield change, True
+
+    def _difference(self, name: str, new: Tensor) -> tuple[list[Tensor], int]:
+        old = self._sent.get(name)
+        if old is None or old.shape != new.shape or old.dtype != new.dtype:
+            return [new.clone()], WHOLE
+        index = (old != new).nonzero().view(-1)
+        if index.numel() * (INDEX_BYTES + new.element_size()) >= new.nbytes or new.numel() >= 1 << 31:
+            return [new.clone()], WHOLE if index.numel() else 0
+        return [index.to(torch.int32), new[index]], index.numel()
+
+    def _remember(self, name: str, new: Tensor) -> None:
+        if name in self._sent and self._sent[name].shape == new.shape and self._sent[name].dtype == new.dtype:
+            self._sent[name].copy_(new)
+        else:
+            self._sent[name] = new.clone()
+
+
+class Mirror:
+    """An engine rank's copy of the trainer's weights, and which version it is."""
+
+    def __init__(self) -> None:
+        self.version = ""
+        self._weights: dict[str, Tensor] = {}
+
+    def apply(
+        self,
+        data: Tensor,
+        names: list[str],
+        dtypes: list[str],
+        shapes: list[list[int]],
+        counts: list[int],
+        base: str,
+    ) -> list[tuple[str, Tensor]]:
+        """Apply a change's ``data`` (bytes) to version ``base`` and return the whole tensors that changed.
+
+        Raises:
+            RuntimeError: when this is another version; nothing is applied.
+        """
+        if base and base != self.version:
+            held = self.version or "never received"
+            raise RuntimeError(f"a change of weights {base} cannot be applied to weights {held}")
+        start = 0
+        for name, dtype, shape, count in zip(names, dtypes, shapes, counts, strict=True):
+            kind = getattr(torch, dtype)
+            if count == WHOLE:
+                end = start + torch.Size(shape).numel() * kind.itemsize
+                self._weights[name] = _aligned(data[start:end], kind).view(shape)
+            else:
+                middle = start + count * INDEX_BYTES
+                end = middle + count * kind.itemsize
+                index = _aligned(data[start:middle], torch.int32).long()
+                bits(self._weights[name])[index] = _aligned(data[middle:end], _BITS[kind.itemsize])
+            start = end
+        return [(name, self._weights[name]) for name in names]
+
+
+def _aligned(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of bytes, as ``dtype``."""
+    return part.clone().view(dtype)
