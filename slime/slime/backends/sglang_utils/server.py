@@ -53,11 +53,10 @@ def main() -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
-    arguments = prepare_server_args(sys.argv[1:])
-    if arguments.enable_lora:
+    if "--enable-lora" in sys.argv:
         current_adapter.install()
     try:
-        run_server(arguments)
+        run_server(prepare_server_args(sys.argv[1:]))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 
