@@ -63,7 +63,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_launch_script_for_megatron_runs_unchanged(script: str, model: list[str], repository: Path) -> None:
-    args = parse_args([*model_args(repository, "4B"), *model, *SCRIPTS[script].split()])
+    args = parse_args([*model_args(repository, "qwen3-4B"), *model, *SCRIPTS[script].split()])
     assert args.train_backend == "megatron"
     assert args.transformer_impl == "transformer_engine"
     line = backend_line(args)

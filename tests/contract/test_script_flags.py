@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from slime.arguments import build_parser, parse_args
 from slime.arguments.fixed import FIXED
+from slime.arguments.parser import parser_for, read_arguments
 from tests.helpers.checkpoints import config_only
 
 ROLLOUT = """--num-rollout 100000000 --rollout-batch-size 16 --n-samples-per-prompt 1 --num-steps-per-rollout 1
@@ -45,10 +48,10 @@ MEGATRON = """--tensor-model-parallel-size 4 --sequence-parallel --pipeline-mode
     --attention-dropout 0.0 --attention-backend flash"""
 
 
-def model_args(repository: Path, size: str) -> list[str]:
+def model_args(repository: Path, shape: str) -> list[str]:
     """MODEL_ARGS as a launch script gets them."""
     script = 'source "$1"; printf "%s\\n" "${MODEL_ARGS[@]}"'
-    file = repository / "slime" / "scripts" / "models" / f"qwen3-{size}.sh"
+    file = repository / "slime" / "scripts" / "models" / f"{shape}.sh"
     output = subprocess.run(["bash", "-euc", script, "bash", str(file)], capture_output=True, text=True, check=True)
     return output.stdout.split()
 
@@ -61,12 +64,41 @@ def test_the_lora_scripts_of_the_three_methods_parse(
     model = config_only(tmp_path / "model")
     checkpoints = f"--hf-checkpoint {model} --ref-load {model} --save {tmp_path / 'save'} --save-interval 1"
     words = f"{PLACEMENT} {checkpoints} {ROLLOUT} {OPTIMIZER} {SGLANG} {PRM} {LORA} {PERF} {WANDB} {METHODS[method]}"
-    args = parse_args([*model_args(repository, "4B"), *words.split(), "--megatron-to-hf-mode", "bridge"])
+    args = parse_args([*model_args(repository, "qwen3-4B"), *words.split(), "--megatron-to-hf-mode", "bridge"])
     assert (args.rollout_temperature, args.kl_loss_type, args.prm_m) == (0.6, "low_var_kl", 3)
     assert args.lora_target_modules[0] == "q_proj"
     assert len(args.lora_target_modules) == 7
     assert args.sglang_context_length == 32768
     assert (args.use_kl_loss, args.kl_loss_coef, args.save_interval) == (True, 0.0, 1)
+
+
+SCRIPTS = json.loads((Path(__file__).parents[1] / "data" / "script_flags.json").read_text())
+# What is not offered, and which scripts ask for it; all others start as they are.
+SEVERAL_NODES, PICTURES = "several nodes (", "--multimodal-keys "
+NOT_OFFERED = {
+    **{name: (SEVERAL_NODES,) for name in ("S2", "S4", "S8", "S8R", "S5P", "C4", "C5P")},
+    **{name: (PICTURES,) for name in ("G0", "G2")},
+    "G1": (PICTURES, "--eval-interval needs "),  # it names an evaluation and no set to evaluate on
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_flags_of_every_script_of_the_contract(
+    name: str, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sets of the contract's tables 1.1 to 1.5, by its names of scripts; MODEL stands for every path."""
+    monkeypatch.setenv("MODEL_ARGS_ROTARY_BASE", "5000000")
+    flags = [str(tmp_path) if word == "MODEL" else word for word in shlex.split(SCRIPTS[name]["words"])]
+    shape = SCRIPTS[name]["model"]
+    words = [*(model_args(repository, shape) if shape else []), *flags, "--device", "cuda"]
+    _, problems = read_arguments(parser_for(words), words)
+    assert not [problem for problem in problems if not problem.startswith(NOT_OFFERED.get(name, ("no problem",)))]
+
+
+def test_the_sets_are_those_of_all_scripts() -> None:
+    assert len(SCRIPTS) == 23
+    assert set(NOT_OFFERED) < set(SCRIPTS)
+    assert all(len(entry["words"].split()) > 60 for entry in SCRIPTS.values())
 
 
 def test_the_last_occurrence_wins(tmp_path: Path) -> None:
