@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -40,6 +41,10 @@ def _serve(pipe: Any, ranks: int) -> None:
             weights[name] = part.view(kind).view(shape)
         calls[-1] = ("bucket", flush_cache, weight_version, load_format)
 
+    def load_lora_adapter_from_tensors(name, config, serialized, checksums):
+        weights.update(pickle.loads(serialized))
+        calls[-1] = ("adapter", name, config)
+
     def forget():
         calls.clear()
         weights.clear()
@@ -50,6 +55,7 @@ def _serve(pipe: Any, ranks: int) -> None:
         "init_weights_update_group": init_weights_update_group,
         "destroy_weights_update_group": destroy_weights_update_group,
         "update_weights_from_distributed": update_weights_from_distributed,
+        "load_lora_adapter_from_tensors": load_lora_adapter_from_tensors,
         "weights": lambda: {name: value.numpy() for name, value in weights.items()},
         "calls": lambda: list(calls),
         "forget": forget,

@@ -10,9 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slime.backends.fsdp_utils.export import export_adapter
 from slime.utils.http_utils import find_available_port
+from slime.weight_sync import adapter_version
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.fake_weight_engine import FakeWeightEngine
+from tests.helpers.trainer_ranks import CPU
 
 
 @pytest.fixture(scope="module")
@@ -136,5 +139,30 @@ def test_lora_is_merged_into_a_copy(tiny_random_tied_model: Path, engines: list[
         assert not any(flushes), "with requests in flight the engine refuses to empty its cache"
         after = trainer_ranks.full_parameters(actor)
         assert all(torch.equal(after[name], value) for name, value in adapters.items())
+    finally:
+        actor.shutdown()
+
+
+def test_a_lora_run_sends_nothing_but_its_adapter(
+    tmp_path: Path, tiny_random_model: Path, engines: list[FakeWeightEngine]
+) -> None:
+    args = trainer.trainer_args(tiny_random_model, use_lora=True, update_weight_mode="adapter")
+    args.lora_target_modules = ["q_proj", "down_proj"]
+    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    try:
+        trainer_ranks.randomise_lora(actor)
+        actor.connect_rollout_engines(engines)
+        assert [actor.update_weights(), actor.update_weights()] == ["0", "0"]
+        export_adapter(args, actor.policy, tmp_path / "adapter", device=CPU)
+        expected = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+        for engine in engines:
+            found = received(engine)
+            assert set(found) == set(expected)
+            assert all(torch.equal(found[name], value) for name, value in expected.items())
+            loads = [call for call in engine.call("calls") if call[0] == "adapter"]
+            assert len({name for _, name, _ in loads}) == 2, "an engine takes a name once"
+            assert {adapter_version(name) for _, name, _ in loads} == {"0"}
+            assert loads[0][2]["r"] == args.lora_rank
+            assert "pause_generation" not in engine.call("calls")
     finally:
         actor.shutdown()
