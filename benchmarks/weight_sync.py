@@ -23,14 +23,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.machine import describe_machine
-from benchmarks.weight_receiver import ReceiverProcess
+from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from slime.arguments.parser import build_parser
 from slime.utils.http_utils import find_available_port
+from slime.weight_sync import WeightSync
 from slime.weight_sync.choose import make_weight_sync
 from slime.weight_sync.segments import Mappings, Segment
+from tests.helpers import tiny_random
+from tests.helpers.live_engine import engine_arguments, live_engine
 
 PATHS: dict[str, dict[str, Any]] = {
     "broadcast (gloo)": {},
@@ -67,6 +71,11 @@ def seconds(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+def push_seconds(sync: WeightSync, weights: dict[str, Tensor], version: int) -> float:
+    """How long a push takes."""
+    return seconds(lambda: sync.push(iter(weights.items()), str(version)))
 
 
 def _copy_out(connection: Any, source: dict[str, Any], size: int) -> None:
@@ -119,7 +128,7 @@ def run_path(name: str, args: Namespace, weights: dict[str, Tensor], limit: Copy
         try:
             sync.connect([receiver.handle])
             for number in range(repeats + 1):
-                elapsed = seconds(lambda number=number: sync.push(iter(weights.items()), str(number)))
+                elapsed = push_seconds(sync, weights, number)
                 if number:  # the first one touches the memory of both sides for the first time
                     times.append(elapsed)
                     limit.measure()
@@ -133,6 +142,26 @@ def run_path(name: str, args: Namespace, weights: dict[str, Tensor], limit: Copy
         "gb_per_s": round(size / middle / GIGA, 2),
         "share_of_copy": round(statistics.median(limit.within) / middle, 3),
     }
+
+
+def run_engine(folder: Path, repeats: int) -> list[dict[str, Any]]:
+    """Push a model of a few KB to a real engine by every path; what a push costs besides its bytes."""
+    model = tiny_random.build(folder / "model", seed=11)
+    weights = load_file(model / "model.safetensors")
+    results = []
+    with live_engine(engine_arguments(model, folder / "run")) as engine:
+        for name, flags in PATHS.items():
+            own = {"device": "cpu", "train_dtype": "float32", "run_dir": str(folder), "hf_checkpoint": str(model)}
+            args = Namespace(**(vars(build_parser().parse_args([])) | own | flags))
+            sync = make_weight_sync(args, device=torch.device("cpu"), address="127.0.0.1")
+            try:
+                sync.connect([LocalHandle(engine)])
+                times = [push_seconds(sync, weights, number) for number in range(repeats + 1)]
+            finally:
+                sync.close()
+            results.append({"path": name, "milliseconds": round(1000 * statistics.median(times[1:]), 1)})
+            print(json.dumps(results[-1]), flush=True)
+    return results
 
 
 def verdicts(paths: list[dict[str, Any]]) -> dict[str, bool]:
@@ -152,7 +181,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=151_936, help="its vocabulary (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=7, help="measured pushes per path (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=list(PATHS), help="these paths only")
-    parser.add_argument("--quick", action="store_true", help="one layer, one push each: checks that it runs")
+    parser.add_argument("--quick", action="store_true", help="one layer, one push each, no engine: checks that it runs")
     parser.add_argument("--json", required=True, type=Path, help="where the figures go")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -165,9 +194,11 @@ def main() -> None:
     size = sum(value.nbytes for value in weights.values())
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{find_available_port()}", rank=0, world_size=1)
     limit = CopyLimit(size)
-    paths = []
+    paths: list[dict[str, Any]] = []
+    engine: list[dict[str, Any]] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
+            engine = [] if arguments.quick or arguments.only else run_engine(Path(folder), arguments.repeats)
             (Path(folder) / "config.json").write_text("{}")
             for name in arguments.only or PATHS:
                 values = (
@@ -187,6 +218,7 @@ def main() -> None:
         "copy_gb_per_s": round(size / statistics.median(limit.within) / GIGA, 2),
         "two_copies_gb_per_s": round(size / statistics.median(limit.through) / GIGA, 2),
         "paths": paths,
+        "engine": engine,
         "goals": verdicts(paths),
     }
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
