@@ -1,4 +1,4 @@
-"""The whole loop on a CPU: Ray, a real engine, policy and critic; an engine crash, a signal, a resumed run, a clean end."""
+"""The whole loop on a CPU: Ray, a real engine, policy and critic; an engine crash, a killed trainer, a signal, a resumed run, a clean end."""
 
 from __future__ import annotations
 
@@ -80,11 +80,20 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
         assert (run_dir / folder / "latest_checkpointed_iteration.txt").read_text().strip() == "3"
 
     function = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+    (run_dir / "hold").touch()
     resumed = Driver(
         *(repository, run_dir, tiny_random_model, *PPO, "--num-rollout", "6", "--resume", "--serve-when-done"),
         *("--rollout-function-path", function, "--over-sampling-batch-size", "4"),
+        *("--custom-rm-path", "tests.helpers.rewards.prefer_even_ids_when_free"),
     )
+    # the policy's rank dies while the first batch is collected: the trainer starts again and the engine gets its weights
+    resumed.wait_until((run_dir / "held").exists, "the first batch")
+    (rank,) = [one for one in resumed.family() if " ".join(one.cmdline()).startswith("ray::FSDPTrainActor")]
+    rank.kill()
+    (run_dir / "hold").unlink()
+    resumed.wait_for("going on at rollout 3")
     resumed.wait_for("serving until")
+    assert "training rank 0 died in" in resumed.text()
     assert [line.split()[1] for line in resumed.steps()] == ["3", "4", "5"]
     assert live_version(resumed.engine_url()) == "5"
     family = resumed.family()
