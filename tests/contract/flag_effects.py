@@ -69,6 +69,7 @@ EFFECTS = {
     ),
     f"{INTEGRATION}/test_weight_sync.py::test_the_last_two_versions_stay_on_disk_while_the_run_lasts": """
         update-weight-transport update-weight-disk-dir update-weight-disk-keep-files""",
+    f"{INTEGRATION}/test_weight_sync.py::test_small_steps_move_few_bytes_and_stay_exact": ("update-weight-mode"),
     # Sampling
     f"{SAMPLING}::test_a_flag_is_in_the_request": """rollout-temperature rollout-top-p rollout-top-k
         rollout-max-response-len rollout-stop rollout-stop-token-ids rollout-skip-special-tokens""",
