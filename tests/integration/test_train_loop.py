@@ -86,15 +86,17 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
         *("--rollout-function-path", function, "--over-sampling-batch-size", "4"),
         *("--custom-rm-path", "tests.helpers.rewards.prefer_even_ids_when_free"),
     )
-    # the policy's rank dies while the first batch is collected: the trainer starts again and the engine gets its weights
-    resumed.wait_until((run_dir / "held").exists, "the first batch")
+    # The policy's rank dies while a group waits for its reward, without which the run has no third batch: groups that the
+    # first run left finished are fewer. The trainer starts again and the engine gets its weights.
+    resumed.wait_until((run_dir / "held").exists, "a group of this run")
     (rank,) = [one for one in resumed.family() if " ".join(one.cmdline()).startswith("ray::FSDPTrainActor")]
     rank.kill()
     (run_dir / "hold").unlink()
-    resumed.wait_for("going on at rollout 3")
+    resumed.wait_for("going on at rollout ")
     resumed.wait_for("serving until")
     assert "training rank 0 died in" in resumed.text()
-    assert [line.split()[1] for line in resumed.steps()] == ["3", "4", "5"]
+    steps = [line.split()[1] for line in resumed.steps()]
+    assert (sorted(set(steps)), steps[-1]) == (["3", "4", "5"], "5")
     assert live_version(resumed.engine_url()) == "5"
     family = resumed.family()
     resumed.process.kill()
