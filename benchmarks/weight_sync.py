@@ -39,7 +39,7 @@ from tests.helpers.live_engine import engine_arguments, live_engine
 PATHS: dict[str, dict[str, Any]] = {
     "broadcast (gloo)": {},
     "shared memory": {"update_weight_transport": "shared"},
-    "delta, everything changed": {"update_weight_mode": "delta"},
+    "delta, nothing changed": {"update_weight_mode": "delta"},
     "disk": {"update_weight_transport": "disk"},
 }
 SETTINGS = {"device": "cpu", "train_dtype": "bfloat16"}
