@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.utils.process import group_alive
+from tests.helpers.live_run import wait_until
 
 CONTEXT_LENGTH = 4096
 
@@ -30,6 +34,25 @@ def engine_arguments(model: Path, run_dir: Path) -> Namespace:
     )
 
 
+def files_of(engine: SGLangEngine) -> set[str]:
+    """The socket files and the load counters that the engine's server and its workers have open."""
+    server = psutil.Process(engine.status()["pid"])
+    found = set()
+    for process in [server, *server.children(recursive=True)]:
+        found |= {str(connection.laddr) for connection in process.net_connections("unix") if connection.laddr}
+        found |= {place.path for place in process.memory_maps() if "/sglang_loads_" in place.path}
+    return {path for path in found if path.startswith("/")}
+
+
+def gone(files: set[str]) -> None:
+    """Return when none of ``files`` is there."""
+    wait_until(
+        lambda: not any(map(os.path.exists, files)),
+        lambda: f"still there: {[path for path in files if os.path.exists(path)]}",
+        30.0,
+    )
+
+
 @contextmanager
 def live_engine(args: Namespace) -> Iterator[SGLangEngine]:
     """Start the policy engine of ``args``; it is gone with all its processes when the block ends."""
@@ -38,9 +61,12 @@ def live_engine(args: Namespace) -> Iterator[SGLangEngine]:
     try:
         yield engine
     finally:
-        pid = engine.status()["pid"]
+        pid, files = engine.status()["pid"], files_of(engine)
         engine.stop()
     assert not group_alive(pid), "the engine left processes behind"
+    assert any("/sglang_loads_" in path for path in files)
+    assert len(files) > 1
+    gone(files)
 
 
 def model_of(version: str, models: list[Any]) -> Any:

@@ -21,7 +21,7 @@ from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineError
 from slime.utils.process import group_alive
 from tests.helpers.arguments import default_args
-from tests.helpers.live_engine import engine_arguments, model_of
+from tests.helpers.live_engine import engine_arguments, files_of, gone, model_of
 from tests.helpers.weight_receivers import TRANSPORTS, connected, rank_zero
 from tests.helpers.weight_sender import WeightSender
 
@@ -150,7 +150,7 @@ def test_what_the_server_refuses_is_an_error_with_its_words(engine: SGLangEngine
 
 
 def test_a_crashed_engine_comes_back_on_its_port(engine: SGLangEngine) -> None:
-    url, pid, starts = engine.url(), engine.status()["pid"], engine.status()["starts"]
+    url, pid, starts, files = engine.url(), engine.status()["pid"], engine.status()["starts"], files_of(engine)
     engine.kill()
     assert not engine.alive()
     assert not engine.health()
@@ -161,6 +161,7 @@ def test_a_crashed_engine_comes_back_on_its_port(engine: SGLangEngine) -> None:
     assert engine.status()["starts"] == starts + 1
     assert not group_alive(pid)
     assert len(stream(url, prompts(1)[0], 4).ids) == 4
+    gone(files)
 
 
 def test_an_engine_that_cannot_start_shows_its_log(tmp_path: Path) -> None:

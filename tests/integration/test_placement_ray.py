@@ -59,7 +59,7 @@ def run_driver(repository: Path, run_dir: Path, mode: str) -> tuple[subprocess.P
 
 
 def gone(pids: list[int]) -> bool:
-    from slime.ray.janitor import start_time
+    from slime.utils.janitor import start_time
 
     return all(start_time(pid) is None for pid in pids)
 

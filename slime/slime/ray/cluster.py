@@ -24,11 +24,10 @@ from slime.ray.ray_start import (
     EXTRA_CPUS,
     TOKEN_VARIABLE,
     Part,
-    entrust,
     node_of_cluster,
     split_address,
-    start_janitor,
 )
+from slime.utils.cleanup import entrust, start_janitor
 
 logger = logging.getLogger(__name__)
 

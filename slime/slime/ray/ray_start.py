@@ -1,14 +1,13 @@
 """One machine's part of a cluster of several: ``ray start`` as a child that ends with its owner.
 
 Guarantees: the processes, the temporary folder and Ray's shared memory of this machine are gone when :func:`node_of_cluster`
-ends, however its owner ends (`slime.ray.janitor`). Who joins must have the same ``RAY_AUTH_TOKEN``, which is asked for and never
+ends, however its owner ends (`slime.utils.janitor`). Who joins must have the same ``RAY_AUTH_TOKEN``, which is asked for and never
 made up or written to a file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
@@ -22,13 +21,12 @@ from pathlib import Path
 import psutil
 
 from slime.exceptions import ConfigurationError, NodeError
-from slime.ray.janitor import start_time
+from slime.utils.cleanup import entrust, start_janitor
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 MODE_VARIABLE = "RAY_AUTH_MODE"
 EXTRA_CPUS = 16
 CPU_OBJECT_STORE_BYTES = 512 * 2**20
-_JANITOR = Path(__file__).with_name("janitor.py")
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.2
@@ -154,24 +152,3 @@ def _end(child: subprocess.Popen[bytes], family: Sequence[psutil.Process]) -> No
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     child.wait()
-
-
-def start_janitor(folder: Path) -> subprocess.Popen[str]:
-    """Start the process that cleans up after this one; see `slime.ray.janitor`."""
-    return subprocess.Popen(
-        [sys.executable, "-S", str(_JANITOR), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def entrust(janitor: subprocess.Popen[str], processes: Sequence[psutil.Process]) -> None:
-    """Tell the janitor which processes to end when their owner is gone."""
-    assert janitor.stdin is not None
-    for process in processes:
-        started = start_time(process.pid)
-        if process.pid not in (janitor.pid, os.getpid()) and started is not None:
-            janitor.stdin.write(f"{process.pid} {started}\n")
-    janitor.stdin.flush()

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from slime.backends.sglang_utils import current_adapter
+from slime.backends.sglang_utils import current_adapter, left_behind
 from slime.utils.process import watch_lifeline
 
 CPU_STANDINS = Path(__file__).parent / "cpu_standins"
@@ -53,6 +53,7 @@ def main() -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
+    left_behind.install()
     if "--enable-lora" in sys.argv:
         current_adapter.install()
     try:

@@ -1,7 +1,7 @@
-"""Cleans up after an owner that was killed: ``python -S janitor.py FOLDER``, with lines ``PID START_TIME`` on stdin.
+"""Cleans up after an owner that was killed: ``python -I -S janitor.py FOLDER [detached]``, told ``PID START_TIME`` or ``/FILE`` on stdin.
 
-Guarantee: when stdin ends, which is when the owner does, the named processes are ended after a grace period and the folder is
-removed. A process is named by its id and start time, so that a recycled id is never hit. Imports nothing but the smallest
+Guarantee: when stdin ends, which is when the owner does, the named processes are ended after a grace period and the folder and
+the named files are removed. A process is named by its id and start time, so that a recycled id is never hit. Imports nothing but the smallest
 modules, because it stays in memory for the whole run.
 """
 
@@ -27,21 +27,34 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in ("Z", "X") else fields[19]
 
 
+def _remove(folder: str, files: list[str]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for file in files:
+        try:
+            os.unlink(file)
+        except FileNotFoundError:
+            continue
+
+
 def main() -> None:
     """Wait for the owner's end, then clean up."""
+    if sys.argv[2:] == ["detached"] and os.fork():
+        return
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    wards = [tuple(line.split()) for line in sys.stdin]
+    lines = sys.stdin.read().splitlines()
+    wards = [tuple(line.split()) for line in lines if line[0] != "/"]
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline and any(start_time(int(pid)) == started for pid, started in wards):
         time.sleep(_POLL_SECONDS)
     for pid, started in wards:
         if start_time(int(pid)) == started:
             os.kill(int(pid), signal.SIGKILL)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    files = [line for line in lines if line[0] == "/"]
+    _remove(sys.argv[1], files)
     time.sleep(GRACE_SECONDS)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    _remove(sys.argv[1], files)
 
 
 if __name__ == "__main__":
