@@ -112,6 +112,7 @@ def node_of_cluster(part: Part, environment: Mapping[str, str], log: Path) -> It
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with log.open("ab") as output:
+            earlier = output.tell()
             child = subprocess.Popen(
                 start_command(part, folder),
                 env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"},
@@ -122,7 +123,8 @@ def node_of_cluster(part: Part, environment: Mapping[str, str], log: Path) -> It
             )
         family = [psutil.Process(child.pid)]
         try:
-            _wait_until_up(child, folder, log)
+            entrust(janitor, family)
+            _wait_until_up(child, log, earlier)
             family += family[0].children(recursive=True)
             entrust(janitor, family)
             yield child
@@ -134,13 +136,14 @@ def node_of_cluster(part: Part, environment: Mapping[str, str], log: Path) -> It
             janitor.kill()
 
 
-def _wait_until_up(child: subprocess.Popen[bytes], folder: Path, log: Path) -> None:
+def _wait_until_up(child: subprocess.Popen[bytes], log: Path, earlier: int) -> None:
+    """Return when Ray says so in ``log`` after its first ``earlier`` bytes, which are those of an earlier run."""
     deadline = time.monotonic() + _START_SECONDS
     while child.poll() is None and time.monotonic() < deadline:
-        if "Ray runtime started" in log.read_text(errors="replace"):
+        if b"Ray runtime started" in log.read_bytes()[earlier:]:
             return
         time.sleep(_POLL_SECONDS)
-    tail = " ".join(log.read_text(errors="replace").split())[-500:]
+    tail = " ".join(log.read_bytes()[earlier:].decode(errors="replace").split())[-500:]
     raise NodeError(f"Ray did not start on this machine; {log} ends with: {tail}")
 
 

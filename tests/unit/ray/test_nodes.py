@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ import pytest
 from slime.arguments import build_parser
 from slime.exceptions import ConfigurationError, NodeError
 from slime.ray import cluster as cluster_module
-from slime.ray import engines, nodes, worker_node
+from slime.ray import engines, nodes, ray_start, worker_node
 from slime.ray.engines import EngineGroup
 from slime.ray.environment import forwarded, of_node
 from slime.ray.placement import Bundle, Placement, ReservedPlacement
-from slime.ray.ray_start import Part, answers, check_token, own_address, split_address, start_command
+from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, split_address, start_command
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
 
@@ -103,6 +104,19 @@ def test_the_head_listens_at_its_address_and_the_others_name_it() -> None:
     assert other[other.index("--node-ip-address") + 1] == "10.0.0.2"
     assert "--object-store-memory" in other
     assert not any("secret" in word or "token" in word for word in [*head, *other])
+
+
+def test_the_log_of_an_earlier_run_does_not_tell_that_ray_is_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = tmp_path / "ray-head.log"
+    log.write_text("Ray runtime started.\n")
+    fails = [sys.executable, "-S", "-c", "import sys; sys.exit('the port is taken')"]
+    monkeypatch.setattr(ray_start, "start_command", lambda part, folder: fails)
+    part = Part("127.0.0.1:1", "127.0.0.1", is_head=True, num_gpus=1, cpu=True)
+    with pytest.raises(NodeError, match=r"did not start .* ends with: the port is taken$"):
+        with node_of_cluster(part, TOKEN, log):
+            pass
 
 
 def test_a_machine_gives_up_when_there_is_no_head(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
