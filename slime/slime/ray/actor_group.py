@@ -2,7 +2,8 @@
 
 Guarantees: a call returns when every rank has returned; when a rank dies or raises, the call raises
 :class:`RankLostError` or :class:`TrainerError` that names the rank, also while the others wait for it in a collective
-operation. An error that a rank has because another one died is told as that death.
+operation. An error that a rank has because another one died is told as that death. While it waits, the loss of a machine raises
+NodeError.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from slime.backends.megatron_utils.parallel import data_parallel_size, shard_of_rank
 from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
 from slime.exceptions import RankLostError, TrainerError
+from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.utils.misc import load_function
 
@@ -36,6 +38,7 @@ class TrainGroup:
     ) -> None:
         """``role`` is ``actor`` or ``critic``; ``actor_path`` names another class than the role's."""
         self._args = args
+        self._nodes = reserved.other_nodes
         self._noun = "training rank" if role == "actor" else "critic rank"
         policy = MEGATRON_ACTOR if args.train_backend == "megatron" else FSDP_ACTOR
         actor_path = actor_path or (policy if role == "actor" else FSDP_CRITIC)
@@ -119,7 +122,11 @@ class TrainGroup:
         """Wait for what ``method`` returns on every rank; see the module for what happens when one fails."""
         waiting: dict[Any, int] = {reference: rank for rank, reference in enumerate(references)}
         while waiting:
-            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            answered, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
+            if not answered:
+                check_nodes(self._nodes)  # a rank that waits to be placed on a lost machine never answers
+                continue
+            done = answered[0]
             rank = waiting.pop(done)
             try:
                 ray.get(done)

@@ -128,16 +128,22 @@ class Bundle:
 
 @dataclass(frozen=True)
 class ReservedPlacement:
-    """A placement with the cluster's bundles; ``bundles[gpu]`` holds GPU number ``gpu`` of the placement."""
+    """A placement with the cluster's bundles; ``bundles[gpu]`` holds GPU number ``gpu``; ``home`` is the driver's node."""
 
     placement: Placement
     group: PlacementGroup | None
     bundles: tuple[Bundle, ...]
+    home: str = ""
 
     @property
     def nodes(self) -> dict[str, str]:
         """``{node id: address}`` of the machines that hold the bundles."""
         return {bundle.node_id: bundle.node_ip for bundle in self.bundles}
+
+    @property
+    def other_nodes(self) -> dict[str, str]:
+        """``nodes`` without the driver's: a run that loses one of these outlives it, and has to notice."""
+        return {node: address for node, address in self.nodes.items() if node != self.home}
 
     def options(self, gpu: int, share: float) -> dict[str, Any]:
         """Actor options that put an actor on a GPU with a share of it."""
@@ -166,7 +172,8 @@ def create_placement(args: Namespace) -> ReservedPlacement:
         raise ConfigurationError(
             f"the cluster did not give {placement.total} GPUs (it has {have:.0f}); start more nodes"
         )
-    return ReservedPlacement(placement, group, tuple(_probe_bundles(group, placement.total)))
+    home = ray.get_runtime_context().get_node_id()
+    return ReservedPlacement(placement, group, tuple(_probe_bundles(group, placement.total)), home)
 
 
 def with_fresh_ports(reserved: ReservedPlacement) -> ReservedPlacement:

@@ -142,8 +142,7 @@ class Run:
 
     def _nodes(self) -> dict[str, str]:
         """The machines whose loss ends the run; the driver ends with its own."""
-        nodes = self._reserved.nodes if self._reserved else {}
-        return nodes if len(nodes) > 1 else {}
+        return self._reserved.other_nodes if self._reserved else {}
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """What the rollout manager answers; raises ManagerLostError when it has died."""

@@ -41,7 +41,9 @@ def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) 
     monkeypatch.setattr(actor_group.ray, "remote", Remote)
     placement = Placement(actor=(0, 1), rollout=(), judge=(), critic=(0, 1))
     bundle = SimpleNamespace(node_ip="127.0.0.1", free_port=5)
-    reserved: Any = SimpleNamespace(placement=placement, bundles=[bundle] * 2, options=lambda gpu, share: {})
+    reserved: Any = SimpleNamespace(
+        placement=placement, bundles=[bundle] * 2, options=lambda gpu, share: {}, other_nodes={}
+    )
     values = {"device": "cpu", "actor_num_gpus_per_node": 2, "critic_num_gpus_per_node": 2, **changes}
     TrainGroup(default_args(**values), reserved, role=role)
     return Remote.started

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from slime.arguments import build_parser
 from slime.exceptions import ConfigurationError, NodeError
 from slime.ray import cluster as cluster_module
 from slime.ray import engines, nodes, ray_start, worker_node
+from slime.ray.actor_group import TrainGroup
 from slime.ray.engines import EngineGroup
 from slime.ray.environment import forwarded, of_node
 from slime.ray.placement import Bundle, Placement, ReservedPlacement
@@ -62,6 +64,22 @@ def test_a_wait_for_an_actor_ends_when_its_node_is_lost(monkeypatch: pytest.Monk
     monkeypatch.setattr(nodes.ray, "wait", lambda references, timeout: ([], references))
     with pytest.raises(NodeError, match=r"10\.0\.0\.1"):
         nodes.get_watching("never", {"n1": "10.0.0.1"})
+
+
+def test_a_run_that_lies_on_one_other_machine_watches_it() -> None:
+    there, both = reserved("1", "1"), reserved("1", "2")
+    assert replace(there, home="1").other_nodes == {}
+    assert replace(there, home="2").other_nodes == {"1": "10.0.0.1"}
+    assert replace(both, home="1").other_nodes == {"2": "10.0.0.2"}
+
+
+def test_ranks_that_wait_for_a_lost_machine_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(monkeypatch, 2, 1)
+    monkeypatch.setattr(nodes.ray, "wait", lambda references, num_returns, timeout: ([], references))
+    group = TrainGroup.__new__(TrainGroup)
+    group._nodes = {"n1": "10.0.0.1"}
+    with pytest.raises(NodeError, match=r"10\.0\.0\.1"):
+        group.gather("init", ["never"])
 
 
 def test_only_named_variables_travel() -> None:
