@@ -20,6 +20,7 @@ from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
 from slime.exceptions import RankLostError, TrainerError
 from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
+from slime.ray.restarts import death_line
 from slime.utils.misc import load_function
 
 FSDP_ACTOR = "slime.backends.fsdp_utils.actor.FSDPTrainActor"
@@ -141,8 +142,8 @@ class TrainGroup:
                 raise TrainerError(said) from error
         return ray.get(references)
 
-    def _lost(self, rank: int, method: str, error: Exception) -> RankLostError:
-        return RankLostError(f"{self._noun} {rank} died in {method}: {error}", method)
+    def _lost(self, rank: int, method: str, error: RayActorError) -> RankLostError:
+        return RankLostError(death_line(f"{self._noun} {rank} died in {method}", error), method)
 
     def _check_deaths(self, method: str, waiting: dict[Any, int]) -> None:
         """Raise RankLostError when one of the ranks that have yet to answer is dead, or is found to be soon."""

@@ -7,13 +7,18 @@ with the trainer. The number of restarts between two checkpoints is bounded. Wit
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from slime.arguments.validate import LATEST
 from slime.exceptions import LostError, TrainerError
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt): ")
 
 
 class Restarts:
@@ -71,6 +76,14 @@ class Restarts:
         if not self._save or not Path(self._save, LATEST).is_file():
             return args
         return Namespace(**{**vars(args), "resume": True, "load": args.save, "start_rollout_id": None})
+
+
+def death_line(what: str, error: RayActorError) -> str:
+    """Return ``what`` and why an actor died; for one that raised while it was made, the line that names its error."""
+    if not error.actor_init_failed:
+        return f"{what}: {error}"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{what} at its start: {next(filter(_ERROR.match, reversed(lines)), lines[-1])}"
 
 
 def first_line(error: BaseException) -> str:

@@ -21,12 +21,12 @@ from ray.exceptions import RayActorError, RayTaskError
 
 import slime.rollout.eval_metrics as eval_metrics
 from slime.arguments.backend import backend_line
-from slime.exceptions import LostError, ManagerLostError, NodeError, RankLostError, TrainerError
+from slime.exceptions import LostError, ManagerLostError, RankLostError, SlimeError, TrainerError
 from slime.observability.metric_utils import compute_rollout_step, rollout_part, train_records
 from slime.ray.cluster import ray_cluster
 from slime.ray.nodes import check_nodes, get_watching
 from slime.ray.placement import ReservedPlacement, create_placement, describe_placement, with_fresh_ports
-from slime.ray.restarts import Restarts
+from slime.ray.restarts import Restarts, death_line, first_line
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.trainer import Trainer
 from slime.rollout.metrics import staleness
@@ -66,6 +66,7 @@ class Run:
         self._free_since = time.monotonic()
         self._reserved: ReservedPlacement | None = None
         self._restarts = Restarts(None, 0)
+        self._lost: LostError | None = None
         self._trained: int | None = None
         self._saved: int | None = None
 
@@ -107,7 +108,10 @@ class Run:
             say(f"{role} engine: {url}")
         self.wait(self._manager.load.remote(self.start_rollout_id - 1))
         if self._trainer and (placement.rollout or args.rollout_external_engine_addrs):
-            self._send_weights(connect=True)
+            try:
+                self._send_weights(connect=True)
+            except LostError as error:
+                self._lost = error  # `repeat` starts again
         self._free_since = time.monotonic()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
@@ -155,13 +159,16 @@ class Run:
         except RayActorError as error:
             if isinstance(error, RayTaskError):  # it lives, and was told of another one's death
                 raise
-            raise ManagerLostError(f"the rollout manager died: {error}") from error
+            raise ManagerLostError(death_line("the rollout manager died", error)) from error
 
     # After a loss
 
     def repeat(self, loop: Callable[[Run], None]) -> None:
-        """Run ``loop``, and again after a loss, as long as `Restarts` allow; each time it starts at ``start_rollout_id``."""
-        lost: LostError | None = None
+        """Run ``loop``, and again after a loss, as long as `Restarts` allow; each time it starts at ``start_rollout_id``.
+
+        A loss in the first push counts too: the loop runs once there was a push that succeeded.
+        """
+        lost, self._lost = self._lost, None
         while True:
             try:
                 if lost is not None:
@@ -172,6 +179,9 @@ class Run:
 
     def _restart(self, lost: LostError) -> None:
         """Start the trainer again from the last checkpoint, and the rollout manager if it died, and send the weights."""
+        if self.stop:
+            self._trained = None  # what was trained since the checkpoint went with the process
+            raise Stopped
         line = self._restarts.spend(lost)
         assert self._trainer is not None
         assert self._reserved is not None
@@ -285,6 +295,7 @@ class Run:
         """Write a checkpoint of the weights after ``rollout_id``."""
         if self._trainer is None or self._manager is None or rollout_id is None:
             return
+        self._ask("addresses")  # a checkpoint without the data source's part could not be resumed
         folder = self._trainer.save(rollout_id)
         self._ask("save", rollout_id)
         self._saved = rollout_id
@@ -355,10 +366,10 @@ def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
             run.repeat(loop)
     except Stopped:
         say("stopped")
-    except (TrainerError, NodeError, RayTaskError) as error:
+    except (SlimeError, RayTaskError) as error:
         logger.exception("the run failed")
         cause = getattr(error, "cause", None) or error
-        say(f"the run failed: {str(cause).splitlines()[0]}")
+        say(f"the run failed: {first_line(cause)}")
         return 1
     return run.stop.exit_code
 

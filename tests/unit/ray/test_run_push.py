@@ -6,8 +6,9 @@ from argparse import Namespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
 
-from slime.exceptions import TrainerError
+from slime.exceptions import ConfigurationError, TrainerError
 from slime.ray import run as run_module
 from slime.ray.run import PUSH_ATTEMPTS, Run, execute
 
@@ -108,6 +109,24 @@ def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch,
     run.recover()
     assert trainer.calls == ["connect", "push"]
     assert "2 engine(s) started again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ConfigurationError("the cluster did not give 4 GPUs"), "the run failed: the cluster did not give 4 GPUs."),
+        (RayTaskError("generate", "Traceback", AssertionError()), "the run failed: AssertionError."),
+    ],
+)
+def test_every_error_of_the_run_ends_it_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, error: Exception, line: str
+) -> None:
+    def loop(run: Run) -> None:
+        raise error
+
+    monkeypatch.setattr(Run, "_start", lambda self: None)
+    assert execute(Namespace(save=None), loop) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == line
 
 
 def test_a_failed_run_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

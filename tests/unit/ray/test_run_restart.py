@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
-from slime.exceptions import LostError, ManagerLostError, RankLostError, TrainerError
+from slime.exceptions import ConfigurationError, LostError, ManagerLostError, RankLostError, TrainerError
 from slime.ray import run as run_module
 from slime.ray.placement import Placement, ReservedPlacement
-from slime.ray.restarts import Restarts
-from slime.ray.run import Run, execute
+from slime.ray.restarts import Restarts, death_line
+from slime.ray.run import Run, Stopped, execute
 
 NOWHERE = ReservedPlacement(Placement((0,), (), ()), None, ())
 
@@ -215,6 +216,70 @@ def test_death_of_the_manager_is_told_from_an_error_inside_it(world: World) -> N
     world.manager_dead = True
     with pytest.raises(ManagerLostError, match="the rollout manager died"):
         run._ask("addresses")
+
+
+def test_an_actor_that_raises_while_it_is_made_is_told_with_its_error() -> None:
+    inner = ConfigurationError("--prompt-data x.jsonl: no such file")
+    told = "Traceback (most recent call last)\n  File\nslime.exceptions.ConfigurationError: --prompt-data x.jsonl: no such file"
+    error = ActorDiedError(RayTaskError("RolloutManager.__init__", told, inner))
+    assert death_line("the manager died", error) == (
+        "the manager died at its start: slime.exceptions.ConfigurationError: --prompt-data x.jsonl: no such file"
+    )
+    assert death_line("the manager died", ActorDiedError()).startswith("the manager died: The actor died unexpectedly")
+
+
+def test_a_signal_during_a_loss_ends_the_run_without_a_restart(world: World) -> None:
+    run = make_run(world)
+
+    def stopped(run: Run) -> None:
+        run.train(0, run.wait(run.generate(0)))
+        run.stop._handle(15, None)
+        raise RankLostError("a rank died", "train")
+
+    with pytest.raises(Stopped):
+        run.repeat(stopped)
+    assert world.made["trainer"] == 1
+    assert not run._unsaved()
+
+
+def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
+    """A run that goes through its start."""
+    run = make_run(world, **values)
+    monkeypatch.setattr(run_module, "describe_placement", lambda args: NOWHERE.placement)
+    monkeypatch.setattr(run_module, "create_placement", lambda args: NOWHERE)
+    monkeypatch.setattr(run_module, "ray_cluster", lambda args, **_: contextlib.nullcontext())
+    monkeypatch.setattr(run_module, "backend_line", lambda args: "")
+    monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
+    run.args = Namespace(**{**vars(run.args), "rollout_external_engine_addrs": ["10.0.0.1:30000"]})
+    monkeypatch.setattr(run.stop, "install", lambda: run.stop)
+    world.made = {"manager": 0, "trainer": 0}
+    run._start()
+    return run
+
+
+def test_a_rank_that_dies_in_the_first_push_is_started_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.deaths = [("push", RankLostError("a rank died", "update_weights"))]
+    start(world, monkeypatch).repeat(loop)
+    assert world.made == {"manager": 1, "trainer": 2}
+    assert "manager 1 hold_engines" in world.log
+    assert [line.split(" on ")[0] for line in steps(world)] == [f"trainer 2 train {number}" for number in range(4)]
+
+
+def test_a_rank_that_dies_in_the_first_push_ends_a_run_without_restarts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.deaths = [("push", RankLostError("a rank died", "update_weights"))]
+    with pytest.raises(TrainerError, match="restarts are off"):
+        start(world, monkeypatch, allowed=0).repeat(loop)
+    assert steps(world) == []
+
+
+def test_no_checkpoint_is_written_that_the_data_source_would_miss_in(world: World) -> None:
+    run = make_run(world)
+    world.manager_dead = True
+    with pytest.raises(ManagerLostError):
+        run.save(1)
+    assert not any(" save " in line for line in world.log)
 
 
 def test_restarts_are_bounded_between_checkpoints(world: World) -> None:
