@@ -319,6 +319,6 @@ def make_plan(
     command = (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words)
     check_nodes(values, ids, child)
     if values["node_rank"]:
-        command = node_command(profile, values, Path(args.run_dir))
+        command = node_command(args, values)
     sources = runtime_sources(environment, profile, votes)
     return Plan(profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources)
