@@ -28,13 +28,17 @@ from slime.ray.ray_start import (
     split_address,
 )
 from slime.utils.cleanup import entrust, start_janitor
+from slime.utils.process import StopRequested
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def ray_cluster(args: Namespace, *, num_gpus: int) -> Iterator[None]:
-    """Initialise Ray for the length of the block; ``num_gpus``, of this machine, are logical where there are none."""
+def ray_cluster(args: Namespace, *, num_gpus: int, stop: StopRequested | None = None) -> Iterator[None]:
+    """Initialise Ray for the length of the block; ``num_gpus``, of this machine, are logical where there are none.
+
+    ``stop`` ends the wait for other machines.
+    """
     import psutil
     import ray
 
@@ -47,7 +51,7 @@ def ray_cluster(args: Namespace, *, num_gpus: int) -> Iterator[None]:
             ray.shutdown()
         return
     if args.num_nodes > 1:
-        with _cluster_of_several(args):
+        with _cluster_of_several(args, stop):
             yield
         return
     folder = Path(tempfile.mkdtemp(prefix="slime-ray-"))
@@ -88,7 +92,7 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
 
 
 @contextlib.contextmanager
-def _cluster_of_several(args: Namespace) -> Iterator[None]:
+def _cluster_of_several(args: Namespace, stop: StopRequested | None) -> Iterator[None]:
     """Be the head of ``--num-nodes`` machines, and wait until all are there."""
     import ray
 
@@ -106,7 +110,9 @@ def _cluster_of_several(args: Namespace) -> Iterator[None]:
             _node_ip_address=address,
         )
         try:
-            wait_for_nodes(args.num_nodes, args.node_timeout, args.head_address)
+            if stop is not None:
+                stop.install()  # again: Ray has put its own handlers in place
+            wait_for_nodes(args.num_nodes, args.node_timeout, args.head_address, stop)
             yield
         finally:
             ray.shutdown()

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from slime.exceptions import NodeError
+from slime.utils.process import Stopped, StopRequested
 
 POLL_SECONDS = 2.0
 
@@ -35,11 +36,12 @@ def get_watching(reference: Any, used: Mapping[str, str]) -> Any:
     return ray.get(reference)
 
 
-def wait_for_nodes(count: int, seconds: float, head: str) -> None:
+def wait_for_nodes(count: int, seconds: float, head: str, stop: StopRequested | None = None) -> None:
     """Return when ``count`` machines are in the cluster; says how many are whenever that changes.
 
     Raises:
         NodeError: when they are not there after ``seconds``.
+        Stopped: on a signal.
     """
     deadline = time.monotonic() + seconds
     said = 0
@@ -47,6 +49,8 @@ def wait_for_nodes(count: int, seconds: float, head: str) -> None:
         if here != said:
             print(f"{here} of {count} nodes", flush=True)
             said = here
+        if stop:
+            raise Stopped
         if time.monotonic() > deadline:
             raise NodeError(
                 f"{here} of {count} nodes after {seconds:.0f} s; start the same script on the others with NODE_RANK=1.. and "

@@ -32,7 +32,7 @@ from slime.ray.trainer import Trainer
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
-from slime.utils.process import StopRequested
+from slime.utils.process import Stopped, StopRequested
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,6 @@ PUSH_ATTEMPTS = 3
 
 # During these the engines may hold half new weights.
 WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
-
-
-class Stopped(Exception):
-    """A signal asked the run to end while it waited."""
 
 
 class Run:
@@ -89,7 +85,8 @@ class Run:
             say(line)
         if placement.actor:
             say(backend_line(args))
-        self._resources.enter_context(ray_cluster(args, num_gpus=getattr(args, "num_gpus", None) or placement.total))
+        num_gpus = getattr(args, "num_gpus", None) or placement.total
+        self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again: Ray has put its own handlers in place
         self._reserved = reserved = create_placement(args)
         logging_utils.init_tracking(args)

@@ -53,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     head = options.head_address
     try:
         check_token(os.environ)
-        address = options.node_address or own_address(head)
         if not wait_for_head(head, options.timeout, stop):
             if stop:
                 return stop.exit_code
@@ -62,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 flush=True,
             )
             return 1
+        address = options.node_address or own_address(head)
         part = Part(head, address, is_head=False, num_gpus=options.num_gpus, cpu=options.device == "cpu")
         with node_of_cluster(part, of_node(os.environ), Path(options.log)) as child:
             print(f"joined {head} as {address} with {options.num_gpus} GPUs", flush=True)

@@ -172,6 +172,10 @@ def log_tail(path: Path | None, lines: int = 30) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
 
+class Stopped(Exception):
+    """A signal asked the run to end while it waited."""
+
+
 class StopRequested:
     """Remembers SIGTERM or SIGINT so that a loop can end cleanly; the second signal raises KeyboardInterrupt."""
 

@@ -21,6 +21,7 @@ from slime.ray.engines import EngineGroup
 from slime.ray.environment import forwarded, of_node
 from slime.ray.placement import Bundle, Placement, ReservedPlacement
 from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, split_address, start_command
+from slime.utils.process import Stopped, StopRequested
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
 
@@ -50,6 +51,14 @@ def test_nodes_that_do_not_come_are_told_with_what_to_do(monkeypatch: pytest.Mon
     cluster(monkeypatch, 3)
     with pytest.raises(NodeError, match=r"3 of 4 nodes after 0 s; start the same script .* 10\.0\.0\.0:6379"):
         nodes.wait_for_nodes(4, 0.0, "10.0.0.0:6379")
+
+
+def test_a_signal_ends_the_wait_for_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(monkeypatch, 1)
+    stop = StopRequested()
+    stop._handle(15, None)
+    with pytest.raises(Stopped):
+        nodes.wait_for_nodes(2, 60.0, "10.0.0.0:6379", stop)
 
 
 def test_a_lost_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +160,20 @@ def test_a_machine_gives_up_when_there_is_no_head(monkeypatch: pytest.MonkeyPatc
     assert "this machine cannot join: several machines need a secret" in capsys.readouterr().out
 
 
+def test_a_head_whose_name_is_not_known_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for name, value in TOKEN.items():
+        monkeypatch.setenv(name, value)
+
+    def unknown(head: str) -> str:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(worker_node, "own_address", unknown)
+    monkeypatch.setattr(worker_node, "answers", lambda head: False)
+    monkeypatch.setattr(worker_node, "_POLL_SECONDS", 0.0)
+    assert worker_node.main(["--head-address", "head-0.run:6379", "--num-gpus", "1", "--timeout", "0"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("no head at head-0.run:6379 after 0 s")
+
+
 def reserved(*places: str) -> ReservedPlacement:
     """Rollout GPUs, each on the named node."""
     bundles = tuple(Bundle(index, f"10.0.0.{place}", index, 1, place) for index, place in enumerate(places))
@@ -200,6 +223,6 @@ def test_the_flags_of_several_machines_reach_ray(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(nodes.ray, "shutdown", lambda: None)
     monkeypatch.setattr(nodes, "wait_for_nodes", lambda *waited: found.update(waited=waited))
     with cluster_module.ray_cluster(args, num_gpus=1):
-        assert found["waited"] == (3, 5.0, "10.0.0.1:7000")
+        assert found["waited"] == (3, 5.0, "10.0.0.1:7000", None)
     assert found["part"] == Part("10.0.0.1:7000", "10.0.0.1", is_head=True, num_gpus=4, cpu=True)
     assert found["runtime_env"]["env_vars"]["MY_METHOD"] == "1"
