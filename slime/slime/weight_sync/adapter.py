@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import pickle
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +22,8 @@ from torch import Tensor
 from slime.weight_sync.engine_sync import EngineWeightSync
 
 KEPT = 2
-PUSHES = itertools.count()
-"""Makes the name of a push that is repeated a new one: an engine takes a name once."""
+PUSHES = itertools.count(time.time_ns())
+"""Makes the name of a push that is repeated, also by the trainer that follows a dead one, a new one: an engine takes a name once."""
 
 
 def adapter_config(args: Namespace) -> dict[str, Any]:

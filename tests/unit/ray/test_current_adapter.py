@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from slime.backends.sglang_utils import current_adapter
-from slime.weight_sync import adapter_version
+from slime.weight_sync import adapter, adapter_version
 
 SPANS = [{"version": "default", "start": 0, "end": 3}, {"version": "7", "start": 3, "end": 9}]
 
@@ -46,6 +47,11 @@ async def load(manager: Manager, name: str, success: bool = True) -> None:
 def test_names_of_the_trainer_carry_the_version() -> None:
     assert adapter_version("weights-12-3") == "12"
     assert [adapter_version(name) for name in ("weights-12", "mine", None, "weights-1-2-3")] == [None] * 4
+
+
+def test_a_trainer_that_is_started_again_gives_other_names() -> None:
+    first, second = (runpy.run_path(adapter.__file__) for _ in range(2))
+    assert next(first["PUSHES"]) != next(second["PUSHES"])
 
 
 def test_a_request_takes_the_newest_adapter_and_reports_its_version() -> None:
