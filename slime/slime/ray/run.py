@@ -41,8 +41,6 @@ _PROGRESS_SECONDS = 0.5
 _DISPOSE_TIMEOUT_SECONDS = 60.0
 _ALIVE_TIMEOUT_SECONDS = 30.0
 PUSH_ATTEMPTS = 3
-
-
 # During these the engines may hold half new weights.
 WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
 
@@ -64,7 +62,7 @@ class Run:
         self._restarts = Restarts(None, 0)
         self._lost: LostError | None = None
         self._trained: int | None = None
-        self._saved: int | None = None
+        self._saved = -1
 
     # Start and end
 
@@ -101,6 +99,7 @@ class Run:
             self._trainer = Trainer(args, reserved)
             self._resources.callback(self._end_trainer)
             self.start_rollout_id = self._trainer.init()
+            self._saved = self.start_rollout_id - 1
         for role, url in self.wait(self._manager.addresses.remote()).items():
             say(f"{role} engine: {url}")
         self.wait(self._manager.load.remote(self.start_rollout_id - 1))
@@ -198,6 +197,8 @@ class Run:
         self.start_rollout_id = self._trainer.init()
         if new_manager:
             self.wait(self._manager.load.remote(self.start_rollout_id - 1))
+        elif self.start_rollout_id - 1 > self._saved:  # a rank died once its checkpoint was there
+            self._note_saved(self.start_rollout_id - 1)
         if self._serves_engines():
             self._send_weights(connect=True)
         say(f"going on at rollout {self.start_rollout_id}")
@@ -294,10 +295,13 @@ class Run:
             return
         self._ask("addresses")  # a checkpoint without the data source's part could not be resumed
         folder = self._trainer.save(rollout_id)
+        self._note_saved(rollout_id)
+        say(f"saved {folder}")
+
+    def _note_saved(self, rollout_id: int) -> None:
         self._ask("save", rollout_id)
         self._saved = rollout_id
         self._restarts.saved(rollout_id)
-        say(f"saved {folder}")
 
     def evaluate_start(self) -> None:
         """Evaluate the start weights of a fresh run, unless ``--skip-eval-before-train``."""

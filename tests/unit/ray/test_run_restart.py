@@ -95,6 +95,7 @@ class Trainer:
     def save(self, rollout_id: int) -> str:
         self._do(f"save {rollout_id}")
         (self.world.save / "latest_checkpointed_iteration.txt").write_text(str(rollout_id + 1))
+        self._do(f"saved {rollout_id}")
         return "folder"
 
     def connect_rollout_engines(self, engines: list[Any]) -> None:
@@ -280,6 +281,14 @@ def test_no_checkpoint_is_written_that_the_data_source_would_miss_in(world: Worl
     with pytest.raises(ManagerLostError):
         run.save(1)
     assert not any(" save " in line for line in world.log)
+
+
+def test_the_data_source_hears_of_a_checkpoint_whose_rank_died_right_after(world: World) -> None:
+    world.deaths = [("saved 1", RankLostError("a rank died", "save"))]
+    make_run(world).repeat(loop)
+    assert [line for line in world.log if line.startswith("manager 1 save")] == ["manager 1 save 1", "manager 1 save 3"]
+    assert world.log.index("trainer 2 init") < world.log.index("manager 1 save 1")
+    assert steps(world)[2] == "trainer 2 train 2 on manager 1 batch 2"
 
 
 def test_restarts_are_bounded_between_checkpoints(world: World) -> None:
