@@ -308,6 +308,7 @@ def make_plan(
     child = {**runtime_environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}
     if profile.device == "cpu":
         child.setdefault("OMP_NUM_THREADS", "1")
+    check_nodes(values, ids, child)
     if ids is not None and critic_gpus(args):
         raise ConfigError(
             "lists of GPUs leave none for a critic; write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts"
@@ -315,9 +316,9 @@ def make_plan(
     if ids is not None:
         child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
     elif args.share_gpu:
-        ids = (0,) * (counts["actor"] + critic_gpus(args) + args.rollout_num_gpus + args.prm_num_gpus)
+        actors = args.actor_num_nodes * args.actor_num_gpus_per_node
+        ids = (0,) * (actors + critic_gpus(args) + args.rollout_num_gpus + args.prm_num_gpus)
     command = (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words)
-    check_nodes(values, ids, child)
     if values["node_rank"]:
         command = node_command(args, values)
     sources = runtime_sources(environment, profile, votes)

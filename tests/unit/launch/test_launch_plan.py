@@ -118,6 +118,15 @@ def test_an_impossible_run_fails_with_the_line_to_change(
     assert says in refusal(monkeypatch, capsys, "--method combine --model qwen3-4B --dry-run", **environment)
 
 
+def test_a_profile_of_one_gpu_is_refused_on_several_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--method combine --profile gpu1_24gb --dry-run"
+    said = refusal(monkeypatch, capsys, words, NNODES="2", MASTER_ADDR="10.0.0.1", **SECRET)
+    assert "--share-gpu is for one machine" in said
+    assert "lists of GPUs" not in said
+
+
 def test_the_plan_of_each_machine(repository: Path) -> None:
     nodes = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1", **SECRET}
     head = run_script(gpu_script(repository, "combine"), "--dry-run", cwd=repository, **nodes)
