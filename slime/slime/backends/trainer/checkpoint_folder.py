@@ -39,9 +39,14 @@ def replace_folder(temporary: Path, final: Path) -> None:
         shutil.rmtree(old)
 
 
+def unfinished(final: Path) -> Path:
+    """Return the path of the folder that becomes ``final`` when it is whole."""
+    return final.with_name(final.name + ".tmp")
+
+
 def fresh_folder(final: Path) -> Path:
     """Return an empty folder next to ``final`` to write into."""
-    temporary = final.with_name(final.name + ".tmp")
+    temporary = unfinished(final)
     if temporary.exists():
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
