@@ -91,7 +91,8 @@ class EngineWeightSync(ABC):
 
     def push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         """Send all weights and make them ``version``; collective over the trainer ranks."""
-        weights = iter(weights)
+        # Who reads them and fails may close what it reads; a chain cannot be closed, so the rest can be gathered below.
+        weights = itertools.chain(weights)
         if dist.get_rank() != 0 or not self._engines:
             collections.deque(weights, maxlen=0)
             return

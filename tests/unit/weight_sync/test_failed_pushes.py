@@ -1,18 +1,21 @@
-"""What pushes over the disk leave behind, also those that fail."""
+"""What a push that fails leaves behind: nothing on disk that is this run's, and no rank waiting for rank 0."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from slime.backends.trainer import hf_folder
 from slime.weight_sync import engine_sync
 from slime.weight_sync.disk import DiskWeightSync
-from tests.helpers.weight_receivers import CPU, sync_args, weights
+from tests.helpers.weight_receivers import CPU, SPEC, sync_args, weights
 
 
 class Willing:
@@ -44,6 +47,27 @@ def disk_sync(run_dir: Path, engine: Willing, **changes: Any) -> DiskWeightSync:
 
 def folders(where: Path) -> list[str]:
     return sorted(path.name for path in where.iterdir())
+
+
+def test_rank_zero_gathers_to_the_end_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **keywords: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(hf_folder, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(hf_folder, "save_file", full)
+    gathered: list[str] = []
+
+    def gather() -> Iterator[tuple[str, Tensor]]:
+        for name, value in weights(1).items():
+            gathered.append(name)  # the other ranks take part in this
+            yield name, value
+
+    sync = disk_sync(tmp_path, Willing())
+    with pytest.raises(OSError, match="no space left"):
+        sync.push(gather(), "1")
+    assert gathered == list(SPEC)
+    sync.close()
+    assert folders(tmp_path / "weights") == []
 
 
 def test_a_run_that_ends_after_a_failed_push_leaves_no_weights(tmp_path: Path) -> None:
