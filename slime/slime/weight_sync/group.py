@@ -82,8 +82,14 @@ class HostedGroup:
         """
         self._server = None
         if self._group is None:
+            self._joining.add_done_callback(_leave_unused)  # this process may have joined what others failed to
             return
         if broken and self._nccl:
             self._group.abort()
         dist.destroy_process_group(self._group)
         self._group = None
+
+
+def _leave_unused(joining: Future[dist.ProcessGroup]) -> None:
+    if joining.exception() is None:
+        dist.destroy_process_group(joining.result())
