@@ -32,6 +32,7 @@ START_TIMEOUT_SECONDS = 1800.0
 CPU_START_TIMEOUT_SECONDS = 300.0
 CALL_TIMEOUT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
+_HEALTH_SECONDS = 5.0
 
 
 class SGLangEngine(WeightCalls):
@@ -133,9 +134,9 @@ class SGLangEngine(WeightCalls):
     def end_failed_update(self, starts: int) -> None:
         """End the server with SIGKILL if it is the one of that start: its weights may be half new.
 
-        Nothing happens while it is started or stopped, which is as good.
+        Nothing happens while it is started or stopped, which is as good; a look at its health is waited for.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(timeout=2 * _HEALTH_SECONDS):
             return
         try:
             if self._starts == starts and self._child is not None:
@@ -150,7 +151,7 @@ class SGLangEngine(WeightCalls):
     def health(self) -> bool:
         """Whether the server answers on its port right now."""
         try:
-            return httpx.get(f"{self.url()}/health", timeout=5.0, trust_env=False).status_code == 200
+            return httpx.get(f"{self.url()}/health", timeout=_HEALTH_SECONDS, trust_env=False).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -1,0 +1,57 @@
+"""An engine whose weights may be half new is ended, whatever else looks at it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.server_args import EngineSpec
+from tests.helpers.arguments import default_args
+
+
+class Child:
+    """A process that runs until it is killed."""
+
+    killed = False
+    returncode = None
+
+    def alive(self) -> bool:
+        return not self.killed
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def started(run_dir: Path) -> tuple[SGLangEngine, Child]:
+    engine = SGLangEngine(default_args(run_dir=str(run_dir), device="cpu"), EngineSpec("policy", 0, 1), 1)
+    child = Child()
+    engine._child, engine._starts = child, 1  # pyright: ignore[reportAttributeAccessIssue]
+    return engine, child
+
+
+def test_a_look_at_its_health_does_not_save_it(tmp_path: Path) -> None:
+    engine, child = started(tmp_path)
+    looking, answer = threading.Event(), threading.Event()
+
+    def slow_health() -> bool:
+        looking.set()
+        return answer.wait(60)
+
+    engine.health = slow_health  # the monitor asks while the update fails
+    monitor = threading.Thread(target=engine.restart_if_dead)
+    monitor.start()
+    assert looking.wait(60)
+    threading.Timer(0.1, answer.set).start()
+    engine.end_failed_update(1)
+    monitor.join(60)
+    assert child.killed
+
+
+def test_an_engine_that_was_started_again_is_not_ended(tmp_path: Path) -> None:
+    engine, child = started(tmp_path)
+    engine._starts = 2
+    engine.end_failed_update(1)
+    assert not child.killed
+    engine.end_failed_update(2)
+    assert child.killed
