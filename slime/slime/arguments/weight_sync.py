@@ -53,6 +53,8 @@ def _adapter_problems(args: Namespace) -> list[str]:
         problems.append(f"training starts from {base}, which the engines do not serve")
     if args.rollout_external_engine_addrs or args.sglang_router_ip:
         problems.append("engines that run already are not given adapters")
+    if (args.sglang_tokenizer_worker_num or 1) > 1:
+        problems.append("the newest adapter is known to one process: remove --sglang-tokenizer-worker-num")
     return problems
 
 

@@ -32,6 +32,8 @@ def test_a_lora_run_sends_its_adapter_unless_the_engines_serve_another_base(tmp_
         ({"use_lora": True, "update_weight_transport": "shared"}, "full"),
         ({"use_lora": True, "load": str(tmp_path)}, "full"),
         ({"use_lora": True, "rollout_external_engine_addrs": ["a:1"]}, "full"),
+        ({"use_lora": True, "sglang_tokenizer_worker_num": 2}, "full"),
+        ({"use_lora": True, "sglang_tokenizer_worker_num": 1}, "adapter"),
         ({}, "full"),
     ]
     for changes, mode in cases:
@@ -46,6 +48,7 @@ def test_what_an_adapter_push_cannot_do_is_refused(tmp_path: Path) -> None:
     assert lora(use_lora=False) == ["--update-weight-mode adapter needs --use-lora"]
     assert "which the engines do not serve; use full" in lora(load=str(tmp_path))[0]
     assert "engines that run already" in lora(rollout_external_engine_addrs=["a:1"])[0]
+    assert "remove --sglang-tokenizer-worker-num" in lora(sglang_tokenizer_worker_num=2)[0]
     assert "has no effect with --update-weight-mode adapter" in lora(update_weight_transport="shared")[0]
 
 
