@@ -6,6 +6,7 @@ nothing behind and the size of ``/dev/shm`` does not matter.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import warnings
@@ -75,7 +76,8 @@ class Mappings:
 def _map(file: int, size: int, *, write: bool) -> Tensor:
     access = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
     memory = mmap.mmap(file, size, flags=mmap.MAP_SHARED, prot=access)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without large pages: only slower
+        memory.madvise(mmap.MADV_HUGEPAGE)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         return torch.frombuffer(memory, dtype=torch.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -51,6 +53,18 @@ def test_the_least_used_mapping_goes() -> None:
     assert [path for path, _ in mappings._open] == [sources[0]["path"], sources[2]["path"]]
     for segment in segments:
         segment.close()
+
+
+def test_a_kernel_without_large_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SmallPages(mmap.mmap):
+        def madvise(self, *advice: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", SmallPages)
+    segment = Segment(10)
+    segment.data[:10] = 3
+    assert Mappings().bytes_of(segment.source(10)).tolist() == [3] * 10
+    segment.close()
 
 
 def test_a_process_knows_its_host() -> None:
