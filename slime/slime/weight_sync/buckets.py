@@ -75,5 +75,5 @@ def unpack(
     for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
         kind = getattr(torch, dtype)
         end = start + torch.Size(shape).numel() * kind.itemsize
-        yield name, data[start:end].view(kind).view(*shape)
+        yield name, data[start:end].view(kind).view(list(shape))
         start = end

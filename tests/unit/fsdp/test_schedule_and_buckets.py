@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slime.backends.trainer.rank import mean_of_steps
 from slime.backends.trainer.schedule import Schedule
 from slime.exceptions import CheckpointError
-from slime.weight_sync.buckets import BucketBuffer
+from slime.weight_sync.buckets import BucketBuffer, unpack
 from tests.helpers.trainer import trainer_args
 
 
@@ -80,6 +80,14 @@ def test_buckets_hold_every_weight_once_and_in_order(sizes: list[int], capacity:
     assert last == [False] * (len(last) - 1) + [True]
     assert [name for name, _ in received] == [name for name, _ in weights]
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(received, weights, strict=True))
+
+
+def test_scalars_come_out_of_a_bucket_as_they_went_in() -> None:
+    weights = {"scale": torch.tensor(3.5), "weight": torch.arange(6.0).view(2, 3)}
+    (bucket,) = BucketBuffer(1 << 10, torch.device("cpu")).fill(weights.items())
+    found = dict(unpack(bucket.data, bucket.names, bucket.dtypes, bucket.shapes))
+    assert list(found) == list(weights)
+    assert all(found[name].shape == value.shape and torch.equal(found[name], value) for name, value in weights.items())
 
 
 def test_a_buffer_without_room_is_refused() -> None:
