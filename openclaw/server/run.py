@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 CONVERSATIONS_NAME = "conversations.jsonl"
 POLL_SECONDS = 0.5
 SEED = 1234
+HANG_SECONDS = 30.0
+"""An engine that is not healthy for so long is started again."""
 
 
 def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
@@ -74,6 +76,8 @@ def running_engine(options: ServerOptions, folder: Path, context_length: int) ->
         seed=SEED,
         device=options.device,
         weight_update_mode="retract",
+        rollout_health_check_timeout=HANG_SECONDS,
+        rollout_health_check_first_wait=0.0,
         sglang_context_length=context_length,
     )
     engine = SGLangEngine(arguments, EngineSpec("policy", 0, max(1, len(options.gpu_ids)), options.gpu_ids))
