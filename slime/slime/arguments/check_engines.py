@@ -6,11 +6,13 @@ from argparse import Namespace
 
 # Kernels and types that an engine on a CPU has, whatever is asked for; see CPU_OPTIONS of server_args.
 _DECIDED_ON_CPU = ("sglang_device", "sglang_dtype", "sglang_attention_backend", "sglang_sampling_backend")
+# With these a server answers only who has a key or speaks TLS, and the run's own calls to its engines do neither.
+_LOCKED = ("sglang_api_key", "sglang_admin_api_key", "sglang_ssl_certfile", "sglang_ssl_keyfile")
 
 
 def check_engines(args: Namespace) -> list[str]:
     """Return the problems, one line each."""
-    return [*_check_running(args), *_check_device(args)]
+    return [*_check_running(args), *_check_device(args), *_check_locked(args)]
 
 
 def _check_running(args: Namespace) -> list[str]:
@@ -45,3 +47,12 @@ def _check_device(args: Namespace) -> list[str]:
             if getattr(args, name) is not None
         ]
     return problems
+
+
+def _check_locked(args: Namespace) -> list[str]:
+    return [
+        f"--{name.replace('_', '-')}: the run calls its engines without a key and without TLS; remove it; "
+        "clients use the gateway, which has OPENCLAW_API_KEY and OPENCLAW_TLS_CERT"
+        for name in _LOCKED
+        if getattr(args, name)
+    ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import build_parser, parse_args
+from slime.arguments.check_engines import check_engines
 from slime.arguments.sglang_flags import OWNED, recorded_flags
 from slime.backends.sglang_utils.server_args import EngineSpec, command_line, pass_through, server_command
 from slime.ray.placement import describe_placement
@@ -65,6 +66,14 @@ def test_every_flag_of_the_server_reaches_it() -> None:
     lost = [flag for flag, kind in flags.items() if f" --{' '.join([flag, *values.get(kind, [])])} " not in given]
     assert len(flags) > 400
     assert not lost
+
+
+@pytest.mark.parametrize("flag", ["--sglang-api-key", "--sglang-admin-api-key", "--sglang-ssl-certfile"])
+def test_engines_that_the_run_could_not_call_are_refused(flag: str) -> None:
+    (problem,) = check_engines(build_parser().parse_args([flag, "s3cret"]))
+    assert problem.startswith(f"{flag}: the run calls its engines without a key")
+    assert "s3cret" not in problem
+    assert not check_engines(build_parser().parse_args([]))
 
 
 def test_models_seeds_and_sizes_of_engines(base: list[str], tmp_path: Path) -> None:
