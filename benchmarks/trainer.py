@@ -20,6 +20,7 @@ import multiprocessing
 import sys
 import tempfile
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from benchmarks import losses
 from benchmarks.machine import describe_machine
 from benchmarks.trainer_parts import logprob_pass
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
-from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak, step_flops
+from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak
 from benchmarks.trainer_parts.sides import TRL, Plan, run_in_turn
+from slime.backends.trainer.flops import step_flops
 
 PACKED_GOAL, TRL_GOAL = 1.5, 1.0
 LORA_RANK = 16
@@ -97,7 +99,7 @@ def steps(options: Namespace, folder: Path) -> list[dict[str, Any]]:
             for batch, figures in batches.items():
                 tokens, responses = data[batch]["total_lengths"], data[batch]["response_lengths"]
                 rank = LORA_RANK if side.startswith("LoRA") else 0
-                rate = step_flops(shape, tokens, responses, lora_rank=rank) / figures["seconds"]
+                rate = step_flops(asdict(shape), tokens, responses, lora_rank=rank) / figures["seconds"]
                 row = {"side": side, "batch": batch, "tokens": sum(tokens), **figures}
                 row["tokens_per_second"] = round(sum(tokens) / figures["seconds"], 1)
                 row["share_of_matmul_peak"] = round(rate / fastest, 3)

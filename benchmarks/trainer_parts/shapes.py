@@ -1,15 +1,8 @@
-"""Model shapes with random weights, and the arithmetic of a training step on them.
-
-FLOPs of a token through a matrix of n weights: 2n forward, 2n for the gradient of its input and 2n for its own. Causal
-attention of a sample of n tokens: ``2 n^2`` times query heads times head size per layer and pass, half of it masked away
-and not counted. The LM head counts for response tokens only. Recomputation is not counted (Chowdhery et al., "PaLM", 2022,
-appendix B), nor are norms, rotary embeddings and the embedding.
-"""
+"""Model shapes with random weights, and the most FLOP/s that a matrix product reaches."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,24 +47,6 @@ def build(shape: Shape, folder: Path, *, dtype: str = "float32") -> Path:
     Qwen3ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def step_flops(shape: Shape, lengths: Sequence[int], responses: Sequence[int], *, lora_rank: int = 0) -> float:
-    """FLOPs of forward and backward over samples of ``lengths`` tokens; with ``lora_rank`` the base weights are frozen."""
-    queries = shape.num_attention_heads * shape.head_dim
-    keys = shape.num_key_value_heads * shape.head_dim
-    matrices = [
-        *((shape.hidden_size, size) for size in (queries, keys, keys)),
-        (queries, shape.hidden_size),
-        *((shape.hidden_size, shape.intermediate_size) for _ in range(2)),
-        (shape.intermediate_size, shape.hidden_size),
-    ]
-    base = shape.num_hidden_layers * sum(rows * columns for rows, columns in matrices)
-    adapters = shape.num_hidden_layers * lora_rank * sum(rows + columns for rows, columns in matrices)
-    passes = 2 if lora_rank else 3
-    attention = sum(2.0 * length**2 * queries * shape.num_hidden_layers for length in lengths)
-    head = shape.hidden_size * shape.vocab_size * sum(responses)
-    return 2.0 * passes * (base * sum(lengths) + head) + 6.0 * adapters * sum(lengths) + 3.0 * attention
 
 
 def matmul_peak(device_name: str, repeats: int = 5) -> float:

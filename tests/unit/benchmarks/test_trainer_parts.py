@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from benchmarks import trainer
 from benchmarks.trainer_parts.logprob_pass import growth
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
-from benchmarks.trainer_parts.shapes import SHAPES, step_flops
+from benchmarks.trainer_parts.shapes import SHAPES
+from slime.backends.trainer.flops import step_flops
 
 
 @pytest.mark.parametrize("name", ["tiny", "small"])
@@ -20,21 +21,21 @@ def test_flops_are_six_per_weight_and_token_and_attention(name: str) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape = replace(SHAPES[name], vocab_size=64)
+    config = asdict(shape)
     with torch.device("meta"):
         model = Qwen3ForCausalLM(Qwen3Config(**vars(shape)))
     matrices = sum(p.numel() for key, p in model.named_parameters() if p.dim() == 2 and "embed" not in key)
     heads = shape.num_hidden_layers * shape.num_attention_heads * shape.head_dim
-    assert step_flops(shape, [10], [10]) == 6.0 * matrices * 10 + 6.0 * heads * 100
-    assert step_flops(shape, [10, 10], [10, 10]) == 2 * step_flops(shape, [10], [10])
+    assert step_flops(config, [10], [10]) == 6.0 * matrices * 10 + 6.0 * heads * 100
+    assert step_flops(config, [10, 10], [10, 10]) == 2 * step_flops(config, [10], [10])
     base = matrices - shape.vocab_size * shape.hidden_size
-    assert step_flops(shape, [10], [10]) - step_flops(shape, [10], [0]) == 6.0 * (matrices - base) * 10
-    assert step_flops(shape, [10], [10], lora_rank=1) < step_flops(shape, [10], [10])
+    assert step_flops(config, [10], [10]) - step_flops(config, [10], [0]) == 6.0 * (matrices - base) * 10
+    assert step_flops(config, [10], [10], lora_rank=1) < step_flops(config, [10], [10])
 
 
 def test_the_large_shapes_have_the_sizes_of_their_names() -> None:
     def billions(name: str) -> float:
-        shape = SHAPES[name]
-        return step_flops(shape, [1], [1]) / 6e9
+        return step_flops(asdict(SHAPES[name]), [1], [1]) / 6e9
 
     assert billions("qwen3-0.6b") == pytest.approx(0.596, abs=0.01)
     assert billions("qwen3-4b") == pytest.approx(4.02, abs=0.05)

@@ -10,7 +10,7 @@ import torch
 
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
-from slime.backends.trainer.flops import forward_flops, speeds
+from slime.backends.trainer.flops import forward_flops, speeds, step_flops
 from slime.ray.run import Run
 from slime.rollout.metrics import field_means, is_repetitive, rollout_metrics
 from slime.rollout.train_data import convert
@@ -103,10 +103,16 @@ def test_arithmetic_of_a_forward_pass_by_hand() -> None:
     assert forward_flops(experts, [1], [0]) == 2 * 2 * (64 + 3 * 4 * 10) + 2 * 4 * 2
 
 
+def test_a_step_is_three_forward_passes_and_frozen_weights_take_two() -> None:
+    assert step_flops(CONFIG, [2, 1], [1, 0]) == 3 * forward_flops(CONFIG, [2, 1], [1, 0])
+    # frozen: 2 x 2 x (272 weights + head of 40); attention 3 x 16; q, k, v, o of 4 + 4, three of 4 + 6, rank 5, two layers
+    assert step_flops(CONFIG, [1], [1], lora_rank=5) == 4 * (272 + 40) + 3 * 16 + 6 * 5 * 2 * (4 * 8 + 3 * 10)
+
+
 def test_speeds_of_the_phases_that_ran() -> None:
-    found = speeds({"log_probs": 2.0, "actor_train": 3.0, "update_weights": 1.0}, 4e12, 60)
+    found = speeds({"log_probs": 2.0, "actor_train": 3.0, "update_weights": 1.0}, 4e12, 9e12, 60)
     assert found == {
         "perf/log_probs_tflops": 2.0,
-        "perf/actor_train_tflops": 4.0,
+        "perf/actor_train_tflops": 3.0,
         "perf/actor_train_tok_per_s": 20.0,
     }

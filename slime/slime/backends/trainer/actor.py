@@ -23,7 +23,7 @@ import torch.distributed as dist
 from slime.algorithms.advantages import compute_advantages
 from slime.backends.trainer import checkpoint_folder
 from slime.backends.trainer.dtypes import DTYPES
-from slime.backends.trainer.flops import forward_flops, speeds
+from slime.backends.trainer.flops import forward_flops, speeds, step_flops
 from slime.backends.trainer.hf_folder import export_hf
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.postprocess import postprocess
@@ -215,8 +215,10 @@ class TrainActor(TrainRank):
         """TFLOP/s of this rank in each phase, and tokens per second of its copy of the model."""
         lengths, responses = data.fields["total_lengths"], data.fields["response_lengths"]
         copy = dist.get_world_size() / dist.get_world_size(self.data_group)
-        flops = forward_flops(read_config(Path(self.args.hf_checkpoint)), lengths, responses)
-        return speeds(self._seconds, flops / copy, sum(lengths))
+        config = read_config(Path(self.args.hf_checkpoint))
+        rank = self.args.lora_rank if self.args.use_lora else 0
+        step = step_flops(config, lengths, responses, lora_rank=rank)
+        return speeds(self._seconds, forward_flops(config, lengths, responses) / copy, step / copy, sum(lengths))
 
     # Weights
 

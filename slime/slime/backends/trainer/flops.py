@@ -1,8 +1,10 @@
-"""Arithmetic of a forward pass, for the ``*_tflops`` metrics: what the model's matrices and causal attention need.
+"""Arithmetic of a forward pass and of a training step, for the ``*_tflops`` metrics: what matrices and causal attention need.
 
-A token through a matrix of n weights takes 2n; causal attention of a sample of n tokens ``2 n^2`` times query heads times head
-size per layer, the masked half not counted; the LM head counts for response tokens only (Chowdhery et al., "PaLM", 2022,
-appendix B). Of experts those count that a token is sent to. Linear attention counts as full attention.
+A token through a matrix of n weights takes 2n, and backward 2n for the gradient of its input and, unless the weights are
+frozen, 2n for their own; causal attention of a sample of n tokens ``2 n^2`` times query heads times head size per layer and
+pass, the masked half not counted; the LM head counts for response tokens only (Chowdhery et al., "PaLM", 2022, appendix B).
+What is computed again for a backward pass does not count, nor do norms, rotary embeddings and the embedding. Of experts those
+count that a token is sent to. Linear attention counts as full attention.
 """
 
 from __future__ import annotations
@@ -16,27 +18,64 @@ def forward_flops(config: Mapping[str, Any], lengths: Sequence[int], responses: 
 
     ``config`` is a Hugging Face ``config.json``; of a vision model its ``text_config`` counts.
     """
-    config = config.get("text_config") or config
-    hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
-    head_size = config.get("head_dim") or hidden // heads
-    queries, keys = heads * head_size, (config.get("num_key_value_heads") or heads) * head_size
-    experts = config.get("num_experts_per_tok")
-    inner = experts * config["moe_intermediate_size"] if experts else config["intermediate_size"]
-    weights = layers * hidden * (2 * queries + 2 * keys + 3 * inner)
-    attention = 2.0 * queries * layers * sum(length**2 for length in lengths)
-    return 2.0 * weights * sum(lengths) + attention + 2.0 * hidden * config["vocab_size"] * sum(responses)
+    return _products(config, lengths, responses) + _attention(config, lengths)
 
 
-def speeds(seconds: Mapping[str, float], flops: float, tokens: int) -> dict[str, float]:
-    """Return TFLOP/s of the phases that took ``seconds``, from the ``flops`` of one forward pass, and tokens trained per second.
+def step_flops(
+    config: Mapping[str, Any], lengths: Sequence[int], responses: Sequence[int], *, lora_rank: int = 0
+) -> float:
+    """FLOPs of forward and backward, as `forward_flops`; with ``lora_rank`` the base is frozen and all its matrices have adapters."""
+    products = _products(config, lengths, responses)
+    if not lora_rank:
+        return 3.0 * (products + _attention(config, lengths))
+    sides = sum(count * (rows + columns) for count, rows, columns in _matrices(config))
+    return 2.0 * products + 3.0 * (2.0 * lora_rank * sides * sum(lengths) + _attention(config, lengths))
 
-    A backward pass counts as two forward ones; what is computed again for it does not count.
+
+def _products(config: Mapping[str, Any], lengths: Sequence[int], responses: Sequence[int]) -> float:
+    weights = sum(count * rows * columns for count, rows, columns in _matrices(config))
+    config = _text(config)
+    return 2.0 * weights * sum(lengths) + 2.0 * config["hidden_size"] * config["vocab_size"] * sum(responses)
+
+
+def _attention(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
+    queries, _ = _widths(config)
+    return 2.0 * queries * _text(config)["num_hidden_layers"] * sum(length**2 for length in lengths)
+
+
+def _matrices(config: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    """How many matrices of which two sizes a token goes through, in all layers, without the LM head."""
+    queries, keys = _widths(config)
+    config = _text(config)
+    hidden, layers, experts = config["hidden_size"], config["num_hidden_layers"], config.get("num_experts_per_tok")
+    inner = config["moe_intermediate_size"] if experts else config["intermediate_size"]
+    return [
+        (2 * layers, hidden, queries),
+        (2 * layers, hidden, keys),
+        (3 * layers * (experts or 1), hidden, inner),
+    ]
+
+
+def _widths(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Width of all query heads, and of all key heads."""
+    config = _text(config)
+    heads = config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    return heads * head_size, (config.get("num_key_value_heads") or heads) * head_size
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("text_config") or config
+
+
+def speeds(seconds: Mapping[str, float], forward: float, step: float, tokens: int) -> dict[str, float]:
+    """Return TFLOP/s of the phases that took ``seconds``, and tokens trained per second.
+
+    ``forward`` are the FLOPs of a forward pass, ``step`` those of forward and backward.
     """
-    passes = {"log_probs": 1, "ref_log_probs": 1, "actor_train": 3}
+    work = {"log_probs": forward, "ref_log_probs": forward, "actor_train": step}
     found = {
-        f"perf/{phase}_tflops": count * flops / seconds[phase] / 1e12
-        for phase, count in passes.items()
-        if seconds.get(phase)
+        f"perf/{phase}_tflops": flops / seconds[phase] / 1e12 for phase, flops in work.items() if seconds.get(phase)
     }
     if seconds.get("actor_train"):
         found["perf/actor_train_tok_per_s"] = tokens / seconds["actor_train"]
