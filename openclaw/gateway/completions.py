@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from openclaw.gateway.access_log import note_reply
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.connected import COMMENT, ClientGoneError, Connected
+from openclaw.gateway.connected import CLIENT_GONE, COMMENT, ClientGoneError, Connected
 from openclaw.gateway.errors import ApiError, defect
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.schema import parse_request
-from openclaw.gateway.stream import CLIENT_GONE, EventStream, event
+from openclaw.gateway.stream import EventStream, event
 from openclaw.gateway.turnstile import Turnstile
 from openclaw.gateway.wire import json_response, read_body
 

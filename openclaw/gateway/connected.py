@@ -13,6 +13,8 @@ from types import TracebackType
 from starlette.types import Receive, Send
 
 COMMENT = b": keep-alive\n\n"
+# The status that is counted and logged for a client that did not wait; it sees none.
+CLIENT_GONE = 499
 
 
 class ClientGoneError(Exception):

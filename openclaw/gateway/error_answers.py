@@ -7,6 +7,7 @@ import logging
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from openclaw.gateway.connected import CLIENT_GONE, ClientGoneError
 from openclaw.gateway.errors import ApiError, defect, from_ledger
 from openclaw.ledger.exceptions import LedgerError
 
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 def answer_errors(app: FastAPI) -> None:
     """Answer for refusals, for the ledger's errors, for unknown routes, and for defects."""
     app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(LedgerError, _ledger_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
@@ -24,6 +26,11 @@ def answer_errors(app: FastAPI) -> None:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    """Answer for the log; nobody is there to read it."""
+    return Response(status_code=CLIENT_GONE)
 
 
 async def _ledger_error(request: Request, error: Exception) -> Response:

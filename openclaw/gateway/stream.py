@@ -18,11 +18,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from openclaw.gateway.capture import Step
-from openclaw.gateway.connected import ClientGoneError, Comments, Connected
+from openclaw.gateway.connected import CLIENT_GONE, ClientGoneError, Comments, Connected
 from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 
 DONE = b"data: [DONE]\n\n"
-CLIENT_GONE = 499
 
 
 def event(value: dict[str, Any]) -> bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from openclaw.gateway.connected import ClientGoneError
 from openclaw.gateway.errors import ApiError
 
 
@@ -14,16 +15,20 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises:
         ApiError: 413 when it has more than ``limit`` bytes; the rest is not read.
+        ClientGoneError: when the client closed the connection before it had sent all.
     """
     too_large = ApiError(413, f"the body has more than {limit} bytes; send less", code="request_too_large")
     stated = request.headers.get("content-length", "0")
     if stated.isdigit() and int(stated) > limit:
         raise too_large
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise too_large
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise too_large
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
     return bytes(body)
 
 

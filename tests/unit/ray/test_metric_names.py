@@ -71,8 +71,9 @@ def test_a_reply_that_repeats_itself_is_found() -> None:
 
 def test_the_mean_ratio_to_the_old_policy() -> None:
     batch = {"log_probs": [torch.tensor([0.5, 0.25]).log()], "advantages": [torch.ones(2)]}
-    batch |= {"loss_masks": [torch.ones(2)], "response_lengths": [2], "total_lengths": [3]}
-    reduce = make_reducer(False, [2], batch["loss_masks"])
+    masks = [torch.ones(2)]
+    batch |= {"loss_masks": masks, "response_lengths": [2], "total_lengths": [3]}
+    reduce = make_reducer(False, [2], masks)
     new = [torch.tensor([0.25, 0.5]).log()]
     _, metrics = LOSSES["policy_loss"](trainer_args(""), batch, new, [torch.zeros(2)], reduce)
     assert float(metrics["ois"]) == pytest.approx((0.5 + 2.0) / 2)
