@@ -25,8 +25,15 @@ _COUNTS = (
     "rollout_max_response_len",
     "rollout_max_context_len",
     "rollout_max_prompt_len",
+    "rollout_num_gpus_per_engine",
+    "prm_num_gpus_per_engine",
     "prm_m",
+    "sglang_server_concurrency",
+    "update_weight_buffer_size",
+    "lora_rank",
 )
+# Here none is a number too.
+_COUNTS_FROM_NONE = ("num_rollout", "rollout_num_gpus", "prm_num_gpus")
 # Rollout functions of the core that generate with the sampling parameters of the run.
 _GENERATING = (
     "slime.rollout.sglang_rollout.generate_rollout",
@@ -38,8 +45,10 @@ def check_counts(args: Namespace) -> list[str]:
     """Return a line per number that is too small, as it was given."""
     given = [(flag_of(name), getattr(args, name)) for name in _COUNTS]
     problems = [f"{flag} {value}: give 1 or more" for flag, value in given if value is not None and value < 1]
-    if args.num_rollout is not None and args.num_rollout < 0:
-        problems.append(f"--num-rollout {args.num_rollout}: give 0 or more")
+    counts = [(flag_of(name), getattr(args, name)) for name in _COUNTS_FROM_NONE]
+    problems += [f"{flag} {value}: give 0 or more" for flag, value in counts if value is not None and value < 0]
+    if args.log_probs_chunk_size < 1 and args.log_probs_chunk_size != -1:
+        problems.append(f"--log-probs-chunk-size {args.log_probs_chunk_size}: give 1 or more, or -1 for all at once")
     return problems
 
 

@@ -26,7 +26,7 @@ def check_paths(args: Namespace) -> list[str]:
         problems.append("--save-interval needs --save FOLDER")
     if args.resume and not args.save:
         problems.append("--resume needs --save FOLDER, where the run to go on with wrote its checkpoints")
-    if args.resume and args.save and Path(args.load).resolve() != Path(args.save).resolve():
+    if args.resume and args.save and not _goes_on(args):
         problems.append(
             f"--load {args.load} contradicts --resume, which goes on from --save {args.save}; remove one of them"
         )
@@ -36,7 +36,7 @@ def check_paths(args: Namespace) -> list[str]:
         )
     if args.resume and args.save and not Path(args.save, LATEST).is_file():
         problems.append(f"--resume: {args.save} holds no checkpoint ({LATEST} is missing); start without --resume")
-    if not args.resume and args.save and args.load != args.save and Path(args.save, LATEST).is_file():
+    if not args.resume and args.save and not _goes_on(args) and Path(args.save, LATEST).is_file():
         problems.append(
             f"--save {args.save} holds checkpoints of an earlier run; add --resume to go on, or name another folder"
         )
@@ -55,4 +55,9 @@ def _loadable(args: Namespace) -> bool:
     """Whether --load names a checkpoint, a model, or the folder of --save, where the first run finds nothing yet."""
     folder = Path(args.load)
     there = any((folder / name).is_file() for name in (LATEST, "meta.json", "config.json"))
-    return there or (args.save is not None and folder.resolve() == Path(args.save).resolve())
+    return there or _goes_on(args)
+
+
+def _goes_on(args: Namespace) -> bool:
+    """Whether --load and --save are one folder, however it is written."""
+    return bool(args.load and args.save) and Path(args.load).resolve() == Path(args.save).resolve()

@@ -20,7 +20,7 @@ def check_roles(args: Namespace) -> list[str]:
             f"(--num-gpus-per-node {args.num_gpus_per_node}); lower the first or raise the second"
         )
     total, size = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
-    if size < 1 or total % size:
+    if total % size:
         problems.append(f"--rollout-num-gpus {total} is not a multiple of --rollout-num-gpus-per-engine {size}")
     if args.colocate:
         problems.append("--colocate is not implemented yet; give trainer and engines GPUs of their own")

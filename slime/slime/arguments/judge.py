@@ -32,7 +32,7 @@ def check_judge(args: Namespace) -> list[str]:
         return [f"{', '.join(given)} has no effect without a judge: add --prm-enable, or remove it"] if given else []
     problems = []
     total, size = args.prm_num_gpus, args.prm_num_gpus_per_engine
-    if size < 1 or total % size:
+    if total % size:
         problems.append(f"--prm-num-gpus {total} is not a multiple of --prm-num-gpus-per-engine {size}")
     if args.prm_enable and total < 1 and not args.prm_router_ip:
         problems.append("--prm-enable needs --prm-num-gpus 1 or more, or --prm-router-ip of a judge that runs already")

@@ -41,6 +41,9 @@ def test_the_first_run_of_a_script_that_loads_what_it_saves(
     assert parse_args(words).load == str(folder)
     checkpointed(folder)
     assert parse_args(words).load == str(folder)
+    assert (
+        parse_args([*base, "--load", f"{folder}/", "--save", str(folder), "--save-interval", "1"]).load == f"{folder}/"
+    )
     assert "neither" not in refusal(capsys, [*base, "--load", str(tmp_path / "other")])
     empty = tmp_path / "empty"
     empty.mkdir()
