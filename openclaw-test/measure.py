@@ -106,7 +106,8 @@ def gsm8k_items(path: Path, count: int = GSM8K_QUESTIONS) -> list[Item]:
     """
     try:
         text = path.read_text()
-        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
+        lines = [line for line in text.split("\n") if line.strip()]  # a string may hold other line separators
+        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in lines]
         return [
             Item(row["question"], str(row.get("ground_truth_answer", row.get("answer", ""))).split("####")[-1].strip())
             for row in rows[:count]

@@ -85,11 +85,13 @@ def read_rows(path: str) -> list[dict[str, Any]]:
             if file.suffix == ".json":
                 rows = json.loads(text)
             else:
-                rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+                rows = [json.loads(line) for line in text.split("\n") if line.strip()]
         except json.JSONDecodeError as error:
             raise ConfigurationError(f"--prompt-data {path}: {error}") from error
     else:
         raise ConfigurationError(f"--prompt-data {path}: use a .jsonl, .json or .parquet file")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigurationError(f"--prompt-data {path}: every row must be an object with columns, of .json in a list")
     return rows[start:end]
 
 
@@ -153,6 +155,7 @@ class RolloutDataSource(DataSource):
         self.sample_index = 0
         self.metadata: dict[str, Any] = {}
         self._marks: dict[int, dict[str, Any]] = {}
+        self._shuffled: tuple[int, list[int]] | None = None  # epoch, order
         self.dataset: list[Sample] | None = None
         if args.rollout_global_dataset:
             if not args.prompt_data:
@@ -171,11 +174,15 @@ class RolloutDataSource(DataSource):
     def __len__(self) -> int:
         return len(self.dataset) if self.dataset is not None else 0
 
-    def _order(self) -> list[int]:
-        order = list(range(len(self)))
-        if self.args.rollout_shuffle:
+    def _position(self) -> int:
+        """Number of the next prompt in the file."""
+        if not self.args.rollout_shuffle:
+            return self.sample_offset
+        if self._shuffled is None or self._shuffled[0] != self.epoch_id:
+            order = list(range(len(self)))
             random.Random(self.args.rollout_seed + self.epoch_id).shuffle(order)
-        return order
+            self._shuffled = self.epoch_id, order
+        return self._shuffled[1][self.sample_offset]
 
     def _next_prompt(self) -> Sample:
         if self.dataset is None:
@@ -183,7 +190,7 @@ class RolloutDataSource(DataSource):
         if self.sample_offset >= len(self.dataset):
             self.epoch_id += 1
             self.sample_offset = 0
-        prompt = self.dataset[self._order()[self.sample_offset]]
+        prompt = self.dataset[self._position()]
         self.sample_offset += 1
         return prompt
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from argparse import Namespace
 from pathlib import Path
 
@@ -103,7 +104,36 @@ def test_rows_of_parquet_and_slices(tmp_path: Path, args: Namespace) -> None:
     assert [row["q"] for row in read_rows(f"{args.prompt_data}@[-2:]")] == ["question 3", "question 4"]
 
 
-@pytest.mark.parametrize(("name", "text", "says"), [("x.csv", "a", ".jsonl"), ("x.jsonl", "{", "x.jsonl")])
+def test_a_line_ends_at_a_newline_and_at_no_other_separator(tmp_path: Path) -> None:
+    rows = [{"q": "one\u2028two\x85three"}, {"q": "four"}]
+    file = tmp_path / "x.jsonl"
+    file.write_bytes("\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode())
+    assert read_rows(str(file)) == rows
+
+
+def test_an_epoch_is_shuffled_once(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    args.rollout_shuffle = True
+    source, seeds = RolloutDataSource(args), []
+    make = random.Random
+
+    def counted(seed: int) -> random.Random:
+        seeds.append(seed)
+        return make(seed)
+
+    monkeypatch.setattr("slime.rollout.data_source.random.Random", counted)
+    source.get_samples(12)
+    assert seeds == [42, 43, 44]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("x.csv", "a", ".jsonl"),
+        ("x.jsonl", "{", "x.jsonl"),
+        ("x.json", '{"q": "alone"}', "every row must be an object"),
+        ("x.jsonl", '"text"', "every row must be an object"),
+    ],
+)
 def test_files_of_another_form(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigurationError, match=says):
