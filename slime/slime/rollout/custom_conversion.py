@@ -68,6 +68,10 @@ def checked(data: Any) -> dict[str, Any]:
     if missing:
         has = ", ".join(sorted(data)) or "no keys"
         raise TrainDataError("convert-4", f"it returned no {', '.join(missing)}; it has {has}")
+    without_length = [key for key in REQUIRED_KEYS if not hasattr(data[key], "__len__")]
+    if without_length:
+        found = ", ".join(f"{key} is {data[key]!r}" for key in without_length)
+        raise TrainDataError("convert-4", f"{found}, not a list with an entry per sample")
     count = len(data["tokens"])
     if not count:
         raise TrainDataError("convert-4", "it returned no samples to train on")
@@ -76,16 +80,29 @@ def checked(data: Any) -> dict[str, Any]:
         raise TrainDataError("convert-4", f"it returned {count} tokens entries and {uneven}")
     data = {key: _as_list(values, count) for key, values in data.items()}
     per_token = [key for key in ("tokens", "loss_masks", *COMPLETE_KEYS, *SPARSE_KEYS) if data.get(key) is not None]
-    data |= {key: [plain_list(values) for values in data[key]] for key in per_token}
+    data |= {key: [_token_list(key, index, values) for index, values in enumerate(data[key])] for key in per_token}
+    numbered = data.get("rollout_ids")
+    if numbered is not None and len(numbered) != count:
+        raise TrainDataError("convert-4", f"rollout_ids has {len(numbered)} entries for {count} samples")
     names = [f"entry {index}" for index in range(count)]
     refuse_unsupported("the batch", data)
     for name, tokens, length, mask in zip(
         names, data["tokens"], data["response_lengths"], data["loss_masks"], strict=True
     ):
+        if not hasattr(length, "__index__"):
+            raise TrainDataError("convert-4", f"{name}: response_length {length!r} is no whole number")
         check_response(name, tokens, length, mask)
     check_rewards(names, data["rewards"])
     check_token_lists(names, data, data["response_lengths"])
     return {**data, "total_lengths": [len(tokens) for tokens in data["tokens"]]}
+
+
+def _token_list(key: str, index: int, values: Any) -> list[Any] | None:
+    """A list with an entry per token; None where a sample may lack it."""
+    lacks = values is None and key in (*COMPLETE_KEYS, *SPARSE_KEYS)
+    if not lacks and not hasattr(values, "__len__"):
+        raise TrainDataError("convert-4", f"entry {index}: {key} is {values!r}, not a list with an entry per token")
+    return plain_list(values)
 
 
 def _as_list(values: Any, count: int) -> Any:

@@ -66,9 +66,17 @@ def waiting(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def field_means(train_data: Mapping[str, Any]) -> dict[str, float]:
-    """Means over samples of what the trainer gets: rewards before and after normalisation, lengths, truncation."""
+    """Means over samples of what the trainer gets: rewards before and after normalisation, lengths, truncation.
+
+    A field in which a plugin put something else than numbers has none.
+    """
     fields = ("rewards", "raw_reward", "response_lengths", "total_lengths", "truncated")
-    return {f"rollout/{name}": statistics.fmean(train_data[name]) for name in fields if train_data.get(name)}
+    given = {name: train_data[name] for name in fields if train_data.get(name)}
+    return {
+        f"rollout/{name}": statistics.fmean(values)
+        for name, values in given.items()
+        if all(hasattr(value, "__float__") for value in values)
+    }
 
 
 def is_repetitive(text: str) -> bool:

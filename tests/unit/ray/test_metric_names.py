@@ -55,6 +55,9 @@ def test_what_the_trainer_gets() -> None:
     }
     assert means["rollout/truncated"] == 0.5
     assert field_means({"tokens": [[1]], "rewards": [2.0]}) == {"rollout/rewards": 2.0}
+    assert field_means({"raw_reward": [{"score": 1.0}], "truncated": [None], "rewards": [2.0]}) == {
+        "rollout/rewards": 2.0
+    }
 
 
 def test_a_reply_that_repeats_itself_is_found() -> None:

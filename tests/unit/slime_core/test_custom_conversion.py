@@ -46,6 +46,12 @@ def test_the_lengths_that_shards_need_are_added() -> None:
         ({"rollout_log_probs": [[-1.0, -1.0], None]}, "entry 1: rollout_log_probs is missing"),
         ({"rollout_log_probs": [[-1.0], [-1.0]]}, "entry 0: rollout_log_probs has 1 entries, the response 2"),
         ({"teacher_topk_indices": [None, [[1, 2], [1, 2]]]}, "entry 1: teacher_topk_indices has 2 entries"),
+        ({"rewards": 1.0}, "rewards is 1.0, not a list with an entry per sample"),
+        ({"tokens": [[1, 2, 3], None]}, "entry 1: tokens is None, not a list with an entry per token"),
+        ({"loss_masks": [None, [1]]}, "entry 0: loss_masks is None, not a list with an entry per token"),
+        ({"rollout_log_probs": [0.5, 0.5]}, "entry 0: rollout_log_probs is 0.5, not a list"),
+        ({"response_lengths": [2, None]}, "entry 1: response_length None is no whole number"),
+        ({"rollout_ids": [0, 0, 1]}, "rollout_ids has 3 entries for 2 samples"),
         ({"rollout_routed_experts": [[0], [0]]}, "rollout_routed_experts is not supported"),
     ],
 )
