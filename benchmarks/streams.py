@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from slime.utils.http_utils import stream_lines
+
 
 class RefusedError(Exception):
     """The gateway answered, but not with a whole reply."""
@@ -24,7 +26,7 @@ async def stream_events(client: httpx.AsyncClient, session: str, body: dict[str,
     async with client.stream("POST", "/v1/chat/completions", **request) as answer:
         if answer.status_code != 200:
             raise RefusedError(f"{answer.status_code}: {(await answer.aread())[:200]!r}")
-        async for line in answer.aiter_lines():
+        async for line in stream_lines(answer):
             if line == "data: [DONE]":
                 return
             if line.startswith("data: "):

@@ -44,6 +44,13 @@ async def nothing_for_odd(args: Namespace, sample: Sample, sampling_params: dict
     return [] if (sample.index or 0) % 2 else [done]
 
 
+async def failed(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Return the prompt without a response, as a plugin does whose environment did not start."""
+    sample.tokens, sample.reward, sample.remove_sample = [1, 2], 0.0, True
+    sample.status = Sample.Status.COMPLETED
+    return sample
+
+
 async def nothing(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
     """Return no sample at all."""
     return []

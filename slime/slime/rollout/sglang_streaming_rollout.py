@@ -72,7 +72,7 @@ async def _read(args: Namespace, sample: Sample, response: httpx.Response) -> No
     """Append the events of one answer; raises httpx.RemoteProtocolError when it ends before the response does."""
     start, spans = sample.response_length, len(sample.weight_spans)
     text_start = len(sample.response)
-    async for line in response.aiter_lines():
+    async for line in http_utils.stream_lines(response):
         if not line.startswith(_DATA) or line == _DATA + _DONE:
             continue
         event = json.loads(line.removeprefix(_DATA))

@@ -34,9 +34,9 @@ class StalenessBound:
         self._dropped = self._corrected = 0
 
     async def admits(self, group: list[Any]) -> bool:
-        """Whether a finished group may be trained on; one without samples is not stale."""
+        """Whether a finished group may be trained on; one without a token of the engines is not stale."""
         bound = self._args.max_weight_staleness
-        if bound is None or not flatten(group):
+        if bound is None or not any(sample.response_length for sample in flatten(group)):
             return True
         live = version_number(await live_weight_version(self._args))
         if live - oldest_version(group) <= bound:
@@ -55,14 +55,14 @@ class StalenessBound:
 
 
 def oldest_version(group: list[Any]) -> int:
-    """Number of the oldest weights that sampled a token of a group.
+    """Number of the oldest weights that sampled a token of a group, which has one at least.
 
     Raises:
         PluginError: when samples do not say who sampled them.
     """
     samples = [sample for sample in flatten(group) if sample.response_length]
     silent = [sample.index for sample in samples if not sample.weight_versions]
-    if silent or not samples:
+    if silent:
         raise PluginError(
             f"samples {silent} have no weight_versions, which --max-weight-staleness needs; let the generate function call "
             "sample.update_from_meta_info, or remove the flag"

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -93,6 +94,20 @@ async def post(url: str, payload: Any, max_retries: int = 60, headers: dict | No
 async def get(url: str, max_retries: int = 60) -> Any:
     """GET JSON; errors as in `post`."""
     return await _request("GET", url, None, None, max_retries)
+
+
+async def stream_lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Yield the lines of a streamed body as they come.
+
+    They end at newlines alone; those of httpx end at U+2028 and others too, which may stand in a JSON string.
+    """
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode()
+    if rest:
+        yield rest.decode()
 
 
 def find_available_port(base_port: int = 0, host: str = "127.0.0.1") -> int:

@@ -150,6 +150,13 @@ async def test_a_group_without_samples_is_dropped_and_counted(
     assert output.metrics["rollout/dynamic_filter/drop_empty"] >= 1
 
 
+async def test_a_group_without_responses_is_not_stale(engine: RolloutEngine, args: Namespace) -> None:
+    args.custom_generate_function_path, args.max_weight_staleness = f"{PLUGINS}.failed", 1
+    output, _ = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
+    assert len(output.samples) == args.rollout_batch_size
+    assert not any(sample.response_length for sample in flatten(output.samples))
+
+
 async def test_a_group_is_numbered_by_its_first_sample(engine: RolloutEngine, args: Namespace) -> None:
     args.custom_generate_function_path = f"{PLUGINS}.nothing_for_odd"
     pairs = [[prompt(3), prompt(4)], [prompt(1), prompt(2)]]

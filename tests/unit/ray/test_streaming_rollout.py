@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from slime.exceptions import HttpStatusError
@@ -97,3 +99,26 @@ async def test_a_refusal_is_told_at_once_and_trying_ends(args: Namespace, monkey
         with pytest.raises(HttpStatusError, match="500"):
             await generate_streaming(args, Sample(tokens=list(PROMPT)), {"max_new_tokens": 3})
     assert len(engine.requests) == 3
+
+
+async def test_a_line_separator_in_the_text_ends_no_event(args: Namespace) -> None:
+    text = "one\u2028two\x85three"
+    meta = {
+        "output_token_logprobs": [[-0.5, 7, None]],
+        "completion_tokens": 1,
+        "prompt_tokens": 2,
+        "weight_version": "1",
+        "finish_reason": {"type": "stop"},
+    }
+    line = b"data: " + json.dumps({"text": text, "meta_info": meta}, ensure_ascii=False).encode()
+    ends = [line[:20], line[20:] + b"\r\n\r\ndata: [DO", b"NE]"]
+
+    async def body() -> AsyncIterator[bytes]:
+        for part in ends:
+            yield part
+
+    sample = Sample(tokens=list(PROMPT))
+    await sglang_streaming_rollout._read(args, sample, httpx.Response(200, content=body()))
+    assert (sample.response, sample.tokens) == (text, [*PROMPT, 7])
+    lines = [line async for line in http_utils.stream_lines(httpx.Response(200, content=body()))]
+    assert lines[1:] == ["", "data: [DONE]"]
