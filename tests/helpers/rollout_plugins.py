@@ -68,7 +68,7 @@ async def always_aborted(args: Namespace, sample: Sample, sampling_params: dict[
 
 def keep_even(args: Namespace, group: list[Sample], **kwargs: Any) -> bool:
     """Keep groups whose first sample has an even index."""
-    return group[0].index % 2 == 0
+    return (group[0].index or 0) % 2 == 0
 
 
 def keep_first_spare_odd(args: Namespace, group: list[Sample], **kwargs: Any) -> DynamicFilterOutput:

@@ -41,7 +41,8 @@ def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) 
     if len(rewards) == len(samples):
         constant = constant_groups(args, samples)
         metrics["rollout/constant_groups"] = len(constant)
-        counts = Counter(f"{reward:g}" for reward in constant)
+        # Rounded, so that rewards of many digits do not make a metric each; -0.0 counts as 0.
+        counts = Counter(f"{round(reward, 1) + 0.0:g}" for reward in constant)
         metrics |= {f"rollout/zero_std/count_{reward}": count for reward, count in counts.items()}
     if seconds > 0:
         for name, numbers in (("", whole), ("effective_", lengths)):

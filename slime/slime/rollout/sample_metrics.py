@@ -5,15 +5,13 @@ Guarantee: pure; a flag that is off adds nothing.
 
 from __future__ import annotations
 
-import math
 import statistics
 from argparse import Namespace
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
+from slime.rollout.pass_rates import pass_at_k
 from slime.utils.types import Sample
-
-PASSING_REWARD = 1.0
 
 
 def requested_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
@@ -46,29 +44,19 @@ def multi_turn(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def pass_rates(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
-    """``passrate/pass@k`` for powers of two k: chance that k samples of a prompt hold one with a reward of 1 or more.
-
-    The unbiased estimator ``1 - C(n - c, k) / C(n, k)`` of Chen et al. 2021, mean over the groups of at least k samples.
-    """
-    groups: dict[object, list[bool]] = defaultdict(list)
-    for position, sample in enumerate(samples):
-        key = ("alone", position) if sample.group_index is None else sample.group_index
-        groups[key].append(_reward(args, sample) >= PASSING_REWARD)
-    largest = max(map(len, groups.values()))
-    metrics = {}
-    for k in (2**power for power in range(largest.bit_length())):
-        rates = [
-            1.0 - math.comb(len(group) - sum(group), k) / math.comb(len(group), k)
-            for group in groups.values()
-            if len(group) >= k
-        ]
-        metrics[f"passrate/pass@{k}"] = statistics.fmean(rates)
-    return metrics
+    """``passrate/pass@k`` of the samples, see `pass_at_k`; one without a group is a prompt of its own."""
+    groups = [
+        ("alone", position) if sample.group_index is None else sample.group_index
+        for position, sample in enumerate(samples)
+    ]
+    rates = pass_at_k(groups, [_reward(args, sample) for sample in samples])
+    return {f"passrate/pass@{k}": rate for k, rate in rates.items()}
 
 
 def reward_categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
     """``error_cat/<value>``: share of the samples whose reward dict has that value under ``key``."""
-    counts = Counter(str(sample.reward[key]) for sample in samples if isinstance(sample.reward, dict))
+    rewards = [sample.reward for sample in samples if isinstance(sample.reward, dict)]
+    counts = Counter(str(reward[key]) for reward in rewards if key in reward)
     return {f"error_cat/{value}": count / len(samples) for value, count in counts.items()}
 
 

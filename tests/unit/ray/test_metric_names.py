@@ -41,6 +41,14 @@ def test_time_outside_the_engine_and_its_cache() -> None:
     assert metrics["rollout/avg_cached_tokens_per_sample"] == 2.0
 
 
+def test_groups_of_equal_rewards_are_counted_by_the_rounded_reward() -> None:
+    rewards = {0: 0.125, 1: 0.1375, 2: -0.01, 3: 1.0}
+    samples = [sample(group, number, 2, reward) for group, reward in rewards.items() for number in (0, 1)]
+    metrics = rollout_metrics(arguments(rollout_num_gpus=1), samples, 1.0)
+    found = {name: count for name, count in metrics.items() if name.startswith("rollout/zero_std/")}
+    assert found == {f"rollout/zero_std/count_{reward}": count for reward, count in (("0.1", 2), ("0", 1), ("1", 1))}
+
+
 def test_what_the_trainer_gets() -> None:
     samples = [
         sample(0, 0, 2, 1.0, metadata={"raw_reward": 3.0}),

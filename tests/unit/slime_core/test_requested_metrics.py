@@ -59,6 +59,7 @@ def test_categories_and_correct_samples() -> None:
     assert (found["error_cat/format"], found["error_cat/wrong"], found["error_cat/fine"]) == (0.5, 0.25, 0.25)
     assert (found["rollout/correct_samples"], found["rollout/correct_response_lengths"]) == (1, 4)
     assert found["rollout/correct_total_lengths"] == 7
+    assert not [name for name in metrics(log_reward_category="missing") if name.startswith("error_cat/")]
 
 
 def test_a_share_of_a_dump_keeps_groups_whole_from_both_ends() -> None:
