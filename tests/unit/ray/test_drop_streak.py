@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,10 @@ from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.drop_streak import MOST_EMPTY, MOST_EMPTY_BATCHES, WARN_BATCHES, DropStreak
 from slime.utils.types import Sample
 from tests.helpers.arguments import default_args
-from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args, rollout_engine
+from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args
 
 PLUGINS = "tests.helpers.rollout_plugins"
 BATCH = 5
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutEngine]:
-    with rollout_engine(monkeypatch) as engine:
-        yield engine
 
 
 @pytest.fixture

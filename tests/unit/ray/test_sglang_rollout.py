@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,10 @@ from slime.rollout.metrics import flatten
 from slime.rollout.sglang_rollout import GenerateState
 from slime.utils.types import Sample
 from tests.helpers.mock_engine import logprob_of
-from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args, rollout_engine
+from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args
 
 PLUGINS = "tests.helpers.rollout_plugins"
 LOGPROBS = [logprob_of(position, token) for position, token in enumerate([1, 2, 3])]
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutEngine]:
-    with rollout_engine(monkeypatch) as engine:
-        yield engine
 
 
 @pytest.fixture
