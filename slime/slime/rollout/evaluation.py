@@ -6,7 +6,6 @@ training rollout does not abort them, it waits. An answer that was aborted count
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from argparse import Namespace
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.eval_datasets import eval_sampling_params, load_eval_groups
 from slime.rollout.generation import GenerateState, generate_and_rm_group
+from slime.utils.async_utils import gather_or_cancel
 from slime.utils.types import Sample
 
 
@@ -49,7 +49,7 @@ async def eval_rollout(args: Namespace, rollout_id: int) -> tuple[RolloutFnEvalO
         load_eval_groups(args, dataset)  # what is wrong with any file shows before the first answer
     results = (eval_rollout_single_dataset(args, rollout_id, dataset) for dataset in args.eval_datasets)
     async with GenerateState(args).engines_lock:
-        for result in await asyncio.gather(*results):
+        for result in await gather_or_cancel(results):
             data.update(result)
     return RolloutFnEvalOutput(data=data), []
 
@@ -70,7 +70,7 @@ async def eval_rollout_single_dataset(args: Namespace, rollout_id: int, cfg: Eva
         return answers
 
     result: dict[str, list[Any]] = {name: [] for name in ("rewards", "truncated", "aborted", "groups", "samples")}
-    for number, answers in enumerate(await asyncio.gather(*map(answer, groups))):
+    for number, answers in enumerate(await gather_or_cancel(map(answer, groups))):
         for one in answers:
             pieces = one if isinstance(one, list) else [one]
             result["rewards"].append(_reward(args, pieces))

@@ -19,6 +19,7 @@ from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.engine_pool import router_url, routing_headers
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_hooks import apply_sample_hooks
+from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
@@ -231,7 +232,10 @@ async def generate_and_rm(
 async def generate_and_rm_group(
     args: Namespace, group: Group, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Group:
-    """Answer and score the samples of one prompt together; with deterministic engines each has a ``sampling_seed`` of its own."""
+    """Answer and score the samples of one prompt together; with deterministic engines each has a ``sampling_seed`` of its own.
+
+    When one of them raises, the requests of the others are broken off before the exception goes on.
+    """
     state = GenerateState(args)
     if state.aborted:
         return group
@@ -239,8 +243,8 @@ async def generate_and_rm_group(
     if state.group_sampling_seeds is not None:
         for own, seed in zip(parameters, state.group_sampling_seeds, strict=False):
             own["sampling_seed"] = seed
-    answered: list[Any] = await asyncio.gather(
-        *(generate_and_rm(args, one, own, evaluation) for one, own in zip(group, parameters, strict=True))
+    answered = await gather_or_cancel(
+        generate_and_rm(args, one, own, evaluation) for one, own in zip(group, parameters, strict=True)
     )
     if args.group_rm and not state.aborted:
         for member, reward in zip(answered, await batched_async_rm(args, answered), strict=True):

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slime.exceptions import PluginError
+from slime.utils.async_utils import gather_or_cancel
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -64,7 +65,7 @@ async def _score_with(model: Any, args: Namespace, sample: Sample | list[Sample]
     if batch is not None:
         columns = [list(column) for column in zip(*map(_values, sample), strict=True)] if sample else [[], [], []]
         return list(await _call(batch, columns))
-    return list(await asyncio.gather(*(_call(single, _values(one)) for one in sample)))
+    return await gather_or_cancel(_call(single, _values(one)) for one in sample)
 
 
 def _values(sample: Sample) -> list[Any]:

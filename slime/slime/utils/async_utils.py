@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 _lock = threading.Lock()
@@ -36,3 +36,19 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         coroutine.close()
         raise RuntimeError("run() was called from the background loop; await the coroutine instead")
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run ``coroutines`` side by side and return their results in order.
+
+    When one raises, or the caller is cancelled, the others are cancelled and have ended before the exception goes on: nothing is
+    left running, and what they had asked a server for is broken off with their connections.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

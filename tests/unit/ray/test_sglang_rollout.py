@@ -184,6 +184,17 @@ async def test_a_failing_reward_function_ends_the_rollout(engine: RolloutEngine,
     assert engine.running == 0
 
 
+async def test_a_sample_that_fails_takes_the_requests_of_its_group_with_it(
+    engine: RolloutEngine, args: Namespace
+) -> None:
+    args.custom_rm_path = f"{PLUGINS}.failing_reward"
+    engine.holds = lambda number: number > 0
+    with pytest.raises(RuntimeError, match="the grader is away"):
+        await sglang_rollout.generate_and_rm_group(args, [prompt(0), prompt(1)], {"max_new_tokens": 2})
+    assert len(engine.requests) == 2
+    assert engine.running == 0
+
+
 async def test_the_filters_of_a_finished_rollout(engine: RolloutEngine, args: Namespace) -> None:
     args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_even"
     args.rollout_sample_filter_path = f"{PLUGINS}.remove_last"

@@ -8,7 +8,6 @@ without an answer, or one that could not be graded within its limits, gets the g
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 from argparse import Namespace
@@ -20,6 +19,7 @@ from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout.reward_plugin import load_reward_function
 from slime.rollout.rm_hub.registry import find_grader
 from slime.rollout.rm_hub.workers import GraderTimeout
+from slime.utils.async_utils import gather_or_cancel
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ async def batched_async_rm(args: Namespace, samples: list[Sample], **kwargs: Any
 async def reward_by_type(args: Namespace, sample: Sample | list[Sample], **kwargs: Any) -> Any:
     """Return the reward by the grader of ``metadata["rm_type"]`` or ``--rm-type``; a list of them for a list."""
     if isinstance(sample, list):
-        return list(await asyncio.gather(*(reward_by_type(args, one) for one in sample)))
+        return await gather_or_cancel(reward_by_type(args, one) for one in sample)
     grader = find_grader(_grader_name(args, sample))
     grader.check(sample)
     answer = grader.extract(sample.response)
