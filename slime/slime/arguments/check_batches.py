@@ -5,18 +5,26 @@ from __future__ import annotations
 from argparse import Namespace
 
 
+def check_steps(args: Namespace) -> list[str]:
+    """Return the problem with how a rollout is cut into optimizer steps; ``args`` as they were given, before any derivation."""
+    steps, batch = args.num_steps_per_rollout, args.global_batch_size
+    if args.rollout_batch_size is None:
+        return []
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    product = f"--rollout-batch-size {args.rollout_batch_size} x --n-samples-per-prompt {args.n_samples_per_prompt} = {samples} samples"
+    if steps and batch:
+        wrong = steps * batch != samples
+        return [f"{product} are not {steps} steps of --global-batch-size {batch}; remove one of the two"] * wrong
+    flag, value = ("--num-steps-per-rollout", steps) if steps else ("--global-batch-size", batch or samples)
+    return [f"{flag} {value} does not divide {product}; give a divisor of {samples}"] * bool(samples % value)
+
+
 def check_batches(args: Namespace) -> list[str]:
     """Return the problems, one line each."""
     problems = []
     if args.rollout_batch_size is None:
         problems.append("no batch size: add --rollout-batch-size N")
         return problems
-    samples = args.rollout_batch_size * args.n_samples_per_prompt
-    if args.num_steps_per_rollout * args.global_batch_size != samples:
-        problems.append(
-            f"--rollout-batch-size {args.rollout_batch_size} x --n-samples-per-prompt {args.n_samples_per_prompt} = {samples} "
-            f"samples are not {args.num_steps_per_rollout} steps of --global-batch-size {args.global_batch_size}"
-        )
     if args.num_rollout is None and args.num_epoch is None:
         problems.append("no end: add --num-rollout N (or --num-epoch with --prompt-data)")
     if args.num_epoch is not None and not args.prompt_data:

@@ -14,7 +14,7 @@ from pathlib import Path
 import slime.arguments.eval_config as eval_config
 from slime.arguments.backend import derive_backend
 from slime.arguments.check_algorithm import check_algorithm
-from slime.arguments.check_batches import check_batches, check_staleness
+from slime.arguments.check_batches import check_batches, check_staleness, check_steps
 from slime.arguments.check_counts import check_counts, check_lengths
 from slime.arguments.check_engines import check_engines
 from slime.arguments.check_evaluation import check_evaluation
@@ -42,7 +42,11 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
     """
     if problems := check_counts(args):
         return problems
-    as_given = [*check_judge(args), *check_evaluation(args)]  # before the derivations fill what nobody gave
+    as_given = [
+        *check_judge(args),
+        *check_evaluation(args),
+        *check_steps(args),
+    ]  # before the derivations fill what nobody gave
     derive_backend(args, words)
     derive_paths(args)
     derive_roles(args)

@@ -60,6 +60,12 @@ def test_steps_and_global_batch_size_agree(base: list[str], capsys: pytest.Captu
     text = refusal(capsys, [*base, "--global-batch-size", "8", "--num-steps-per-rollout", "4"])
     assert "--global-batch-size 8" in text
     assert "16 samples" in text
+    for flag in ("--num-steps-per-rollout", "--global-batch-size"):
+        text = refusal(capsys, [*base, flag, "5"])
+        assert f"{flag} 5 does not divide" in text
+        assert "divisor of 16" in text
+        # What nobody typed is not in the message.
+        assert ({"--num-steps-per-rollout", "--global-batch-size"} - {flag}).pop() not in text
 
 
 @pytest.mark.parametrize(
