@@ -28,7 +28,7 @@ def check_roles(args: Namespace) -> list[str]:
     needed = (
         (0 if args.debug_rollout_only else actor + critic)
         + (0 if args.debug_train_only or args.rollout_external_engine_addrs else args.rollout_num_gpus)
-        + args.prm_num_gpus
+        + (0 if args.debug_train_only else args.prm_num_gpus)
     )
     available = None if args.num_gpus is None else args.num_gpus * args.num_nodes
     if available is not None and needed > available and not args.share_gpu:

@@ -76,8 +76,8 @@ def describe_placement(args: Namespace) -> Placement:
         )
     no_engines = args.debug_train_only or external_policy or getattr(args, "rollout_external_engine_addrs", None)
     rollout_count = 0 if no_engines else args.rollout_num_gpus
-    special = args.debug_rollout_only or args.debug_train_only or args.colocate
-    judge_count = args.prm_num_gpus if args.prm_enable and not special and not external_judge else 0
+    no_judge = args.debug_train_only or args.colocate or external_judge
+    judge_count = args.prm_num_gpus if args.prm_enable and not no_judge else 0
     per_engine, judge_per_engine = args.rollout_num_gpus_per_engine, args.prm_num_gpus_per_engine
     if rollout_count and rollout_count % per_engine:
         raise ConfigurationError(
