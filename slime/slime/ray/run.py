@@ -22,7 +22,7 @@ from ray.exceptions import RayActorError, RayTaskError
 import slime.rollout.eval_metrics as eval_metrics
 from slime.arguments.backend import backend_line
 from slime.exceptions import LostError, ManagerLostError, RankLostError, SlimeError, TrainerError
-from slime.observability.metric_utils import compute_rollout_step, rollout_part, train_records
+from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.nodes import check_nodes, get_watching
 from slime.ray.placement import ReservedPlacement, create_placement, describe_placement, with_fresh_ports
@@ -60,6 +60,7 @@ class Run:
         self._free_since = time.monotonic()
         self._reserved: ReservedPlacement | None = None
         self._restarts = Restarts(None, 0)
+        self._train_steps = TrainSteps(args)
         self._lost: LostError | None = None
         self._trained: int | None = None
         self._saved = -1
@@ -351,7 +352,7 @@ class Run:
         if self.weight_version.isdigit():
             rollout["rollout/weight_version"] = int(self.weight_version)
         logging_utils.log(self.args, rollout, step_key="rollout/step")
-        for record in train_records(self.args, rollout_id, train):
+        for record in self._train_steps.records(rollout_id, train):
             logging_utils.log(self.args, record, step_key="train/step")
         say(step_line(rollout_id, {**rollout, **train}, self.weight_version))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime.backends.trainer.actor import TrainActor
-from slime.observability.metric_utils import STEPS, compute_rollout_step, compute_train_step, train_records
+from slime.observability.metric_utils import STEPS, TrainSteps, compute_rollout_step, compute_train_step
 from slime.ray.run import Run
 from slime.ray.trainer import side_by_side
 from slime.utils import logging_utils
@@ -79,9 +79,27 @@ def test_positions() -> None:
     args = Namespace(**BATCH)
     assert compute_rollout_step(args, 5) == 5
     assert compute_train_step(args, 5) == 10
-    assert [row["train/step"] for row in train_records(args, 5, steps_metrics(1, 2, 3))] == [15, 16, 17]
     args.global_batch_size = 16  # a step takes more than a rollout was planned to have
     assert compute_train_step(args, 5) == 5
+
+
+def test_no_number_of_a_step_comes_twice() -> None:
+    numbers = TrainSteps(Namespace(**BATCH))
+
+    def of(rollout_id: int, count: int) -> list[int]:
+        metrics = steps_metrics(*range(count)) if count else {}
+        return [row["train/step"] for row in numbers.records(rollout_id, metrics)]
+
+    assert of(0, 2) == [0, 1]
+    assert of(1, 5) == [2, 3, 4, 5, 6]  # more than the two that were planned
+    assert of(2, 1) == [7]
+    assert of(3, 1) == [8]
+    assert of(4, 0) == []
+    assert of(5, 2) == [10, 11]  # as planned again
+    assert of(2, 3) == [7, 8, 9]  # trained again from a checkpoint, now with other samples
+    assert of(3, 2) == [10, 11]
+    resumed = TrainSteps(Namespace(**BATCH))
+    assert [row["train/step"] for row in resumed.records(5, steps_metrics(1, 2))] == [10, 11]
 
 
 def test_critic_and_policy_share_the_records_of_their_steps() -> None:
