@@ -7,6 +7,8 @@ import io
 import logging
 from typing import Any
 
+from slime.utils.image_processor import images_only, lacks_video_part, processor_class_of
+
 logger = logging.getLogger(__name__)
 
 DEFAULT_PATCH_SIZE = 14
@@ -20,11 +22,16 @@ def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
 
 
 def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
-    """Return the multimodal processor of a checkpoint, or None for a text-only one."""
+    """Return the multimodal processor of a checkpoint, or None for a text-only one.
+
+    Without torchvision it is one for images only (``image_processor``).
+    """
     from transformers import AutoProcessor, PreTrainedTokenizerBase
 
     try:
-        processor = AutoProcessor.from_pretrained(name_or_path, **kwargs)
+        loader = processor_class_of(name_or_path, **kwargs)
+        loader = images_only(loader) if loader and lacks_video_part(loader) else AutoProcessor
+        processor = loader.from_pretrained(name_or_path, **kwargs)
     except (OSError, ValueError, ImportError) as error:
         logger.info("no processor in %s (%s); treating it as a text model", name_or_path, error)
         return None

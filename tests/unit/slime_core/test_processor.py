@@ -1,0 +1,57 @@
+"""The processor of a vision-language checkpoint: real patches without torchvision, videos refused, text models have none."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slime.utils.processing_utils import load_processor
+from tests.helpers import tiny_random, tiny_vision
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vision")
+    tiny_vision.save_processor(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    return load_processor(str(folder))
+
+
+def image(width: int, height: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def test_each_image_becomes_one_pad_per_four_patches(processor):
+    parts = [{"type": "image"}, {"type": "text", "text": "or"}, {"type": "image"}]
+    text = processor.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+    assert text == (
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>or"
+        "<|vision_start|><|image_pad|><|vision_end|><|im_end|>\n"
+    )
+    inputs = processor(text=[text], images=[image(16, 24), image(8, 8)], return_tensors="pt")
+    pad = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert inputs["image_grid_thw"].tolist() == [[1, 6, 4], [1, 2, 2]]
+    assert inputs["pixel_values"].shape == (28, 3 * 2 * tiny_vision.PATCH**2)
+    assert (inputs["input_ids"] == pad).sum() == 28 // tiny_vision.MERGE**2
+
+
+def test_pixels_are_scaled_to_one_and_repeated_over_the_two_frames(processor):
+    picture = image(8, 8, seed=3)
+    patches = processor.image_processor(images=[picture], return_tensors="pt")["pixel_values"]
+    first = patches[0].view(3, 2, tiny_vision.PATCH, tiny_vision.PATCH)
+    expected = np.asarray(picture, dtype=np.float32)[: tiny_vision.PATCH, : tiny_vision.PATCH] / 127.5 - 1
+    torch.testing.assert_close(first[:, 0], torch.tensor(expected).permute(2, 0, 1), atol=1e-5, rtol=0)
+    assert torch.equal(first[:, 0], first[:, 1])
+
+
+def test_videos_are_refused_where_their_part_is_missing(processor):
+    if hasattr(processor, "video_processor"):
+        pytest.skip("torchvision is installed: the processor has its part for videos")
+    with pytest.raises(ValueError, match="videos need torchvision"):
+        processor(text=["<|vision_start|><|video_pad|><|vision_end|>"], videos=[[image(8, 8)]])
+
+
+def test_a_text_checkpoint_has_no_processor(tmp_path):
+    assert load_processor(str(tiny_random.build(tmp_path / "text"))) is None
