@@ -180,7 +180,8 @@ KINDS: dict[str, Kind] = {
             "gives every response a token before it: the last of its prompt",
             "gives finite rewards",
             "gives rollout_log_probs and teacher_*, where they are there, an entry per sample as long as its response; the first for all or none",
-            "gives nothing that no back end trains on: multimodal_train_inputs, rollout_routed_experts, rollout_top_p_token_ids",
+            "gives nothing that no back end trains on: rollout_routed_experts, rollout_top_p_token_ids",
+            "gives multimodal_train_inputs, where they are there, an entry per sample: None, or pixel_values [patches, D] and image_grid_thw [images, 3]",
         ),
     ),
     "data_postprocess": Kind(

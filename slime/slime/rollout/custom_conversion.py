@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime.exceptions import PluginError
+from slime.rollout.media import FIELD, image_arrays
 from slime.rollout.train_data import plain_list
 from slime.rollout.train_data_checks import (
     COMPLETE_KEYS,
@@ -86,6 +87,12 @@ def checked(data: Any) -> dict[str, Any]:
         raise TrainDataError("convert-4", f"rollout_ids has {len(numbered)} entries for {count} samples")
     names = [f"entry {index}" for index in range(count)]
     refuse_unsupported("the batch", data)
+    images = data.pop(FIELD, None)
+    if images is not None:
+        if not hasattr(images, "__len__") or len(images) != count:
+            raise TrainDataError("convert-9", f"{FIELD} is not a list with an entry for each of {count} samples")
+        arrays = [image_arrays(name, inputs) for name, inputs in zip(names, images, strict=True)]
+        data |= {FIELD: arrays} if any(value is not None for value in arrays) else {}
     for name, tokens, length, mask in zip(
         names, data["tokens"], data["response_lengths"], data["loss_masks"], strict=True
     ):

@@ -19,6 +19,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from slime.rollout.media import image_fields, mask_lost_images
 from slime.rollout.rewards import post_process_rewards
 from slime.rollout.step_wise import step_fields
 from slime.rollout.train_data_checks import (
@@ -44,12 +45,14 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
     """Return the training data of ``samples``; see the module for what is checked.
 
     Keys: tokens, response_lengths, total_lengths, rewards, raw_reward, truncated, sample_indices, group_indices,
-    rollout_ids, rollout_mask_sums, loss_masks, step_wise_* with that estimator, and rollout_log_probs, teacher_* and metadata
-    where samples have them.
+    rollout_ids, rollout_mask_sums, loss_masks, step_wise_* with that estimator, and rollout_log_probs, teacher_*, metadata and
+    multimodal_train_inputs where samples have them.
     """
     if not samples:
         raise ValueError("the rollout returned no samples to train on")
+    images = image_fields(samples)
     masks = [_checked_mask(sample) for sample in samples]
+    mask_lost_images(samples, images, masks)
     raw_rewards, rewards = post_process_rewards(args, samples)
     ids = rollout_ids(samples)
     data: TrainData = {
@@ -64,6 +67,7 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
         "rollout_ids": ids,
         "rollout_mask_sums": mask_sums(ids, masks),
         "loss_masks": masks,
+        **images,
     }
     if args.advantage_estimator == "step_wise":
         data |= step_fields(args, samples, masks)

@@ -107,7 +107,11 @@ def convert_7(args, samples):
 
 
 def convert_8(args, samples):
-    return train_data(samples) | {"multimodal_train_inputs": [{} for _ in samples]}
+    return train_data(samples) | {"rollout_routed_experts": [[] for _ in samples]}
+
+
+def convert_9(args, samples):
+    return train_data(samples) | {"multimodal_train_inputs": [{"pixel_values": [[0.0]]} for _ in samples]}
 
 
 def data_postprocess_1(args, rollout_data):

@@ -35,6 +35,7 @@ BATCH_KEYS = (
     "teacher_topk_log_probs",
     "teacher_topk_indices",
     "multimodal_train_inputs",
+    "multimodal_num_items",
 )
 
 CustomLoss = Callable[[Namespace, dict[str, Any], Tensor, Reducer], tuple[Tensor, dict[str, Tensor]]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from slime.backends.fsdp_utils import lora, packed_attention
+from slime.backends.fsdp_utils import lora, packed_attention, vision
 from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
 from slime.backends.trainer.packing import MicroBatch
@@ -65,13 +66,14 @@ class PolicyModel(nn.Module):
 
 def hidden_states(hf: Any, implementation: str, batch: MicroBatch) -> Tensor:
     """Return the last hidden states ``[T, H]`` of the flattened input of ``batch``."""
-    arguments: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    arguments: dict[str, Any] = {}
     if batch.position_ids is not None:
-        arguments["position_ids"] = batch.position_ids
-        arguments |= packed_attention.attention_arguments(
-            implementation, batch.sequence_lengths, batch.input_ids.device
-        )
-    hidden = hf.base_model(**arguments).last_hidden_state
+        arguments = packed_attention.attention_arguments(implementation, batch.sequence_lengths, batch.input_ids.device)
+    if batch.images is not None:
+        hidden = vision.hidden_states(hf.base_model, batch, arguments)
+    else:
+        arguments |= {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
+        hidden = hf.base_model(**arguments).last_hidden_state
     return hidden.reshape(-1, hidden.size(-1))
 
 
@@ -101,9 +103,10 @@ def build_policy(args: Namespace, path: str, *, device: torch.device, trainable:
 def load_hf(args: Namespace, path: str, auto_class: Any, dtype: torch.dtype, *, empty: bool) -> tuple[Any, str]:
     """Return the unsharded model of ``path`` and its attention: with its weights, or ``empty`` on the meta device.
 
-    ``auto_class`` is one of transformers' ``AutoModel`` classes.
+    ``auto_class`` is one of transformers' ``AutoModel`` classes; a causal language model comes with the vision tower of its
+    checkpoint where that is trained (``vision.MODEL_TYPES``).
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(path)
     text_config = config.get_text_config()
@@ -113,10 +116,14 @@ def load_hf(args: Namespace, path: str, auto_class: Any, dtype: torch.dtype, *, 
     implementation = packed_attention.resolve(
         args.attn_implementation, args.pack_sequences, getattr(text_config, "layer_types", None)
     )
+    attention: Any = implementation
+    if config.model_type in vision.MODEL_TYPES:
+        auto_class = AutoModelForImageTextToText if auto_class is AutoModelForCausalLM else auto_class
+        attention = {"text_config": implementation, "vision_config": args.attn_implementation}
     if empty:
         with torch.device("meta"):
-            return auto_class.from_config(config, dtype=dtype, attn_implementation=implementation), implementation
-    return auto_class.from_pretrained(path, dtype=dtype, attn_implementation=implementation), implementation
+            return auto_class.from_config(config, dtype=dtype, attn_implementation=attention), implementation
+    return auto_class.from_pretrained(path, dtype=dtype, attn_implementation=attention), implementation
 
 
 def sharded(
@@ -139,7 +146,7 @@ def sharded(
 
 
 def _shard(args: Namespace, model: Any, device: torch.device, trainable: bool, head: str | None) -> Any:
-    """Freeze a reference, then shard each decoder layer and the rest."""
+    """Freeze a reference, then shard each decoder layer, each block of a vision tower, and the rest."""
     if not trainable:
         model.requires_grad_(False)
     compute_dtype = DTYPES[args.train_dtype]
@@ -148,8 +155,11 @@ def _shard(args: Namespace, model: Any, device: torch.device, trainable: bool, h
     if compute_dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if args.fsdp_cpu_offload else OffloadPolicy()
-    for layer in model.hf.base_model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    for block in vision.text_layers(model.hf.base_model):
+        fully_shard(block, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    as_they_are = replace(precision, cast_forward_inputs=False)  # the tower's rotary angles stay float32
+    for block in vision.tower_blocks(model.hf.base_model):
+        fully_shard(block, mesh=mesh, mp_policy=as_they_are, offload_policy=offload)
     if head is not None:
         exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
         fully_shard(model.get_submodule(head), mesh=mesh, mp_policy=exact, offload_policy=offload)

@@ -13,7 +13,7 @@ from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss
 from slime.algorithms.losses.reduce import Reducer, make_reducer
 from slime.backends.trainer.packing import MicroBatch, build
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.utils.misc import load_function
 
 Metrics = dict[str, float]
@@ -37,9 +37,13 @@ class Model(Protocol):
 
 def model_input(args: Namespace, shard: RolloutShard, indices: list[int], device: torch.device) -> MicroBatch:
     """The model input of the samples ``indices`` of ``shard``."""
-    lengths = shard.fields["response_lengths"]
+    lengths, images = shard.fields["response_lengths"], shard.fields.get(IMAGES)
     return build(
-        [shard.tokens[i] for i in indices], [lengths[i] for i in indices], packed=args.pack_sequences, device=device
+        [shard.tokens[i] for i in indices],
+        [lengths[i] for i in indices],
+        packed=args.pack_sequences,
+        device=device,
+        images=None if images is None else [images[i] for i in indices],
     )
 
 

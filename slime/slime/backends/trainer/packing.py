@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slime.backends.trainer.images import Images, SampleImages, join
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -26,6 +28,7 @@ class MicroBatch:
         targets: ``[N]`` those response tokens.
         token_rows: ``[T]`` positions of the real tokens in the flattened input.
         is_filler: True when there is no sample and the input is a stand-in without effect.
+        images: of the samples, in a rollout that has images; None in one of text.
     """
 
     input_ids: Tensor
@@ -36,6 +39,7 @@ class MicroBatch:
     targets: Tensor
     token_rows: Tensor
     is_filler: bool
+    images: Images | None = None
 
     def per_sample(self, values: Tensor) -> list[Tensor]:
         """Split ``values`` ``[N]`` into ``[R_i]`` per sample."""
@@ -43,9 +47,14 @@ class MicroBatch:
 
 
 def build(
-    tokens: Sequence[Sequence[int]], response_lengths: Sequence[int], *, packed: bool, device: torch.device
+    tokens: Sequence[Sequence[int]],
+    response_lengths: Sequence[int],
+    *,
+    packed: bool,
+    device: torch.device,
+    images: Sequence[SampleImages | None] | None = None,
 ) -> MicroBatch:
-    """Return the model input of the samples ``tokens`` (prompt and response ids of each)."""
+    """Return the model input of the samples ``tokens`` (prompt and response ids of each) and their ``images``."""
     is_filler = not tokens
     sequences = [list(ids) for ids in tokens] or [[0, 0]]
     lengths = [len(ids) for ids in sequences]
@@ -79,4 +88,5 @@ def build(
         targets=torch.tensor(targets or [0], device=device),
         token_rows=torch.tensor(token_rows, device=device),
         is_filler=is_filler,
+        images=None if images is None else join(sequences, images or [None], device),
     )

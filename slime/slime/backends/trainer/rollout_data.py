@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.backends.trainer.images import SampleImages
+from slime.rollout.media import FIELD, GRID
+
 # Per-sample lists of one number per response token, or K of them (None where a sample has none).
 _FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "rollout_topk_log_probs")
 _STREAMS = (*_FLOAT_STREAMS, "teacher_topk_indices", "loss_masks")
@@ -24,6 +27,10 @@ _AS_THEY_ARE = (
 )
 # What a training step adds, under the names of the contract.
 _COMPUTED = ("log_probs", "ref_log_probs", "values", "entropy", "advantages", "returns")
+
+
+# Of each sample None, or the arrays that a processor made of its images; and how many images it has.
+IMAGES, NUM_IMAGES = FIELD, "multimodal_num_items"
 
 
 class RolloutShard:
@@ -46,6 +53,9 @@ class RolloutShard:
         for optional in _AS_THEY_ARE:
             if optional in data:
                 self.fields[optional] = list(data[optional])
+        if IMAGES in data:
+            self.fields[IMAGES] = [_tensors(arrays) for arrays in data[IMAGES]]
+            self.fields[NUM_IMAGES] = [len(tensors[GRID]) if tensors else 0 for tensors in self.fields[IMAGES]]
 
     def _stream(self, name: str, index: int, values: Any) -> Tensor | None:
         if values is None:
@@ -89,8 +99,14 @@ class RolloutShard:
         """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``."""
 
         def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: moved(inner) for key, inner in value.items()}
             return value.to(device) if isinstance(value, Tensor) else value
 
         batch = {name: [moved(values[i]) for i in indices] for name, values in self.fields.items()}
         batch["unconcat_tokens"] = [torch.tensor(self.tokens[i], device=device) for i in indices]
         return batch
+
+
+def _tensors(arrays: dict[str, Any] | None) -> SampleImages | None:
+    return None if arrays is None else {name: torch.tensor(array) for name, array in arrays.items()}

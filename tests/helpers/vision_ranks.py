@@ -1,0 +1,41 @@
+"""What a rank does in the tests of vision-language training; at module level, so that new processes can import it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.backends.fsdp_utils import train_step
+from tests.helpers import trainer, trainer_ranks, vision_samples
+
+
+def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]], out: str) -> None:
+    """For each case take one step on samples with and without images and write its metrics and gradients."""
+    results = []
+    original = train_step.apply_gradients
+    for number, changes in enumerate(cases):
+        args = trainer.trainer_args(model, **changes)
+        actor, _ = trainer_ranks.start_actor(args, rank, world_size, trainer.meeting_port(rank, f"{out}.{number}"))
+        if args.use_lora:
+            trainer_ranks.randomise_lora(actor)
+        captured: dict[str, torch.Tensor] = {}
+
+        def capture(policy, optimizer, schedule, clip_grad, actor=actor, captured=captured):
+            captured |= trainer_ranks.full_parameters(actor, lambda parameter: parameter.grad)
+            return original(policy, optimizer, schedule, clip_grad)
+
+        shard = trainer.shards(args, vision_samples.train_data(Path(model)), world_size)[rank]
+        train_step.apply_gradients = capture
+        try:
+            metrics = actor.train(0, shard)
+        finally:
+            train_step.apply_gradients = original
+        pictured = [
+            [any(shard["multimodal_train_inputs"][i] for i in batch) for batch in shard["micro_batch_indices"][0]]
+        ]
+        results.append((metrics, captured, trainer_ranks.from_all_ranks(pictured)))
+        actor.shutdown()
+    if rank == 0:
+        torch.save(results, out)

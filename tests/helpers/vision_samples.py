@@ -1,0 +1,101 @@
+"""Training data with images, and what a Hugging Face model in float64 makes of each sample by itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.helpers.tiny_vision import MERGE, PATCH
+
+TEXT_TOKENS = 600
+# Rows and columns of patches of the images of each sample; two of the six have none.
+GRIDS = [[(2, 2)], [], [(4, 6), (2, 4)], [(8, 2)], [], [(6, 6)]]
+
+
+def images(grids: list[tuple[int, int]], rng: np.random.Generator) -> dict[str, np.ndarray] | None:
+    """What a processor would give for images of ``grids``, with random pixels."""
+    if not grids:
+        return None
+    count = sum(rows * columns for rows, columns in grids)
+    pixels = rng.normal(size=(count, 3 * 2 * PATCH**2)).astype(np.float32)
+    return {"pixel_values": pixels, "image_grid_thw": np.array([[1, *grid] for grid in grids])}
+
+
+def train_data(model: Path, grids: list[list[tuple[int, int]]] = GRIDS, *, seed: int = 0) -> dict[str, Any]:
+    """Return training data of one sample per entry of ``grids``: text, images, text, and a response of text."""
+    config = json.loads((model / "config.json").read_text())
+    ids = random.Random(seed)
+    rng = np.random.default_rng(seed)
+    data: dict[str, list[Any]] = {name: [] for name in ("tokens", "response_lengths", "loss_masks", "rewards")}
+    for sample in grids:
+        tokens = [ids.randrange(TEXT_TOKENS) for _ in range(ids.randint(1, 4))]
+        for rows, columns in sample:
+            pads = [config["image_token_id"]] * (rows * columns // MERGE**2)
+            tokens += [
+                config["vision_start_token_id"],
+                *pads,
+                config["vision_end_token_id"],
+                ids.randrange(TEXT_TOKENS),
+            ]
+        response = ids.randint(2, 6)
+        tokens += [ids.randrange(TEXT_TOKENS) for _ in range(response)]
+        data["tokens"].append(tokens)
+        data["response_lengths"].append(response)
+        data["loss_masks"].append([1] + [ids.randint(0, 1) for _ in range(response - 1)])
+        data["rewards"].append(1.0)
+    data["total_lengths"] = [len(tokens) for tokens in data["tokens"]]
+    data["multimodal_train_inputs"] = [images(sample, rng) for sample in grids]
+    return data
+
+
+def reference_model(path: Path) -> Any:
+    """The Hugging Face model in float64, with plain attention."""
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
+
+
+def reference_log_probs(model: Any, data: dict[str, Any], index: int, temperature: float) -> Tensor:
+    """Log probabilities ``[R]`` of the response of one sample, by a forward pass over it alone."""
+    ids = torch.tensor(data["tokens"][index])
+    arguments: dict[str, Tensor] = {}
+    inputs = data["multimodal_train_inputs"][index]
+    if inputs:
+        kinds = (ids == model.config.image_token_id).long()
+        arguments = {name: torch.as_tensor(value) for name, value in inputs.items()} | {
+            "mm_token_type_ids": kinds[None]
+        }
+    table = torch.log_softmax(model(ids[None], **arguments).logits[0] / temperature, dim=-1)
+    response = data["response_lengths"][index]
+    return table[-response - 1 : -1].gather(1, ids[-response:, None])[:, 0]
+
+
+def reference_gradients(path: Path, args: Namespace, data: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the mean over samples of the masked mean of the negative log probability (``sft_loss``)."""
+    model = reference_model(path)
+    count = len(data["tokens"])
+    total = torch.zeros((), dtype=torch.float64)
+    for index, mask in enumerate(data["loss_masks"]):
+        log_probs = reference_log_probs(model, data, index, args.rollout_temperature)
+        weights = torch.tensor(mask, dtype=torch.float64)
+        total = total - (log_probs * weights).sum() / weights.sum() / count
+    total.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return float(total.detach()), found
+
+
+def check_gradients(path: Path, args: Namespace, metrics: dict[str, float], gradients: dict[str, Tensor]) -> None:
+    """Compare loss and gradients of a step on `train_data` with the reference, to 1e-5 of the largest gradient or 1."""
+    loss, expected = reference_gradients(path, args, train_data(path))
+    assert abs(metrics["train/loss"] - loss) <= 1e-5 * abs(loss)
+    assert set(gradients) == set(expected)
+    largest = max(1.0, *(float(value.abs().max()) for value in expected.values()))
+    for name, value in expected.items():
+        assert float((gradients[name].double() - value).abs().max()) <= 1e-5 * largest, name

@@ -1,0 +1,126 @@
+"""A vision-language model in the trainer: log probabilities of packed and padded samples with images are the model's own."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slime.backends.fsdp_utils.lora import lora_layers
+from slime.backends.fsdp_utils.train_step import log_prob_pass
+from slime.backends.fsdp_utils.vision import token_kinds
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.utils.http_utils import find_available_port
+from tests.helpers import tiny_random, tiny_vision, trainer, trainer_ranks, vision_ranks, vision_samples
+
+START, PAD, WORD = 7, 8, 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vision.build(tmp_path_factory.mktemp("vision") / "model")
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[torch.Tensor]:
+    data = vision_samples.train_data(model)
+    reference = vision_samples.reference_model(model)
+    with torch.no_grad():
+        return [vision_samples.reference_log_probs(reference, data, i, 0.7) for i in range(len(data["tokens"]))]
+
+
+@pytest.fixture
+def start(model: Path) -> Iterator[Any]:
+    """A function that starts an actor with the arguments given."""
+    actors = []
+
+    def start_one(path: Path = model, **changes: Any) -> Any:
+        args = trainer.trainer_args(path, loss_type="sft_loss", **changes)
+        actors.append(trainer_ranks.start_actor(args, 0, 1, find_available_port())[0])
+        return actors[-1]
+
+    yield start_one
+    for actor in actors:
+        actor.shutdown()
+
+
+def in_order(values: list[torch.Tensor], partition: list[int]) -> list[torch.Tensor]:
+    return [values[partition.index(position)] for position in range(len(values))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cap"),
+    [({}, 1000), ({}, 30), ({"pack_sequences": False}, 1000), ({"attn_implementation": "eager"}, 1000)],
+    ids=["packed", "packed, some micro-batches of text", "padded", "eager"],
+)
+def test_log_probs_are_those_of_each_sample_alone(start, model, expected, changes: dict[str, Any], cap: int) -> None:
+    actor = start(max_tokens_per_gpu=cap, **changes)
+    shard = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
+    values = log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device)
+    for ours, theirs in zip(in_order(values, shard["partition"]), expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=2e-6, rtol=0)
+
+
+def test_the_images_matter(model: Path, expected) -> None:
+    data = vision_samples.train_data(model)
+    data["multimodal_train_inputs"][0]["pixel_values"] *= -1
+    reference = vision_samples.reference_model(model)
+    with torch.no_grad():
+        other = vision_samples.reference_log_probs(reference, data, 0, 0.7)
+    assert float((other - expected[0]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_tokens_per_gpu": 30, "gradient_checkpointing": True}, {"max_tokens_per_gpu": 1000, "pack_sequences": False}],
+    ids=["packed, checkpointing", "padded"],
+)
+def test_gradients_of_tower_and_text_are_the_reference(model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    changes = {"loss_type": "sft_loss", **changes}
+    vision_ranks.gradients(0, 1, str(model), [changes], str(tmp_path / "out.pt"))
+    metrics, gradients, _ = torch.load(tmp_path / "out.pt", weights_only=False)[0]
+    vision_samples.check_gradients(model, trainer.trainer_args(model, **changes), metrics, gradients)
+
+
+def test_a_rollout_of_text_leaves_the_tower_alone(start, model: Path) -> None:
+    actor = start()
+    before = trainer_ranks.full_parameters(actor)
+    actor.train(0, trainer.shards(actor.args, trainer.train_data(), 1)[0])
+    after = trainer_ranks.full_parameters(actor)
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if ".visual." in name}
+
+
+def config() -> Any:
+    vision = Namespace(spatial_merge_size=2)
+    return Namespace(vision_config=vision, vision_start_token_id=START, image_token_id=PAD)
+
+
+def test_a_placeholder_that_the_policy_wrote_stays_a_token() -> None:
+    tokens = [WORD, START, PAD, PAD, WORD, START, PAD, WORD, PAD, START, PAD]
+    kinds = token_kinds(config(), tokens, torch.tensor([[1, 2, 4], [1, 2, 2]]))
+    assert kinds.tolist() == [0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("tokens", [[START, PAD, WORD], [PAD, PAD, WORD], []])
+def test_an_image_without_its_tokens_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(ValueError, match="image 1 of 1 of a sample has no place"):
+        token_kinds(config(), tokens, torch.tensor([[1, 2, 4]]))
+
+
+def test_images_for_a_model_of_text_are_refused(start, model: Path, tmp_path: Path) -> None:
+    actor = start(tiny_random.build(tmp_path / "text"))
+    shard = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
+    with pytest.raises(ValueError, match="Qwen3Model has no vision tower; use a vision-language model"):
+        actor.train(0, shard)
+
+
+def test_adapters_are_in_the_language_model_only(start) -> None:
+    actor = start(use_lora=True)
+    names = list(lora_layers(actor.policy.hf))
+    assert len(names) == 2 * 7
+    assert all(name.startswith("model.language_model.layers.") for name in names)
