@@ -43,7 +43,7 @@ def check_paths(args: Namespace) -> list[str]:
     if (
         args.debug_train_only
         and not args.load_debug_rollout_data
-        and args.rollout_function_path.startswith("slime.rollout.sglang")
+        and args.rollout_function_path.startswith(("slime.rollout.sglang", "slime.rollout.fully_async"))
     ):
         problems.append(
             "--debug-train-only needs --load-debug-rollout-data PATH, or a rollout function that needs no engine"

@@ -42,6 +42,8 @@ def derive_roles(args: Namespace) -> None:
         args.device = "cuda" if visible_gpus() else "cpu"
     if args.load_debug_rollout_data:
         args.debug_train_only = True
+    if args.debug_train_only:
+        args.eval_interval = None  # nobody to answer
     if args.prm_router_ip or not args.prm_enable:
         args.prm_num_gpus = 0
     args.prm_model_path = args.prm_model_path or args.hf_checkpoint

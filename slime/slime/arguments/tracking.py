@@ -34,7 +34,7 @@ DEBUG = Group(
     (
         Option("--dry-run", "print the placement and check the flags, start nothing", bool),
         Option("--debug-rollout-only", "no trainer", bool),
-        Option("--debug-train-only", "no engines; needs --load-debug-rollout-data", bool),
+        Option("--debug-train-only", "no engines and no evaluation; needs --load-debug-rollout-data", bool),
         Option("--save-debug-rollout-data", "dump each rollout; a path with {rollout_id}"),
         Option("--save-debug-train-data", "dump what each rank trains on; a path with {rollout_id} and {rank}"),
         Option("--load-debug-rollout-data", "replay dumped rollouts; a path with {rollout_id}"),

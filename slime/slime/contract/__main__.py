@@ -22,7 +22,11 @@ def main(words: Sequence[str]) -> int:
         for clause, text in CLAUSES.items():
             print(f"{clause}: the plugin {text}")
         return 0
-    plugins = named_plugins(words)
+    try:
+        plugins = named_plugins(words)
+    except ConfigurationError as error:
+        print(error)
+        return 2
     if not plugins or "--help" in words or "-h" in words:
         print(USAGE + "\n".join(f"  {kind.flag}" for kind in KINDS.values()))
         return 0 if "--help" in words or "-h" in words else 2

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime.arguments.parser import build_parser
+from slime.arguments.parser import build_parser, parser_for
 from slime.arguments.plugin_paths import is_plugin_file, name_of_file
+from slime.arguments.yaml_files import with_config_file
 from slime.contract import choices, hooks, rollout_side, training_side
 from slime.contract.clauses import KINDS, require, running
 from slime.contract.signature import check_call
@@ -99,9 +100,13 @@ def check(kind: str, path: str, words: Sequence[str] = ()) -> None:
 
 
 def named_plugins(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return ``(kind, path)`` for every plugin that ``words`` name, flags of the trainer as in a launch command."""
+    """Return ``(kind, path)`` for every plugin that ``words``, flags of the trainer as in a launch command, or their ``--config`` name.
+
+    Raises:
+        ConfigurationError: when that file cannot be read.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for kind in KINDS.values():
         parser.add_argument(kind.flag, nargs="+", action="extend")
-    given = vars(parser.parse_known_args(words)[0])
+    given = vars(parser.parse_known_args(with_config_file(parser_for(words), words))[0])
     return [(name, path) for name, kind in KINDS.items() for path in given.get(kind.option, [])]

@@ -18,6 +18,7 @@ from typing import Any
 from slime.arguments.parser import parser_for
 from slime.arguments.plugin_paths import resolve_plugin_files
 from slime.arguments.validate import validate
+from slime.arguments.yaml_files import apply_custom_config, with_config_file
 from slime.contract.engine import StandInEngine
 from slime.exceptions import ConfigurationError
 from slime.utils import http_utils
@@ -102,7 +103,7 @@ def make_args(words: Sequence[str], folder: Path) -> Namespace:
     """Return the trainer's arguments for ``words``, with stand-ins for what they leave out.
 
     Raises:
-        ConfigurationError: for a plugin file that does not exist.
+        ConfigurationError: for a plugin file or a file of arguments that does not exist or cannot be read.
         SystemExit: for words that are no flags.
     """
     prompts = folder / "prompts.jsonl"
@@ -112,8 +113,9 @@ def make_args(words: Sequence[str], folder: Path) -> Namespace:
         --rollout-max-response-len 8 --rollout-num-gpus 1 --prompt-data {prompts} --input-key prompt --label-key label
         --eval-prompt-data held_out {prompts} --save {folder / "save"} --run-dir {folder / "run"}
         --custom-rm-path slime.contract.surroundings.stand_in_reward""".split()
-    args = parser_for(words).parse_args([*base, *words])
-    problems = resolve_plugin_files(args)
+    parser = parser_for(words)
+    args = parser.parse_args([*base, *with_config_file(parser, words)])
+    problems = [*apply_custom_config(parser, args), *resolve_plugin_files(args)]
     if problems:
         raise ConfigurationError("\n".join(problems))
     validate(args)  # for what it derives: a check needs no GPUs and no checkpoints

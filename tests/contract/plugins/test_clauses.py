@@ -61,6 +61,22 @@ def test_flags_of_the_run_reach_the_plugin() -> None:
         check("rollout", path, ["--custom-rm-path", f"{BAD}.reward_3"])
 
 
+def test_files_of_arguments_reach_the_plugin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my_reward.py").write_text(
+        "async def reward_func(args, sample, **kwargs):\n"
+        "    return [args.my_bonus for _ in sample] if isinstance(sample, list) else args.my_bonus\n"
+    )
+    (tmp_path / "own.yaml").write_text("my_bonus: 0.5\n")
+    (tmp_path / "flags.yaml").write_text(f"custom-rm-path: {tmp_path / 'my_reward.py'}\n")
+    flags = ["--config", str(tmp_path / "flags.yaml")]
+    assert main(flags) == 1
+    assert "has no attribute 'my_bonus'" in capsys.readouterr().out
+    assert main([*flags, "--custom-config-path", str(tmp_path / "own.yaml")]) == 0
+    (tmp_path / "flags.yaml").write_text("custom-rm-pat: my_reward.py\n")
+    assert main(flags) == 2
+    assert "did you mean --custom-rm-path" in capsys.readouterr().out
+
+
 def test_a_file_is_a_plugin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_loss.py").write_text("def compute_loss(args, batch, logits, sum_of_sample_mean):\n    return 1\n")
     monkeypatch.chdir(tmp_path)

@@ -94,6 +94,20 @@ def test_a_judge_has_gpus_that_divide(base: list[str], capsys: pytest.CaptureFix
 def test_replaying_a_dump_trains_only(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     args = parse_args([*base, "--load-debug-rollout-data", "d/{rollout_id}.pt"])
     assert (args.debug_train_only, args.rollout_num_gpus) == (True, 0)
+    held_out = [
+        "--eval-interval",
+        "1",
+        "--eval-prompt-data",
+        "held_out",
+        "set.jsonl",
+        "--eval-function-path",
+        "my.evaluate",
+    ]
+    replay = parse_args([*base, "--load-debug-rollout-data", "d/{rollout_id}.pt", *held_out])
+    assert replay.eval_interval is None  # no engine that could answer
+    for function in ("slime.rollout.sglang_rollout.generate_rollout", "slime.rollout.fully_async_rollout.f"):
+        live = ["--debug-train-only", "--rollout-function-path", function]
+        assert "--debug-train-only needs --load-debug-rollout-data" in refusal(capsys, [*base, *live])
     both = ["--debug-rollout-only", "--load-debug-rollout-data", "d"]
     assert "remove one of them" in refusal(capsys, [*base, *both])
 
