@@ -182,11 +182,11 @@ EFFECTS = {
     f"{SHAPE}::test_what_no_model_here_has_is_refused": "normalization disable-bias-linear",
     # Megatron
     f"{MEGATRON}::test_a_flag_is_in_the_configuration_of_the_model": """tensor-model-parallel-size sequence-parallel
-        pipeline-model-parallel-size expert-model-parallel-size expert-tensor-parallel-size recompute-granularity
+        pipeline-model-parallel-size context-parallel-size expert-tensor-parallel-size recompute-granularity
         recompute-method recompute-num-layers attention-backend transformer-impl""",
     f"{MEGATRON}::test_a_flag_is_in_the_configuration_of_the_optimizer": """use-precision-aware-optimizer
         optimizer-cpu-offload overlap-cpu-optimizer-d2h-h2d""",
-    f"{CORE}/test_megatron_arguments.py::test_what_cannot_work_is_refused": "context-parallel-size",
+    f"{MEGATRON}::test_ranks_that_share_experts_are_in_the_configuration": "expert-model-parallel-size",
     f"{MEGATRON}::test_a_specification_of_ones_own_is_used": "spec",
     f"{INTEGRATION}/test_megatron_checkpoint.py::test_the_reference_stays_and_the_hooks_are_called": """
         custom-model-provider-path custom-megatron-init-path custom-megatron-before-log-prob-hook-path

@@ -91,7 +91,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def _share_gradients(model: Any) -> None:
     """After the reduce-scatter each data-parallel rank has its slice of the gradients: gather the others'."""
-    for buffer in model.buffers:
+    for buffer in [*model.buffers, *model.expert_parallel_buffers]:
         for bucket in buffer.buckets:
             group = buffer.data_parallel_group
             slices = list(bucket.grad_data.chunk(dist.get_world_size(group)))
@@ -133,7 +133,7 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
 
 
 def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]], model: str, out: str) -> None:
-    """For each case take a step of the actor at TP ``world_size``; write ``(metrics, gradients, {})`` of each."""
+    """For each case take a step of the actor on one copy of the model; write ``(metrics, gradients, {})`` of each."""
     from slime.backends.megatron_utils import train_step
     from slime.backends.megatron_utils.actor import MegatronTrainActor
     from slime.backends.megatron_utils.model import unwrapped
@@ -143,12 +143,13 @@ def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]],
     original = train_step.apply_gradients
     results = []
     for number, changes in enumerate(cases):
-        args = megatron_args(model, **changes, tensor_model_parallel_size=world_size)
+        args = megatron_args(model, **changes)
         actor = MegatronTrainActor(world_size, rank, "127.0.0.1", trainer.meeting_port(rank, f"{out}.{number}"))
         actor.init(args)
         gradients: dict[str, Tensor] = {}
 
         def capture(wrapped, *rest, actor=actor, gradients=gradients, **named):
+            _share_gradients(wrapped)
             whole = full_weights(unwrapped(wrapped), actor.shape, of=_gradient)
             gradients |= {name: value.clone() for name, value in whole}
             return original(wrapped, *rest, **named)

@@ -14,10 +14,13 @@ import torch
 from tests.helpers import megatron_ranks, pairs, trainer, trainer_ranks
 from tests.helpers.gradient_cases import LOSSES, check_case
 
+# How one copy of the model is split, by the number of ranks.
+MEGATRON = {1: [{}], 2: [{"tensor_model_parallel_size": 2}, {"context_parallel_size": 2}]}
+
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path) -> dict[tuple[str, str], list[Any]]:
-    """What a step gives by loss and column: on one rank, and for Megatron also on two that split every layer."""
+    """What a step gives by loss and column: on one rank, and for Megatron also on two that split every layer or sequence."""
     folder, model = tmp_path_factory.mktemp("pairs"), str(tiny_random_model)
     names, changes = list(LOSSES), list(LOSSES.values())
     found: dict[tuple[str, str], list[Any]] = {}
@@ -28,10 +31,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path) 
     results = torch.load(file, weights_only=False)
     for number, key in enumerate((name, column) for column in ("FSDP2, full", "FSDP2, LoRA") for name in names):
         found[key] = [results[number]]
-    for ranks in (1, 2):
+    for ranks, layouts in MEGATRON.items():
         file = str(folder / f"megatron-{ranks}.pt")
-        trainer.on_ranks(ranks, megatron_ranks.gradients_of_losses, changes, model, file)
-        for name, result in zip(names, torch.load(file, weights_only=False), strict=True):
+        cases = [change | layout for layout in layouts for change in changes]
+        trainer.on_ranks(ranks, megatron_ranks.gradients_of_losses, cases, model, file)
+        for name, result in zip(names * len(layouts), torch.load(file, weights_only=False), strict=True):
             found.setdefault((name, "Megatron, full"), []).append(result)
     return found
 
@@ -40,6 +44,6 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path) 
 def test_a_pair_has_the_gradients_of_float64(outcomes, tiny_random_model: Path, loss: str, column: str) -> None:
     args = trainer.trainer_args(tiny_random_model, **LOSSES[loss], use_lora="LoRA" in column)
     results = outcomes[loss, column]
-    assert results
+    assert len(results) == (1 if column.startswith("FSDP2") else 3)
     for outcome in results:
         check_case(args, outcome)

@@ -15,6 +15,16 @@ from tests.helpers.reference_steps import sft_steps
 
 TOLERANCE = 1e-5
 STEPS = {"loss_type": "sft_loss", "adam_eps": 1e-4}
+TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one rank": (1, {}),
+    "tp 2": (2, TP2),
+    "ep 2 over data": (2, {"expert_model_parallel_size": 2}),
+    "ep 2 over tensor": (2, TP2 | {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}),
+    "ep 2 over context": (2, {"context_parallel_size": 2, "expert_model_parallel_size": 2}),
+    "tp 2, ep 2": (4, TP2 | {"expert_model_parallel_size": 2}),
+    "pp 2, ep 2": (4, {"pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2}),
+}
 
 
 def by_expert(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -39,17 +49,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    file = tmp_path_factory.mktemp("moe") / "result.pt"
-    trainer.on_ranks(1, megatron_ranks.parity, [(str(model), STEPS)], str(file))
-    return torch.load(file, weights_only=False)[0]
+def expected(model: Path) -> dict[str, Any]:
+    """Float64 results."""
+    return sft_steps(trainer.trainer_args(model, **STEPS), trainer.train_data(), 3)
 
 
-def test_three_steps_are_those_of_hugging_face(model: Path, result: dict[str, Any]) -> None:
-    expected = sft_steps(trainer.trainer_args(model, **STEPS), trainer.train_data(), 3)
+@pytest.fixture(scope="module")
+def results(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each layout gives, from one start of processes per number of ranks."""
+    out, found = tmp_path_factory.mktemp("moe"), {}
+    for ranks in sorted({size for size, _ in LAYOUTS.values()}):
+        names = [name for name, (size, _) in LAYOUTS.items() if size == ranks]
+        cases = [(str(model), STEPS | LAYOUTS[name][1]) for name in names]
+        trainer.on_ranks(ranks, megatron_ranks.parity, cases, str(out / f"{ranks}.pt"))
+        found |= dict(zip(names, torch.load(out / f"{ranks}.pt", weights_only=False), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_three_steps_are_those_of_hugging_face(expected, results, layout: str) -> None:
+    result = results[layout]
     for index, values in enumerate(expected["log_probs"]):
         assert torch.allclose(result["log_probs"][index].double(), values, rtol=0, atol=TOLERANCE)
     assert [step["loss"] for step in result["metrics"]] == pytest.approx(expected["losses"], rel=TOLERANCE)
+    norm = torch.stack([value.norm() for value in expected["gradients"].values()]).norm()
+    assert result["metrics"][0]["grad_norm"] == pytest.approx(float(norm), rel=TOLERANCE)
     for kind in ("gradients", "after"):
         whole = by_expert(expected[kind])
         assert set(result[kind]) == set(whole)
@@ -57,7 +81,9 @@ def test_three_steps_are_those_of_hugging_face(model: Path, result: dict[str, An
         assert worst <= TOLERANCE, kind
 
 
-def test_weights_come_back_as_they_went_in(model: Path, result: dict[str, Any]) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_come_back_as_they_went_in(model: Path, results, layout: str) -> None:
     original = load_file(model / "model.safetensors")
-    assert set(result["start"]) == set(original)
-    assert all(torch.equal(result["start"][name], value) for name, value in original.items())
+    returned = results[layout]["start"]
+    assert set(returned) == set(original)
+    assert all(torch.equal(returned[name], value) for name, value in original.items())

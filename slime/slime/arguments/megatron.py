@@ -17,8 +17,8 @@ MEGATRON = Group(
         Option("--tensor-model-parallel-size", "ranks that split every layer", int, 1),
         Option("--sequence-parallel", "tensor-parallel ranks also split the sequence between layers", bool),
         Option("--pipeline-model-parallel-size", "ranks that each hold some layers", int, 1),
-        Option("--context-parallel-size", "ranks that split a sequence; only 1 is offered", int, 1),
-        Option("--expert-model-parallel-size", "ranks that split the experts; a GPU each", int, 1),
+        Option("--context-parallel-size", "ranks that split every sequence, for long ones", int, 1),
+        Option("--expert-model-parallel-size", "ranks that share out the experts", int, 1),
         Option("--expert-tensor-parallel-size", "ranks that split an expert; default: as the layers", int),
         Option(
             "--transformer-impl",
@@ -54,6 +54,10 @@ MEGATRON = Group(
 )
 
 _GPU_ONLY = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
+_SIZES = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size"),
+)
 _FSDP_ONLY = (
     *("ref_update_interval", "reset_optimizer_states", "use_rollout_entropy"),
     *("only_train_params_name_list", "freeze_params_name_list"),
@@ -82,33 +86,53 @@ def check_megatron(args: Namespace) -> list[str]:
 def _check_ranks(args: Namespace) -> list[str]:
     problems = []
     tensor, pipeline = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
-    experts = args.expert_model_parallel_size
-    sizes = {name: getattr(args, name) for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size")}
-    sizes["expert_model_parallel_size"] = experts
+    context, experts = args.context_parallel_size, args.expert_model_parallel_size
+    sizes = {name: getattr(args, name) for name in _SIZES}
     problems += [f"{flag_of(name)} {size}: give 1 or more" for name, size in sizes.items() if size < 1]
     if problems:
         return problems
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
-    if ranks % (tensor * pipeline):
+    if ranks % (tensor * pipeline * context):
         problems.append(
-            f"{ranks} actor GPUs do not hold whole copies of {tensor} tensor x {pipeline} pipeline parallel ranks; "
-            "change --actor-num-gpus-per-node"
+            f"{ranks} actor GPUs do not hold whole copies of {tensor} tensor x {pipeline} pipeline x {context} context "
+            "parallel ranks; change --actor-num-gpus-per-node"
         )
     elif ranks // pipeline % (experts * (args.expert_tensor_parallel_size or tensor)):
         problems.append(f"--expert-model-parallel-size {experts} does not divide the ranks of a pipeline stage")
-    if args.context_parallel_size != 1:
-        problems.append(
-            f"--context-parallel-size {args.context_parallel_size} is not offered; for long sequences use "
-            "--tensor-model-parallel-size with --sequence-parallel"
-        )
     return problems
 
 
 def check_megatron_shape(args: Namespace, config: dict) -> list[str]:
-    """Return what of ``config.json`` does not divide over the ranks, one line each."""
+    """Return what of ``config.json`` does not divide over the ranks or go with how they split it, one line each."""
     if args.train_backend != "megatron":
         return []
     config = config.get("text_config", config)
+    return [*_check_experts(args, config), *_check_divisions(args, config)]
+
+
+def _check_experts(args: Namespace, config: dict) -> list[str]:
+    tensor, expert_tensor = args.tensor_model_parallel_size, args.expert_tensor_parallel_size
+    ranks = args.expert_model_parallel_size
+    if not number_of_experts(config):
+        return [f"--expert-model-parallel-size {ranks}: {args.hf_checkpoint} has no experts; remove it"] * (ranks > 1)
+    problems = []
+    if tensor > 1 and not args.sequence_parallel:
+        problems.append(f"--tensor-model-parallel-size {tensor} of a model with experts needs --sequence-parallel")
+    if ranks == 1 and expert_tensor not in (None, tensor):
+        problems.append(
+            f"--expert-tensor-parallel-size {expert_tensor} beside --tensor-model-parallel-size {tensor} needs "
+            "--expert-model-parallel-size 2 or more: Megatron-core does not add up the gradients of experts otherwise"
+        )
+    size = config.get("moe_intermediate_size")
+    if size and size % (expert_tensor or tensor):
+        problems.append(
+            f"--expert-tensor-parallel-size {expert_tensor or tensor} does not divide moe_intermediate_size {size} of "
+            f"{args.hf_checkpoint}/config.json"
+        )
+    return problems
+
+
+def _check_divisions(args: Namespace, config: dict) -> list[str]:
     heads = config.get("num_attention_heads")
     divided = (
         ("num_key_value_heads", config.get("num_key_value_heads", heads), "tensor_model_parallel_size"),
@@ -130,8 +154,6 @@ def _check_device(args: Namespace) -> list[str]:
         problems += [f"{flag_of(name)} needs a GPU; remove it" for name in _GPU_ONLY if getattr(args, name)]
         if args.transformer_impl == "transformer_engine":
             problems.append("--transformer-impl transformer_engine needs a GPU; use --transformer-impl local")
-        if args.expert_model_parallel_size > 1:
-            problems.append("--expert-model-parallel-size above 1 needs GPUs; remove it")
     if args.transformer_impl == "local" and args.attention_backend != "auto":
         problems.append("--attention-backend has no effect with --transformer-impl local; remove it")
     if args.optimizer_cpu_offload and not args.use_precision_aware_optimizer:

@@ -186,7 +186,7 @@ def _pack(step: Sequence[int], lengths: Sequence[int], args: Namespace) -> list[
     if not args.use_dynamic_batch_size:
         size = args.micro_batch_size
         return [list(step[start : start + size]) for start in range(0, len(step), size)]
-    cap = args.max_tokens_per_gpu
+    cap = args.max_tokens_per_gpu * args.context_parallel_size  # each of its ranks holds a part of every sample
     batches: list[list[int]] = []
     loads: list[int] = []
     for index in sorted(step, key=lambda index: (-lengths[index], index)):

@@ -16,10 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def megatron_state() -> Any:
+    """Return Megatron's ``parallel_state`` when Megatron runs in this process, else None."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    return state if state is not None and state.model_parallel_is_initialized() else None
+
+
 def tensor_parallel_group() -> Any:
     """Return Megatron's tensor-parallel group when Megatron runs in this process with more than one such rank, else None."""
-    state = sys.modules.get("megatron.core.parallel_state")
-    if state is None or not state.model_parallel_is_initialized():
+    state = megatron_state()
+    if state is None:
         return None
     group = state.get_tensor_model_parallel_group()
     return group if dist.get_world_size(group) > 1 else None

@@ -26,7 +26,7 @@ MODEL = {
         "sequence_parallel": True,
     },
     "--pipeline-model-parallel-size 2": {"pipeline_model_parallel_size": 2, "variable_seq_lengths": True},
-    "--expert-model-parallel-size 2": {"expert_model_parallel_size": 2},
+    "--context-parallel-size 2": {"context_parallel_size": 2},
     "--expert-tensor-parallel-size 2": {"expert_tensor_parallel_size": 2},
     FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     FULL.replace("uniform", "block").replace("-layers 1", "-layers 5"): {
@@ -74,6 +74,13 @@ def words(tmp_path: Path) -> list[str]:
     return [*base.split(), "--train-backend", "megatron"]
 
 
+@pytest.fixture
+def words_of_experts(words: list[str], tmp_path: Path) -> list[str]:
+    """The same for a model with experts."""
+    model = config_only(tmp_path / "moe", model_type="qwen3_moe", num_experts=8, moe_intermediate_size=768)
+    return [*words, "--hf-checkpoint", str(model)]
+
+
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
     """Put a module of ``content`` where Megatron's would be imported from."""
     parts = name.split(".")
@@ -88,9 +95,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None
 def model_config(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function from arguments to the values that Megatron's configuration of the model is made of."""
     backends = {"auto": "auto kernel", "flash": "flash kernel"}
-    stand_in(monkeypatch, "megatron.core.transformer.transformer_config", TransformerConfig=dict)
+    stand_in(monkeypatch, "megatron.core.transformer.transformer_config", TransformerConfig=SimpleNamespace)
     monkeypatch.setitem(sys.modules, "megatron.core.transformer.enums", SimpleNamespace(AttnBackend=backends))
-    return lambda args: config.transformer_config(args, QWEN3_4B)
+    return lambda args: vars(config.transformer_config(args, QWEN3_4B))
 
 
 @pytest.mark.parametrize("flags", MODEL)
@@ -99,6 +106,13 @@ def test_a_flag_is_in_the_configuration_of_the_model(words: list[str], model_con
     after = model_config(parse_args([*words, *flags.split()]))
     changed = {name: after.get(name) for name in before.keys() | after.keys() if after.get(name) != before.get(name)}
     assert changed == MODEL[flags]
+
+
+def test_ranks_that_share_experts_are_in_the_configuration(words_of_experts: list[str], model_config: Any) -> None:
+    one, two = (
+        model_config(parse_args([*words_of_experts, *more])) for more in ([], ["--expert-model-parallel-size", "2"])
+    )
+    assert (one["expert_model_parallel_size"], two["expert_model_parallel_size"]) == (1, 2)
 
 
 @pytest.mark.parametrize("flags", OPTIMIZER)
@@ -123,21 +137,23 @@ def test_a_flag_is_in_the_configuration_of_the_optimizer(
     assert {name: value for name, value in after.items() if value != before[name]} == OPTIMIZER[flags]
 
 
-def test_groups_of_ranks_are_those_of_the_flags(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_ranks_are_those_of_the_flags(
+    words: list[str], words_of_experts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: dict[str, Any] = {}
     seeds: list[int] = []
     state = SimpleNamespace(initialize_model_parallel=given.update)
     seeding = SimpleNamespace(model_parallel_cuda_manual_seed=seeds.append)
     stand_in(monkeypatch, "megatron.core", parallel_state=state, tensor_parallel=seeding)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    sizes = """--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --expert-model-parallel-size 2
-        --expert-tensor-parallel-size 2 --context-parallel-size 1 --distributed-timeout-minutes 3 --seed 5"""
-    args = parse_args([*words, *sizes.split()])
+    sizes = """--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 --context-parallel-size 2
+        --expert-model-parallel-size 2 --expert-tensor-parallel-size 2 --distributed-timeout-minutes 3 --seed 5"""
+    args = parse_args([*words_of_experts, *sizes.split()])
     parallel.join(args, torch.device("cuda"))
     assert given == {
-        "tensor_model_parallel_size": 4,
+        "tensor_model_parallel_size": 2,
         "pipeline_model_parallel_size": 2,
-        "context_parallel_size": 1,
+        "context_parallel_size": 2,
         "expert_model_parallel_size": 2,
         "expert_tensor_parallel_size": 2,
         "distributed_timeout_minutes": 3,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slime.arguments import parse_args
 from tests.helpers.arguments import refusal
+from tests.helpers.checkpoints import config_only
 
 OFFLOAD = "--use-precision-aware-optimizer --optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d"
 REFUSED = {
     "--tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: give 1 or more",
-    "--tensor-model-parallel-size 3": "2 actor GPUs do not hold whole copies of 3 tensor x 1 pipeline parallel ranks",
+    "--tensor-model-parallel-size 3": "2 actor GPUs do not hold whole copies of 3 tensor x 1 pipeline x 1 context parallel ranks",
     "--expert-tensor-parallel-size 4": "--expert-model-parallel-size 1 does not divide the ranks of a pipeline stage",
-    "--context-parallel-size 2": "use --tensor-model-parallel-size with --sequence-parallel",
+    "--context-parallel-size 0": "--context-parallel-size 0: give 1 or more",
+    "--context-parallel-size 4": "2 actor GPUs do not hold whole copies of 1 tensor x 1 pipeline x 4 context parallel ranks",
+    "--expert-model-parallel-size 2": "has no experts; remove it",
     OFFLOAD: "--overlap-cpu-optimizer-d2h-h2d needs a GPU; remove it",
     "--overlap-cpu-optimizer-d2h-h2d": "--overlap-cpu-optimizer-d2h-h2d has no effect without --optimizer-cpu-offload",
     "--transformer-impl transformer_engine": "use --transformer-impl local",
@@ -26,6 +31,15 @@ REFUSED = {
 }
 
 
+OF_EXPERTS = {
+    "--tensor-model-parallel-size 2": "of a model with experts needs --sequence-parallel",
+    "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1": "needs --expert-model-parallel-size 2 or more",
+    "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1": None,
+    "--tensor-model-parallel-size 2 --sequence-parallel": None,
+    "--context-parallel-size 2 --expert-model-parallel-size 2": None,
+}
+
+
 @pytest.fixture
 def two_gpus(base: list[str]) -> list[str]:
     return [*base, "--actor-num-gpus-per-node", "2"]
@@ -34,6 +48,28 @@ def two_gpus(base: list[str]) -> list[str]:
 @pytest.mark.parametrize("flags", REFUSED)
 def test_what_cannot_work_is_refused(two_gpus: list[str], capsys: pytest.CaptureFixture[str], flags: str) -> None:
     assert REFUSED[flags] in refusal(capsys, [*two_gpus, "--train-backend", "megatron", *flags.split()])
+
+
+@pytest.mark.parametrize("flags", OF_EXPERTS)
+def test_experts_are_split_only_as_megatron_can(
+    two_gpus: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str
+) -> None:
+    model = config_only(tmp_path / "moe", model_type="qwen3_moe", num_experts=8, moe_intermediate_size=768)
+    words = [*two_gpus, "--hf-checkpoint", str(model), "--train-backend", "megatron", *flags.split()]
+    expected = OF_EXPERTS[flags]
+    if expected is None:
+        assert parse_args(words).train_backend == "megatron"
+    else:
+        assert expected in refusal(capsys, words)
+
+
+def test_an_inner_width_that_does_not_divide_is_refused(
+    two_gpus: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = config_only(tmp_path / "moe", model_type="qwen3_moe", num_experts=8, moe_intermediate_size=767)
+    flags = "--tensor-model-parallel-size 2 --sequence-parallel --train-backend megatron"
+    error = refusal(capsys, [*two_gpus, "--hf-checkpoint", str(model), *flags.split()])
+    assert "--expert-tensor-parallel-size 2 does not divide moe_intermediate_size 767" in error
 
 
 def test_with_the_other_back_end_they_are_refused_by_name(

@@ -2,7 +2,8 @@
 
 ``fn(args, batch, logits, sum_of_sample_mean) -> (scalar, dict of detached scalars)``. ``batch`` has every key of
 :data:`BATCH_KEYS`; one that the rollout does not have is present with the value None. ``logits`` is ``[1, T, V]`` float32 of
-the packed micro-batch, not divided by the temperature.
+the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
+holds and its part of every per-token list; its loss and metrics are a part too, and add up over the ranks.
 """
 
 from __future__ import annotations
@@ -54,10 +55,14 @@ def full_loss_mask(batch: dict[str, Any]) -> Tensor:
 
 
 def contract_batch(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return ``batch`` with every key of the contract; ``batch`` has ``unconcat_tokens`` and the per-sample lists."""
+    """Return ``batch`` with every key of the contract; ``batch`` has ``unconcat_tokens`` and the per-sample lists.
+
+    A batch that is a context-parallel rank's part brings its own ``tokens`` and ``full_loss_masks``.
+    """
     result = dict.fromkeys(BATCH_KEYS) | batch
-    result["tokens"] = torch.cat(batch["unconcat_tokens"]).unsqueeze(0)
-    result["full_loss_masks"] = full_loss_mask(batch)
+    if "tokens" not in batch:
+        result["tokens"] = torch.cat(batch["unconcat_tokens"]).unsqueeze(0)
+        result["full_loss_masks"] = full_loss_mask(batch)
     return result
 
 

@@ -130,7 +130,7 @@ def transformer_config(args: Namespace, config: dict[str, Any], dtype: torch.dty
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
-        "variable_seq_lengths": args.pipeline_model_parallel_size > 1,
+        # The one that sends each token to its expert only needs CUDA streams; on a CPU every rank gets the tokens of all.
         "moe_token_dispatcher_type": "alltoall" if cuda or not shape.experts else "allgather",
         "use_cpu_initialization": not cuda,
         "recompute_granularity": args.recompute_granularity,
@@ -160,4 +160,7 @@ def transformer_config(args: Namespace, config: dict[str, Any], dtype: torch.dty
         from megatron.core.transformer.enums import AttnBackend
 
         values["attention_backend"] = AttnBackend[args.attention_backend]
-    return TransformerConfig(**values)
+    result = TransformerConfig(**values)
+    # Set afterwards: the constructor refuses it with "allgather", whose ranks our schedule gives equal lengths.
+    result.variable_seq_lengths = args.pipeline_model_parallel_size > 1
+    return result

@@ -1,5 +1,7 @@
 """From final hidden states to log probabilities or logits, over a vocabulary that tensor-parallel ranks split.
 
+Context-parallel ranks each compute the rows that they hold, and exchange log probabilities, never logits.
+
 Guarantees: the gradient that reaches the hidden states is the sum over the ranks' columns; rows that pad the vocabulary get
 no probability and no gradient; the logits of at most a chunk of positions exist at a time, unless logits are asked for.
 """
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.backends.megatron_utils.context_parallel import own_place, share_of, whole_responses
 from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
 from slime.backends.trainer.packing import MicroBatch
 from slime.utils.vocab_parallel import tensor_parallel_group
@@ -58,16 +61,20 @@ class Head:
     ) -> Any:
         """Return log probabilities and entropies ``[N]`` of the response rows, or logits ``[1, T, V/size]`` float32.
 
-        The logits are of all real tokens, sample after sample, not divided by the temperature, and this rank's columns.
+        The logits are of all tokens that this rank holds, sample after sample (with context parallelism its two pieces of
+        each, padded), not divided by the temperature, and this rank's columns.
         """
+        share = share_of(batch, *own_place())
         if want_logits:
-            return self._logits(self._hidden[batch.token_rows]).float().unsqueeze(0)
-        return chunked_log_probs(
-            self._hidden[batch.rows],
-            batch.targets,
+            return self._logits(self._hidden[: share.input_ids.size(1)]).float().unsqueeze(0)
+        values = chunked_log_probs(
+            self._hidden[share.rows],
+            batch.targets[share.owned],
             self._logits,
             temperature=temperature,
             chunk=chunk_rows(chunk_size, self._weight.size(0)),
             entropy_grad=entropy_grad,
             group=self._group,
         )
+        log_probs, entropy = (whole_responses(value, share.owned, len(batch.targets)) for value in values)
+        return log_probs, entropy

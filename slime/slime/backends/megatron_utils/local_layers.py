@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slime.backends.megatron_utils.context_parallel import joined_chunks
+from slime.backends.megatron_utils.parallel import groups
+
 
 class Norm(nn.RMSNorm):
     """RMSNorm (Zhang & Sennrich 2019) whose gradient Megatron sums over the ranks that split the sequence."""
@@ -21,7 +24,10 @@ class Norm(nn.RMSNorm):
 
 
 class PackedAttention(nn.Module):
-    """Causal attention inside each sample of a pack, one call of PyTorch's scaled dot product attention per sample."""
+    """Causal attention inside each sample of a pack, by PyTorch's scaled dot product attention.
+
+    Context-parallel ranks gather the keys and values of the pack; each answers the queries of its two chunks of a sample.
+    """
 
     def __init__(self, config: Any, layer_number: int, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
@@ -38,16 +44,48 @@ class PackedAttention(nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """Return ``[T, H D]`` for ``query`` ``[T, H, D]`` and ``key``, ``value`` ``[T, G, D]``."""
+        """Return ``[T, H D]`` for ``query`` ``[T, H, D]`` and ``key``, ``value`` ``[T, G, D]`` of the tokens this rank holds."""
         ends = packed_seq_params.cu_seqlens_q
-        lengths = (ends[1:] - ends[:-1]).tolist()
-        key, value = (tensor.repeat_interleave(self.repeats, dim=1) for tensor in (key, value))
-        pieces = [tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value)]
+        ranks = groups().get_context_parallel_world_size()
+        held = ((ends[1:] - ends[:-1]) // ranks).tolist()
+        queries = query.split(held)
+        keys, values = (_of_all_ranks(tensor, ranks).split(held, dim=1) for tensor in (key, value))
         outputs = [
-            nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, scale=self.scale)[0]
-            for q, k, v in zip(*pieces, strict=True)
+            self._sample(q, joined_chunks(k), joined_chunks(v)) for q, k, v in zip(queries, keys, values, strict=True)
         ]
-        return torch.cat(outputs, dim=1).transpose(0, 1).flatten(1)
+        return torch.cat(outputs).flatten(1)
+
+    def _sample(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """``[t, H, D]`` of the queries that this rank holds of a sample whose keys and values are whole."""
+        if len(query) == len(key):
+            return self._attend(query, key, value, mask=None)
+        rank, ranks = groups().get_context_parallel_rank(), groups().get_context_parallel_world_size()
+        chunk = len(query) // 2
+        outputs = []
+        for place, rows in zip((rank, 2 * ranks - 1 - rank), query.split(chunk), strict=True):
+            seen = (place + 1) * chunk
+            mask = torch.ones(chunk, seen, dtype=torch.bool, device=query.device).tril(place * chunk)
+            outputs.append(self._attend(rows, key[:seen], value[:seen], mask=mask))
+        return torch.cat(outputs)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None) -> Tensor:
+        """Attention where ``mask`` ``[t, s]`` allows it; without one causal."""
+        key, value = (tensor.repeat_interleave(self.repeats, dim=1) for tensor in (key, value))
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        found = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale
+        )
+        return found[0].transpose(0, 1)
+
+
+def _of_all_ranks(held: Tensor, ranks: int) -> Tensor:
+    """``[n, T, ...]`` of the ``n`` context-parallel ranks' ``[T, ...]``; gradients are summed back to where they belong."""
+    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+    if ranks == 1:
+        return held[None]
+    group = groups().get_context_parallel_group()
+    return gather_from_sequence_parallel_region(held, group=group).unflatten(0, (ranks, -1))
 
 
 def local_layer_spec(config: Any) -> Any:

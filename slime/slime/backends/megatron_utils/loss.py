@@ -1,7 +1,9 @@
 """Response logits, log probabilities, entropies and values of a packed micro-batch, for custom losses.
 
 ``logits`` is ``[1, T, V]``: the samples one after the other. Under Megatron's tensor parallelism it is this rank's
-``[1, T, V/n]``, and all ranks of the group call together; the results are those of the whole vocabulary. Guarantees: nothing
+``[1, T, V/n]``, and all ranks of the group call together; the results are those of the whole vocabulary. Under context
+parallelism the logits are those of the tokens this rank holds, and what is returned of a response is the part that they
+predict (``context_parallel``), as are the per-token lists of the batch; lengths and ids are given whole. Guarantees: nothing
 writes to the logits; log probabilities are float32 from the logits on, also when the logits are bfloat16, which is how the
 old ones are computed. The keyword ``max_seq_lens`` of older callers is accepted and has no meaning for packed logits.
 """
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.backends.megatron_utils.context_parallel import own_place, padded_length, predicting_rows
 from slime.utils.ppo_utils import log_probs_and_entropy
 from slime.utils.vocab_parallel import tensor_parallel_group
 
@@ -22,13 +25,18 @@ from slime.utils.vocab_parallel import tensor_parallel_group
 def _response_rows(
     logits: Tensor, unconcat_tokens: Sequence[Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield per sample the rows that predict its response, as they are, and the response's ids."""
-    if logits.dim() != 3 or logits.size(0) != 1 or logits.size(1) < sum(total_lengths):
+    """Yield per sample the rows held here that predict its response, as they are, and the ids that they predict."""
+    rank, ranks = own_place()
+    held = [padded_length(total, ranks) // ranks for total in total_lengths]
+    if logits.dim() != 3 or logits.size(0) != 1 or logits.size(1) < sum(held):
         raise ValueError(f"logits are {tuple(logits.shape)}; samples of {sum(total_lengths)} tokens need [1, T, V]")
-    end = 0
-    for tokens, total, response in zip(unconcat_tokens, total_lengths, response_lengths, strict=True):
-        end += total
-        yield logits[0, end - response - 1 : end - 1], tokens[total - response :]
+    samples = zip(logits[0, : sum(held)].split(held), unconcat_tokens, total_lengths, response_lengths, strict=True)
+    for own, tokens, total, response in samples:
+        if ranks == 1:
+            yield own[total - response - 1 : total - 1], tokens[total - response :]
+            continue
+        rows, predicted = predicting_rows(total, response, rank, ranks)
+        yield own[rows.to(own.device)], tokens[(total - response + predicted).to(tokens.device)]
 
 
 def get_responses(

@@ -1,41 +1,63 @@
 """Micro-batches through the pipeline with Megatron's schedules.
 
-Inputs are packed ("thd"): the samples of a micro-batch one after the other, with cumulative lengths. Where sequence
-parallelism splits the pack, it is padded to a multiple of the ranks with a sequence of its own that nothing reads.
+Inputs are packed ("thd"): the samples of a micro-batch one after the other, with cumulative lengths. Context-parallel ranks
+each get their part of every sample, with the cumulative lengths of the whole ones. Where sequence parallelism splits the
+pack, it is padded to a multiple of the ranks with a sequence of its own that nothing reads; where ranks gather the tokens of
+their experts in equal parts (the CPU), to the longest of them.
 """
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from slime.backends.megatron_utils.context_parallel import held_positions, own_place, padded_length, share_of
 from slime.backends.megatron_utils.cpu_device import model_device
+from slime.backends.megatron_utils.parallel import groups
 from slime.backends.trainer.packing import MicroBatch
 
 Finish = Callable[[list[int], Tensor], Any]
 
 
-def packed_arguments(batch: MicroBatch, multiple: int) -> dict[str, Any]:
-    """Return the arguments of Megatron's model for a packed micro-batch whose length becomes a multiple of ``multiple``."""
+def held_length(batch: MicroBatch, multiple: int) -> int:
+    """Tokens that this rank holds of ``batch``, padded to a multiple of ``multiple``."""
+    _, ranks = own_place()
+    held = sum(padded_length(length, ranks) for length in batch.sequence_lengths) // ranks
+    return held + -held % (multiple if ranks == 1 else math.lcm(2, multiple))
+
+
+def packed_arguments(batch: MicroBatch, length: int) -> dict[str, Any]:
+    """Return the arguments of Megatron's model for this rank's part of a packed micro-batch, ``length`` tokens with padding."""
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    assert batch.position_ids is not None
-    ids, positions, lengths = batch.input_ids, batch.position_ids, list(batch.sequence_lengths)
-    missing = -ids.size(1) % multiple
+    rank, ranks = own_place()
+    share = share_of(batch, rank, ranks)
+    ids, positions, lengths = share.input_ids, share.position_ids, share.padded_lengths
+    missing = length - ids.size(1)
     if missing:
+        lengths = [*lengths, missing * ranks]
         ids = torch.nn.functional.pad(ids, (0, missing))
-        positions = torch.cat([positions, torch.arange(missing, device=ids.device).unsqueeze(0)], dim=1)
-        lengths.append(missing)
+        padding = held_positions(missing * ranks, rank, ranks).to(ids.device)
+        positions = torch.cat([positions, padding.unsqueeze(0)], dim=1)
     ends = torch.tensor([0, *lengths], dtype=torch.int32, device=ids.device).cumsum(0, dtype=torch.int32)
     longest = max(lengths)
     packed = PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
     )
     return {"input_ids": ids, "position_ids": positions, "attention_mask": None, "packed_seq_params": packed}
+
+
+def longest_of_experts(lengths: list[int], device: torch.device) -> list[int]:
+    """Return per micro-batch the longest of the ranks that share experts, which gather tokens in equal parts; collective."""
+    longest = torch.tensor(lengths, device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=groups().get_expert_tensor_and_model_parallel_group())
+    return longest.tolist()
 
 
 def run(
@@ -59,18 +81,20 @@ def run(
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    config = model.config
-    multiple = args.tensor_model_parallel_size if config.sequence_parallel else 1
+    multiple = args.tensor_model_parallel_size if model.config.sequence_parallel else 1
+    lengths = [held_length(batch, multiple) for _, batch in micro_batches]
+    if model.config.num_moe_experts and model.config.moe_token_dispatcher_type == "allgather":
+        lengths = longest_of_experts(lengths, device)
 
     def forward_step(batches: Any, chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
-        indices, batch = next(batches)
-        output = chunk(**packed_arguments(batch, multiple))
+        (indices, batch), length = next(batches)
+        output = chunk(**packed_arguments(batch, length))
         return output, lambda hidden, non_loss_data=False: finish(indices, hidden)
 
     with model_device(device):
         return get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(micro_batches),
+            data_iterator=zip(micro_batches, lengths, strict=True),
             model=[model],
             num_microbatches=len(micro_batches),
             seq_length=1,  # lengths vary and travel with the activations

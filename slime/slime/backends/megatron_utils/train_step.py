@@ -2,7 +2,8 @@
 
 Guarantees: the gradient of a step is that of ``sum over all samples of all ranks / denominator``, whatever the numbers of ranks
 and micro-batches (Megatron divides by the micro-batches and averages over the data-parallel ranks, so the loss is multiplied
-by both); every rank gets the same log probabilities and metrics as the last pipeline stage.
+by both; over context-parallel ranks it sums); every rank gets the same log probabilities and metrics as the last pipeline
+stage. Context-parallel ranks compute a built-in loss alike, from whole responses; of a custom loss each computes its part.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.backends.megatron_utils.context_parallel import own_part, own_place
 from slime.backends.megatron_utils.head import Head
 from slime.backends.megatron_utils.model import unwrapped
 from slime.backends.megatron_utils.optimizer import apply_gradients
@@ -70,12 +72,14 @@ def backward_pass(
     counts = shard.global_token_counts if args.calculate_per_token_loss else shard.global_batch_sizes
     denominator = max(1, counts[step])
     batches = shard.micro_batches[step]
-    data_ranks = groups().get_data_parallel_world_size(with_context_parallel=True)
-    scale = len(batches) * data_ranks / denominator
+    scale = len(batches) * groups().get_data_parallel_world_size() / denominator
+    in_parts = args.loss_type == "custom_loss"
 
     def finish(indices: list[int], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         head: Any = Head(unwrapped(model), hidden, vocab_size)
-        loss, metrics = micro_batch_loss(args, head, shard, indices, device)
+        loss, metrics = micro_batch_loss(
+            args, head, shard, indices, device, part_of_logits=lambda batch: own_part(batch, *own_place())
+        )
         return loss * scale, metrics
 
     found = run(args, model, _inputs(args, shard, batches, device), finish, device=device, forward_only=False)
@@ -83,7 +87,8 @@ def backward_pass(
     for metrics in found:
         for name, value in metrics.items():
             sums[name] = sums.get(name, torch.zeros((), device=device)) + value
-    return from_last_stage(mean_over_ranks(sums, denominator, groups().get_data_parallel_group()))
+    ranks = groups().get_data_parallel_group(with_context_parallel=in_parts)
+    return from_last_stage(mean_over_ranks(sums, denominator, ranks))
 
 
 def optimizer_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -54,17 +55,29 @@ def reducer_of(args: Namespace, batch: dict[str, Any], response_lengths: list[in
 
 
 def micro_batch_loss(
-    args: Namespace, model: Model, shard: RolloutShard, indices: list[int], device: torch.device
+    args: Namespace,
+    model: Model,
+    shard: RolloutShard,
+    indices: list[int],
+    device: torch.device,
+    *,
+    part_of_logits: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the summed loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path."""
+    """Return the summed loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path.
+
+    ``part_of_logits`` is for a model whose logits are those of a part of the tokens: it takes from the batch of a custom loss
+    what belongs to them. The custom loss and its metrics are then that part's.
+    """
     inputs = model_input(args, shard, indices, device)
     batch = shard.batch(indices, device)
-    reduce = reducer_of(args, batch, inputs.response_lengths)
     if args.loss_type == "custom_loss":
         logits = model(inputs, temperature=1.0, chunk_size=args.log_probs_chunk_size, want_logits=True)
         if inputs.is_filler:
             return logits.sum() * 0.0, {}
+        batch = part_of_logits(batch) if part_of_logits else batch
+        reduce = reducer_of(args, batch, [len(mask) for mask in batch["loss_masks"]])
         return custom_loss(load_function(args.custom_loss_function_path), args, batch, logits, reduce)
+    reduce = reducer_of(args, batch, inputs.response_lengths)
     log_probs, entropy = model(
         inputs,
         temperature=args.rollout_temperature,

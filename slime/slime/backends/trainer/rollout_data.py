@@ -27,6 +27,8 @@ _AS_THEY_ARE = (
 )
 # What a training step adds, under the names of the contract.
 _COMPUTED = ("log_probs", "ref_log_probs", "values", "entropy", "advantages", "returns")
+# All lists of a batch with an entry per response token of each sample.
+PER_TOKEN = (*_STREAMS, *_COMPUTED)
 
 
 # Of each sample None, or the arrays that a processor made of its images; and how many images it has.

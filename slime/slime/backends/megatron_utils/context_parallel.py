@@ -1,0 +1,141 @@
+"""How the ranks of a context-parallel group share the samples of a pack.
+
+A sample is padded at its end to ``2 n`` chunks of equal length, ``n`` the ranks; rank ``r`` holds chunks ``r`` and
+``2 n - 1 - r``, so that causal attention is the same work for every rank (the layout of Megatron and Transformer Engine).
+Guarantees: no real token attends to padding, which comes after it; every response token is predicted on exactly one rank;
+one rank holds samples whole and without padding. Pure functions, but for :func:`own_place` and :func:`whole_responses`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.rollout_data import PER_TOKEN
+from slime.utils.vocab_parallel import megatron_state
+
+
+def own_place() -> tuple[int, int]:
+    """Return this process's rank in its context-parallel group and the group's size; ``(0, 1)`` without Megatron."""
+    state = megatron_state()
+    if state is None:
+        return 0, 1
+    return state.get_context_parallel_rank(), state.get_context_parallel_world_size()
+
+
+def padded_length(length: int, ranks: int) -> int:
+    """Tokens of a sample of ``length`` tokens with its padding."""
+    return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
+
+
+def held_positions(length: int, rank: int, ranks: int) -> Tensor:
+    """Return the positions, ascending, of a sample of ``length`` tokens that ``rank`` holds; from ``length`` on padding."""
+    if ranks == 1:
+        return torch.arange(length)
+    chunk = padded_length(length, ranks) // (2 * ranks)
+    starts = (rank * chunk, (2 * ranks - 1 - rank) * chunk)
+    return torch.cat([torch.arange(start, start + chunk) for start in starts])
+
+
+def predicting_rows(total: int, response: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
+    """Return which of the positions that ``rank`` holds predict a response token, and which tokens of the response these are."""
+    places = held_positions(total, rank, ranks) - (total - response - 1)
+    rows = ((places >= 0) & (places < response)).nonzero().squeeze(1)
+    return rows, places[rows]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank holds of a micro-batch.
+
+    Attributes:
+        input_ids: ``[1, T]``, padding is token 0.
+        position_ids: ``[1, T]`` in the whole sample.
+        padded_lengths: of the whole samples, over all ranks of the group.
+        rows: ``[M]`` positions in ``input_ids`` whose output predicts a response token.
+        owned: ``[M]`` which of the micro-batch's response tokens these are.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    padded_lengths: list[int]
+    rows: Tensor
+    owned: Tensor
+
+
+def share_of(batch: MicroBatch, rank: int, ranks: int) -> Share:
+    """Return the part of the packed ``batch`` that ``rank`` of ``ranks`` holds."""
+    assert batch.position_ids is not None
+    device = batch.input_ids.device
+    if ranks == 1:
+        owned = torch.arange(len(batch.rows), device=device)
+        return Share(batch.input_ids, batch.position_ids, batch.sequence_lengths, batch.rows, owned)
+    positions, sources, rows, owned = [], [], [], []
+    start, before, held = 0, 0, 0
+    responses = batch.response_lengths or [0] * len(batch.sequence_lengths)
+    for total, response in zip(batch.sequence_lengths, responses, strict=True):
+        places = held_positions(total, rank, ranks)
+        positions.append(places)
+        sources.append(torch.where(places < total, places + start, -1))
+        predicting, predicted = predicting_rows(total, response, rank, ranks)
+        rows.append(predicting + held)
+        owned.append(predicted + before)
+        start, before, held = start + total, before + response, held + len(places)
+    with_padding = torch.nn.functional.pad(batch.input_ids[0], (0, 1))  # source -1 is token 0
+    return Share(
+        input_ids=with_padding[torch.cat(sources).to(device)].unsqueeze(0),
+        position_ids=torch.cat(positions).to(device).unsqueeze(0),
+        padded_lengths=[padded_length(total, ranks) for total in batch.sequence_lengths],
+        rows=torch.cat(rows).to(device),
+        owned=torch.cat(owned).to(device),
+    )
+
+
+def joined_chunks(parts: Tensor) -> Tensor:
+    """Return the whole sample ``[2 n c, ...]`` from what each of ``n`` ranks holds of it, ``[n, 2 c, ...]``."""
+    if len(parts) == 1:
+        return parts[0]
+    first, mirrored = parts.chunk(2, dim=1)
+    return torch.cat([first, mirrored.flip(0)]).flatten(0, 1)
+
+
+def whole_responses(values: Tensor, owned: Tensor, count: int) -> Tensor:
+    """Return ``[count]`` values from the ``[M]`` that each rank of the context-parallel group owns; collective.
+
+    The gradient is that of this rank's own values, so the gradients of a loss that every rank computes alike add up over
+    the ranks to the gradient of the loss.
+    """
+    state = megatron_state()
+    if state is None or state.get_context_parallel_world_size() == 1:
+        return values
+    whole = values.new_zeros(count).index_copy(0, owned, values.detach())
+    dist.all_reduce(whole, group=state.get_context_parallel_group())
+    return whole.index_copy(0, owned, values)
+
+
+def own_part(batch: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    """Return the batch of a custom loss with this rank's part of every per-token list, of ``tokens`` and ``full_loss_masks``.
+
+    The mask sums stay those of whole samples, so that what the ranks' losses reduce to adds up to the whole loss.
+    """
+    if ranks == 1:
+        return batch
+    lengths = list(zip(batch["total_lengths"], batch["response_lengths"], strict=True))
+    owned = [predicting_rows(total, response, rank, ranks) for total, response in lengths]
+    result = dict(batch)
+    result.setdefault("rollout_mask_sums", [float(mask.sum()) for mask in batch["loss_masks"]])
+    for name in PER_TOKEN:
+        if name in batch:
+            values = zip(batch[name], owned, strict=True)
+            result[name] = [None if value is None else value[tokens.to(value.device)] for value, (_, tokens) in values]
+    ids, masks = [], []
+    for tokens, mask, (rows, _) in zip(batch["unconcat_tokens"], result["loss_masks"], owned, strict=True):
+        places = held_positions(len(tokens), rank, ranks).to(tokens.device)
+        ids.append(torch.where(places < len(tokens), tokens[places.clamp(max=len(tokens) - 1)], 0))
+        masks.append(mask.new_zeros(len(places)).index_copy(0, rows.to(mask.device), mask))
+    return result | {"tokens": torch.cat(ids).unsqueeze(0), "full_loss_masks": torch.cat(masks).unsqueeze(0)}
