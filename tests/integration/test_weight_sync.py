@@ -11,11 +11,13 @@ import torch
 
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from slime.exceptions import EngineError, WeightsDifferError
-from tests.helpers.weight_receivers import SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
+from slime.weight_sync.shared_memory import SharedMemoryWeightSync
+from tests.helpers.weight_receivers import CPU, SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
 
 # Which transport, what the engine does, in which call, and how many of those go well before.
 FAULTS = [
     ("broadcast", "die", "update_weights_from_distributed", 1),
+    ("shared", "die", "update_weights_from_tensor", 0),
     ("shared", "die", "update_weights_from_tensor", 1),
     ("shared", "refuse", "update_weights_from_tensor", 1),
     ("delta", "die", "update_weights_from_tensor", 1),
@@ -64,6 +66,16 @@ def test_engines_hold_the_weights_bit_for_bit(tmp_path: Path, pair: list[Receive
                 assert (state["version"], state["session"]) == (str(number), False)
                 assert holds(receiver, weights(number))
                 assert state["heard"][-1] == "continue_generation"
+
+
+def test_the_segments_of_a_trainer_on_a_gpu(tmp_path: Path, pair: list[ReceiverProcess]) -> None:
+    args = sync_args(tmp_path, update_weight_transport="shared", check_weight_update_equal=True)
+    sync = SharedMemoryWeightSync(args, device=CPU, address="127.0.0.1")
+    sync.connect(handles(pair))
+    for number in range(2):
+        sync.push(iter(weights(number).items()), str(number))
+        assert all(holds(receiver, weights(number)) for receiver in pair)
+    sync.close()
 
 
 def test_what_differs_after_a_push_is_named_and_requests_are_held(tmp_path: Path, pair: list[ReceiverProcess]) -> None:

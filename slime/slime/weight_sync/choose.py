@@ -12,6 +12,7 @@ from slime.weight_sync.broadcast import BroadcastWeightSync
 from slime.weight_sync.delta_sync import DeltaWeightSync
 from slime.weight_sync.disk import DiskWeightSync
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
+from slime.weight_sync.shared_stream import StreamWeightSync
 
 TRANSPORTS = {"nccl": BroadcastWeightSync, "shared": SharedMemoryWeightSync, "disk": DiskWeightSync}
 
@@ -22,4 +23,6 @@ def make_weight_sync(args: Namespace, *, device: torch.device, address: str) -> 
         return AdapterWeightSync(args, device=device, address=address)
     if args.update_weight_mode == "delta":
         return DeltaWeightSync(args, device=device, address=address)
+    if args.update_weight_transport == "shared" and device.type == "cpu":
+        return StreamWeightSync(args, device=device, address=address)
     return TRANSPORTS[args.update_weight_transport](args, device=device, address=address)

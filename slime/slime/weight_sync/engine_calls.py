@@ -39,6 +39,13 @@ class EngineCalls:
             future.result()
         return [future.result() for future in self._futures]
 
+    def check_none_ended(self) -> None:
+        """Raise the first failure, or RuntimeError when an engine has answered: for calls that must last for now."""
+        for index, future in enumerate(self._futures):
+            if future.done():
+                future.result()
+                raise RuntimeError(f"policy engine {index} ended {self.method} before it had everything")
+
     def failed(self) -> list[int]:
         """Return the positions of the engines whose call has failed by now."""
         return [index for index, future in enumerate(self._futures) if future.done() and future.exception() is not None]

@@ -8,7 +8,6 @@ are the model's business; a request that cannot be done raises, which ends the e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,44 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime.weight_sync.buckets import unpack
 from slime.weight_sync.checksums import MODULUS, checksum
 from slime.weight_sync.delta import Mirror
+from slime.weight_sync.engine_stream import MAPPINGS, load_stream
 from slime.weight_sync.group import group_named
+from slime.weight_sync.places import Places
 from slime.weight_sync.requests import DATA, read_request
-from slime.weight_sync.segments import Mappings
 
 STORE_SECONDS = 60.0
-MAPPINGS = Mappings()
-"""The trainer's memory in this process, from request to request."""
 MIRROR = Mirror()
 """The trainer's weights as this process knows them; empty unless changes are sent."""
-
-
-class _Places(TorchDispatchMode):
-    """Notes where a model's loader would copy each tensor to, and copies nothing.
-
-    The tensors that are loaded have no data (``meta``), but slicing them keeps offset and strides, which say what part it is.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = ""
-        self.found: list[tuple[str, Tensor, Tensor]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default and args[1].is_meta:
-            self.found.append((self.name, args[0], args[1]))
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-    def tensors(self, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield a tensor without data for each name."""
-        for name, shape in shapes.items():
-            self.name = name
-            yield name, torch.empty(shape, dtype=getattr(torch, dtypes[name]), device="meta")
 
 
 def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> dict[str, tuple[int, int]]:
@@ -62,8 +35,10 @@ def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, s
     Raises:
         TypeError: when the model keeps a tensor in another dtype.
     """
-    with _Places() as places:
-        model.load_weights(places.tensors(shapes, dtypes))
+    with Places() as places:
+        model.load_weights(
+            (name, places.tensor(name, shape, getattr(torch, dtypes[name]))) for name, shape in shapes.items()
+        )
     held: dict[str, tuple[int, int]] = {}
     for name, part, place in places.found:
         if part.dtype != place.dtype:
@@ -101,7 +76,11 @@ def _change(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> 
         MIRROR.version = request["version"]
 
 
-OPERATIONS = {"checksums": _checksums, "load": _load, "change": _change}
+def _nothing(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """For what SGLang does besides: the request may set the version and empty the prefix cache."""
+
+
+OPERATIONS = {"checksums": _checksums, "load": _load, "change": _change, "stream": load_stream, "nothing": _nothing}
 
 
 def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:

@@ -1,4 +1,4 @@
-"""Weights through memory that trainer and engine share, when they are on one machine.
+"""Weights through memory that a trainer on CUDA and engines of its machine share; on a CPU: `slime.weight_sync.shared_stream`.
 
 Guarantees: two segments take turns, so the trainer fills one while the engines load the other; each byte is copied once by the
 trainer and once by each engine rank; both segments stay mapped from push to push. With ``--share-gpu`` the segments are memory
@@ -20,7 +20,7 @@ from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync
-from slime.weight_sync.hosts import this_host
+from slime.weight_sync.hosts import check_same_host
 from slime.weight_sync.requests import DATA, REQUEST, request_tensor, serialized
 from slime.weight_sync.segments import Segment
 
@@ -39,13 +39,7 @@ class SharedMemoryWeightSync(EngineWeightSync):
         self._turn = 0
 
     def _join(self) -> None:
-        here = this_host()
-        for position, host in enumerate(self._call("host")):
-            if host != here:
-                raise ConfigurationError(
-                    f"policy engine {position} is not on the machine of training rank 0; use --update-weight-transport nccl"
-                )
-
+        check_same_host(self._call("host"))
         if self._on_gpu and sum(self._call("num_weight_ranks")) != 1:
             raise ConfigurationError(
                 "--update-weight-transport shared with --share-gpu is for one engine on one GPU; use nccl"

@@ -1,0 +1,41 @@
+"""Where a model's own loader puts each part of a checkpoint's tensors, found by running it on tensors without data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Places(TorchDispatchMode):
+    """Notes where the loader would copy each tensor to, and copies nothing.
+
+    The tensors that are loaded have no data (``meta``), but slicing them keeps offset and strides, which say what part it is.
+
+    Attributes:
+        found: of each part, the name of the tensor that was given last, where it goes to, and what is copied there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ""
+        self.found: list[tuple[str, Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the class."""
+        if func is torch.ops.aten.copy_.default and args[1].is_meta:
+            self.found.append((self.name, args[0], args[1]))
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+    def tensor(self, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor without data; what is copied until the next one is given counts as its parts."""
+        self.name = name
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def is_part(place: Tensor, whole: Tensor) -> bool:
+    """Whether ``place`` is a view of ``whole``, so that its offset and strides say which part."""
+    return place.untyped_storage()._cdata == whole.untyped_storage()._cdata

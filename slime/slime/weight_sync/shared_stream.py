@@ -1,0 +1,68 @@
+"""Weights to engines of the trainer's machine through its processor's cache (`slime.weight_sync.stream`), without a GPU.
+
+Guarantees: one request per push carries all weights, whatever their size; trainer and engines copy at the same time; 16 MiB
+are shared. The version is set by a request of its own, after all ranks of all engines have everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from slime.weight_sync import LOADER
+from slime.weight_sync.engine_calls import EngineCalls
+from slime.weight_sync.engine_sync import EngineWeightSync
+from slime.weight_sync.hosts import check_same_host
+from slime.weight_sync.requests import serialized
+from slime.weight_sync.stream import StreamWriter
+
+
+class StreamWeightSync(EngineWeightSync):
+    """See the module."""
+
+    _writer: StreamWriter | None = None
+    _requests: list[dict[str, Any]]
+
+    def _join(self) -> None:
+        check_same_host(self._call("host"))
+        ranks = self._call("num_weight_ranks")
+        self._writer = StreamWriter(sum(ranks))
+        sources = iter(self._writer.sources())
+        self._requests = [{"operation": "stream", "sources": list(itertools.islice(sources, count))} for count in ranks]
+
+    def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
+        assert self._writer is not None
+        gathered = self._gathered(weights)
+        self._pause()
+        self._call("begin_weight_update")
+        messages = [(serialized(request), LOADER) for request in self._requests]
+        self._calls = EngineCalls.each(self._engines, "update_weights_from_tensor", messages)
+        for name, tensor in itertools.chain(gathered, weights):
+            self._writer.send(name, tensor, self._calls.check_none_ended)
+        self._writer.end(self._calls.check_none_ended)
+        self._calls.values()
+        self._call(
+            "update_weights_from_tensor",
+            serialized({"operation": "nothing"}),
+            LOADER,
+            flush_cache=self._flushes(),
+            weight_version=version,
+        )
+
+    def _gathered(self, weights: Iterator[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """The first weights, as many as fill a bucket: requests are not held while they are gathered."""
+        found, size = [], 0
+        for name, tensor in weights:
+            found.append((name, tensor))
+            size += tensor.nbytes
+            if size >= self._args.update_weight_buffer_size:
+                break
+        return found
+
+    def _leave(self, *, broken: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
