@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slime.backends.trainer.checkpoint_folder import unfinished
 from slime.backends.trainer.dtypes import DTYPES
-from slime.backends.trainer.hf_folder import export_hf
+from slime.backends.trainer.hf_folder import write_hf
 from slime.weight_sync.engine_sync import EngineWeightSync
 
 KEPT = 2
@@ -44,7 +44,7 @@ class DiskWeightSync(EngineWeightSync):
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         folder = self._folder / f"weight_v{version}"
         self._written = [*(path for path in self._written if path != folder), folder]
-        export_hf(weights, Path(self._args.hf_checkpoint), folder, dtype=DTYPES[self._args.train_dtype])
+        write_hf(weights, Path(self._args.hf_checkpoint), folder, dtype=DTYPES[self._args.train_dtype])
         self._pause()
         self._call("update_weights_from_disk", str(folder), self._flushes(), version)
         self._remove(keep=KEPT)

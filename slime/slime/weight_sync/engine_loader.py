@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from slime.weight_sync.buckets import unpack
 from slime.weight_sync.checksums import MODULUS, checksum
-from slime.weight_sync.delta import Mirror
+from slime.weight_sync.delta import Mirror, bits
 from slime.weight_sync.engine_stream import MAPPINGS, load_stream
 from slime.weight_sync.group import group_named
 from slime.weight_sync.places import Places
@@ -32,8 +32,10 @@ MIRROR = Mirror()
 def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> dict[str, tuple[int, int]]:
     """Return checksum and number of elements of what ``model`` holds of each checkpoint tensor.
 
+    What it keeps in a wider type, as a router's bias in float32, counts as the trainer's value if it is exactly one of its type.
+
     Raises:
-        TypeError: when the model keeps a tensor in another dtype.
+        TypeError: when the model keeps a tensor in a type that cannot hold the trainer's values.
     """
     with Places() as places:
         model.load_weights(
@@ -41,10 +43,16 @@ def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, s
         )
     held: dict[str, tuple[int, int]] = {}
     for name, part, place in places.found:
+        narrow = part.to(place.dtype)
+        off = 0
         if part.dtype != place.dtype:
-            raise TypeError(f"{name} is {part.dtype} here and {place.dtype} in the trainer, so bits cannot be compared")
+            if torch.promote_types(part.dtype, place.dtype) != part.dtype:
+                raise TypeError(
+                    f"{name} is {part.dtype} here and {place.dtype} in the trainer, so bits cannot be compared"
+                )
+            off = int(not torch.equal(bits(narrow.to(part.dtype)), bits(part)))
         value, count = held.get(name, (0, 0))
-        held[name] = ((value + checksum(part, place)) % MODULUS, count + part.numel())
+        held[name] = ((value + checksum(narrow, place) + off) % MODULUS, count + part.numel())
     return held
 
 

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_UNREAD = 1_618_033
+"""What the one element of a tensor without data is said to be."""
+
 
 class Places(TorchDispatchMode):
     """Notes where the loader would copy each tensor to, and copies nothing.
 
     The tensors that are loaded have no data (``meta``), but slicing them keeps offset and strides, which say what part it is.
+    A tensor of one element may be read and filled in instead (SGLang's default loader does so); that counts as copied.
 
     Attributes:
         found: of each part, the name of the tensor that was given last, where it goes to, and what is copied there.
@@ -22,17 +26,28 @@ class Places(TorchDispatchMode):
         super().__init__()
         self.name = ""
         self.found: list[tuple[str, Tensor, Tensor]] = []
+        self._read: Tensor | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See the class."""
         if func is torch.ops.aten.copy_.default and args[1].is_meta:
             self.found.append((self.name, args[0], args[1]))
             return args[0]
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            self._read = args[0]
+            return _UNREAD
+        if self._read is not None and func is not torch.ops.aten.detach.default:
+            filled = func is torch.ops.aten.fill_.Scalar and args[1] == _UNREAD and args[0].numel() == 1
+            if not filled:
+                raise NotImplementedError(f"the loader computes with the value of {self.name}")
+            self.found.append((self.name, args[0], self._read))
+            self._read = None
+            return args[0]
         return func(*args, **(kwargs or {}))
 
     def tensor(self, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
         """Return a tensor without data; what is copied until the next one is given counts as its parts."""
-        self.name = name
+        self.name, self._read = name, None
         return torch.empty(shape, dtype=dtype, device="meta")
 
 

@@ -97,7 +97,63 @@ def test_the_parts_of_fused_and_split_parameters_are_compared() -> None:
         check(expected, found(engine[:1], expected), 0)
 
 
-def test_another_dtype_cannot_be_compared() -> None:
+def test_a_narrower_dtype_cannot_be_compared() -> None:
     engine = Fused(0, {"norm": torch.ones(4)})
-    with pytest.raises(TypeError, match=r"norm is torch\.float32 here and torch\.bfloat16"):
-        held_checksums(engine, {"norm": [4]}, {"norm": "bfloat16"})
+    engine.norm = engine.norm.to(torch.bfloat16)
+    with pytest.raises(TypeError, match=r"norm is torch\.bfloat16 here and torch\.float32"):
+        held_checksums(engine, {"norm": [4]}, {"norm": "float32"})
+
+
+def test_a_bias_that_the_engine_keeps_in_float32_is_compared() -> None:
+    """As a router's: the trainer sends bfloat16."""
+    sent = {"norm": torch.tensor([1.0, -0.0, torch.nan, 1e-3]).to(torch.bfloat16)}
+    engine, expected = Fused(0, sent), Checksums()
+    assert engine.norm.dtype == torch.float32
+    list(expected.of_all(iter(sent.items())))
+    check(expected, found([engine], expected), 0)
+    engine.norm[3] += 1e-7  # rounds to the same bfloat16
+    assert torch.equal(engine.norm[3:].to(torch.bfloat16), sent["norm"][3:])
+    with pytest.raises(WeightsDifferError, match="norm on engine 0"):
+        check(expected, found([engine], expected), 0)
+
+
+class Scalars:
+    """Fills in tensors of one element, as SGLang's default loader does."""
+
+    def __init__(self) -> None:
+        self.parameters = {
+            "number": torch.zeros(()),
+            "list": torch.zeros(1),
+            "whole": torch.zeros(1, dtype=torch.int32),
+        }
+
+    def load_weights(self, weights: Any) -> None:
+        for name, value in weights:
+            self.parameters[name].data.fill_(value.item())
+
+
+def test_tensors_of_one_element_are_compared() -> None:
+    sent = {"number": torch.tensor(0.5), "list": torch.tensor([2.5]), "whole": torch.tensor([-3], dtype=torch.int32)}
+    engine, expected = Scalars(), Checksums()
+    list(expected.of_all(iter(sent.items())))
+    engine.load_weights(sent.items())
+
+    def compare() -> None:
+        held = held_checksums(engine, expected.shapes, expected.dtypes)
+        check(expected, {name: [part] for name, part in held.items()}, 0)
+
+    compare()
+    assert engine.parameters == sent, "looking changed nothing"
+    engine.parameters["list"] += 1
+    with pytest.raises(WeightsDifferError, match="list on engine 0"):
+        compare()
+
+
+def test_a_loader_that_computes_with_a_value_cannot_be_compared() -> None:
+    class Doubling(Scalars):
+        def load_weights(self, weights: Any) -> None:
+            for name, value in weights:
+                self.parameters[name].data.fill_(2 * value.item())
+
+    with pytest.raises(NotImplementedError, match="computes with the value of list"):
+        held_checksums(Doubling(), {"list": [1]}, {"list": "float32"})

@@ -179,6 +179,18 @@ def test_a_model_holds_what_its_loader_would_have_loaded(
     writer.close()
 
 
+def test_a_number_is_filled_in(pool: ThreadPoolExecutor) -> None:
+    model = Model({"a": [1]}, lambda parameter, value: parameter.fill_(value.item()))
+    writer = StreamWriter(1)
+    for number in (0.5, 2.5):
+        loading = pool.submit(load_stream, model, {"sources": writer.sources()}, {})
+        write(writer, {"a": torch.tensor([number])})
+        loading.result(WAIT)
+        assert model.parameters["a"].item() == number
+        assert IN_PLACE[model]
+    writer.close()
+
+
 def test_a_loader_that_changes_its_mind_is_noticed(pool: ThreadPoolExecutor) -> None:
     model = Model({"a": SHAPE}, copy_negative)
     IN_PLACE[model] = True

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from slime.backends.fsdp_utils import checkpoint
 from slime.backends.fsdp_utils.critic_model import build_critic, value_micro_batch_loss, value_pass
@@ -23,6 +22,7 @@ from slime.backends.fsdp_utils.train_step import optimizer_step
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.together import on_rank_zero
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
 
@@ -101,9 +101,7 @@ class FSDPCriticActor(TrainRank):
 
     def publish(self, rollout_id: int) -> None:
         """Name the checkpoint of ``rollout_id`` as the latest one and delete those beyond --save-keep."""
-        if self.rank == 0:
-            checkpoint.publish(Path(self.args.critic_save), rollout_id + 1, self.args.save_keep)
-        dist.barrier()
+        on_rank_zero(lambda: checkpoint.publish(Path(self.args.critic_save), rollout_id + 1, self.args.save_keep))
 
 
 def named(metrics: Metrics) -> Metrics:

@@ -29,6 +29,7 @@ from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.postprocess import postprocess
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.together import on_rank_zero
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
 from slime.utils.hf_checkpoint import read_config
@@ -255,9 +256,7 @@ class TrainActor(TrainRank):
             folder = self._write(root, iteration, self._meta(rollout_id))
             if self.args.save_hf:
                 self.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
-            if self.rank == 0:
-                checkpoint_folder.publish(root, iteration, self.args.save_keep)
-            dist.barrier()
+            on_rank_zero(lambda: checkpoint_folder.publish(root, iteration, self.args.save_keep))
         return str(folder)
 
     def save_hf(self, path: str) -> None:

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slime.backends.trainer.together import on_rank_zero, together
+
 logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -90,20 +92,22 @@ def set_rng_state(state: dict[str, Any]) -> None:
 def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callable[[Path], None]) -> Path:
     """Write a checkpoint and return its folder, not yet named by the latest file; collective.
 
-    ``write_state`` fills the folder ``state`` and is called on every rank.
+    ``write_state`` fills the folder ``state`` and is called on every rank. What fails on one rank fails on all.
     """
     final = folder_of(root, iteration)
-    temporary = final.with_name(final.name + ".tmp")
-    if dist.get_rank() == 0:
-        (fresh_folder(final) / "state").mkdir()
-    dist.barrier()
-    write_state(temporary / "state")
-    torch.save(rng_state(), temporary / f"rng_{dist.get_rank()}.pt")
-    dist.barrier()
-    if dist.get_rank() == 0:
+    temporary = unfinished(final)
+
+    def write_random_state() -> None:
+        torch.save(rng_state(), temporary / f"rng_{dist.get_rank()}.pt")
+
+    def finish() -> None:
         (temporary / "meta.json").write_text(json.dumps(meta, indent=2))
         replace_folder(temporary, final)
-    dist.barrier()
+
+    on_rank_zero(lambda: (fresh_folder(final) / "state").mkdir())
+    write_state(temporary / "state")
+    together(write_random_state)
+    on_rank_zero(finish)
     return final
 
 

@@ -1,11 +1,14 @@
 """Writing a Hugging Face checkpoint folder from a stream of tensors.
 
-Guarantees: the folder appears whole, by rename, or not at all. Rank 0 writes.
+Guarantees: the folder appears whole, by rename, or not at all.
 """
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,25 +20,59 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slime.backends.trainer.checkpoint_folder import fresh_folder, replace_folder
+from slime.backends.trainer.together import together
 from slime.utils.hf_checkpoint import beside_the_language_model, files_of_weights, name_in, read_config
+
+logger = logging.getLogger(__name__)
 
 _SHARD_BYTES = 4 * 2**30
 _COPIED = (".json", ".txt", ".jinja", ".model", ".py")
 
 
 def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *, dtype: torch.dtype) -> None:
+    """Write the checkpoint folder ``path`` as :func:`write_hf` does; collective, rank 0 writes.
+
+    Raises:
+        CheckpointError: on the other ranks when rank 0 cannot write; they have helped to gather to the end.
+    """
+    gathered = False
+
+    def to_the_end() -> Iterator[tuple[str, Tensor]]:
+        nonlocal gathered
+        yield from weights
+        gathered = True
+
+    # A chain cannot be closed by who reads it and fails, so the rest can be gathered below.
+    stream = itertools.chain(to_the_end())
+    failure: Exception | None = None
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            write_hf(stream, source, path, dtype=dtype)
+        except Exception as error:
+            logger.exception("%s could not be written", path)
+            failure = error
+    collections.deque(stream, maxlen=0)
+
+    def report() -> None:
+        if failure is not None:
+            raise failure
+
+    if gathered:
+        together(report)
+    else:  # the gathering itself failed here, so the other ranks do not come to an agreement
+        report()
+
+
+def write_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *, dtype: torch.dtype) -> None:
     """Write the checkpoint folder ``path`` of ``weights`` (names and tensors of Hugging Face's model, of ``dtype``).
 
     Configuration and tokenizer files are those of the folder ``source``, and so is what a model holds beside its language
-    model. Collective where ``weights`` are gathered.
+    model.
     """
-    writes = not dist.is_initialized() or dist.get_rank() == 0
-    temporary = fresh_folder(path) if writes else path
+    temporary = fresh_folder(path)
     shards: list[dict[str, Tensor]] = [{}]
     index, size, total = {}, 0, 0
-    for name, tensor in _whole_model(weights, source, dtype) if writes else weights:
-        if not writes:
-            continue
+    for name, tensor in _whole_model(weights, source, dtype):
         if size and size + tensor.nbytes > _SHARD_BYTES:
             save_file(shards[-1], temporary / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
             shards[-1] = {}
@@ -45,8 +82,6 @@ def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *
         index[name] = len(shards)
         size += tensor.nbytes
         total += tensor.nbytes
-    if not writes:
-        return
     save_file(shards[-1], temporary / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
     _name_shards(temporary, index, len(shards), total)
     _copy_side_files(source, temporary, dtype)
