@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 INDEX_BYTES = 4
+CHUNK = 1 << 22
+"""Elements that are compared or written at a time; torch's own index of them takes 8 bytes each."""
 WHOLE = -1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -42,8 +44,17 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(_BITS[tensor.element_size()])
 
 
+def number_of_changes(old: Tensor, new: Tensor) -> int:
+    """How many elements differ; both flat."""
+    pairs = zip(old.split(CHUNK), new.split(CHUNK), strict=True)
+    return sum(int((one != other).sum()) for one, other in pairs)
+
+
 class Sender:
-    """What was last sent; on the host."""
+    """What was last sent; on the host.
+
+    Besides that copy a change takes its own bytes, fewer than the tensor's, and 38 MB (9 bytes times ``CHUNK``) while it is looked for.
+    """
 
     def __init__(self) -> None:
         self._sent: dict[str, Tensor] = {}
@@ -79,10 +90,18 @@ class Sender:
         old = self._sent.get(name)
         if old is None or old.shape != new.shape or old.dtype != new.dtype:
             return [new.clone()], WHOLE
-        index = (old != new).nonzero().view(-1)
-        if index.numel() * (INDEX_BYTES + new.element_size()) >= new.nbytes or new.numel() >= 1 << 31:
-            return [new.clone()], WHOLE if index.numel() else 0
-        return [index.to(torch.int32), new[index]], index.numel()
+        size, changed = new.element_size(), number_of_changes(old, new)
+        if changed * (INDEX_BYTES + size) >= new.nbytes or new.numel() >= 1 << 31:
+            return [new.clone()], WHOLE if changed else 0
+        index, values = torch.empty(changed, dtype=torch.int32), torch.empty(changed, dtype=new.dtype)
+        end = 0
+        for start in range(0, new.numel(), CHUNK):
+            part = new[start : start + CHUNK]
+            found = (old[start : start + CHUNK] != part).nonzero().view(-1)
+            first, end = end, end + found.numel()
+            values[first:end] = part[found]
+            index[first:end] = found.add_(start)
+        return [index, values], changed
 
     def _remember(self, name: str, new: Tensor) -> None:
         if name in self._sent and self._sent[name].shape == new.shape and self._sent[name].dtype == new.dtype:
@@ -124,8 +143,13 @@ class Mirror:
             else:
                 middle = start + count * INDEX_BYTES
                 end = middle + count * kind.itemsize
-                index = _aligned(data[start:middle], torch.int32).long()
-                bits(self._weights[name])[index] = _aligned(data[middle:end], _BITS[kind.itemsize])
+                index, values = (
+                    _aligned(data[start:middle], torch.int32),
+                    _aligned(data[middle:end], _BITS[kind.itemsize]),
+                )
+                held = bits(self._weights[name])
+                for where, what in zip(index.split(CHUNK), values.split(CHUNK), strict=True):
+                    held[where.long()] = what
             start = end
         return [(name, self._weights[name]) for name in names]
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from slime.weight_sync import delta
 from slime.weight_sync.delta import WHOLE, Change, Mirror, Sender
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
@@ -47,6 +48,21 @@ def test_any_number_of_changes_is_exact(kinds: list[tuple[int, torch.dtype]], se
         for value in weights.values():
             chosen = torch.rand(value.shape, generator=generator) < seed / 1000
             value[chosen] = (torch.randn(value.shape, generator=generator) * 9).to(value.dtype)[chosen]
+
+
+@given(st.integers(1, 60), st.lists(st.integers(0, 59), max_size=12), st.sampled_from(DTYPES))
+def test_chunks_make_no_difference(size: int, changed: list[int], dtype: torch.dtype) -> None:
+    old = torch.arange(size).to(dtype)
+    new = old.clone()
+    new[[position % size for position in changed]] = 99
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delta, "CHUNK", 7)
+        sender, mirror = Sender(), Mirror()
+        for version, value in enumerate((old, new)):
+            ((change, _),) = sender.changes([("w", value)], 1 << 20)
+            apply(mirror, change, str(version - 1) if version else "")
+            mirror.version = str(version)
+            assert the_same(mirror._weights["w"], value)
 
 
 def test_only_what_changed_is_sent_and_the_smaller_form() -> None:
