@@ -30,8 +30,8 @@ def fail(message: str) -> NoReturn:
 
 
 def check_machine(plan: Plan) -> None:
-    """Exit with one line when the machine has fewer GPUs than the plan uses."""
-    if plan.profile.device != "cuda":
+    """Exit with one line when the machine has fewer GPUs than the plan uses; a cluster that exists answers for its own."""
+    if plan.profile.device != "cuda" or plan.args.ray_address:
         return
     found = visible_gpus()
     needed = (

@@ -25,6 +25,7 @@ from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
 from openclaw.live_losses import unfed_loss
 from slime.arguments.critic import critic_gpus
+from slime.arguments.machines import named_cluster
 from slime.arguments.parser import parser_for, read_arguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -167,8 +168,9 @@ def _sections(
     runtime: RuntimeConfig,
     counts: Mapping[str, int],
     name: str,
+    joins: bool,
 ) -> dict[str, tuple[str, ...]]:
-    """Return the flags by the names under which users know the groups."""
+    """Return the flags by the names under which users know the groups; ``joins`` a Ray cluster that exists or not."""
     run_dir = Path(str(v["run_dir"])) if v["run_dir"] else REPOSITORY / "runs" / name
     save = v["save_ckpt"] or run_dir / "checkpoints"
     hf = v["hf_ckpt"]
@@ -177,7 +179,8 @@ def _sections(
     several = ["--num-nodes", nodes, "--head-address", f"{v['master_addr']}:{v['master_port']}"] if nodes > 1 else []
     rows: dict[str, list[object]] = {
         "PLACEMENT_ARGS": [
-            *("--device", profile.device, "--num-gpus", v["num_gpus"], "--num-gpus-per-node", v["num_gpus"]),
+            *("--device", profile.device, *([] if joins else ["--num-gpus", v["num_gpus"]])),
+            *("--num-gpus-per-node", v["num_gpus"]),
             *several,
             *("--actor-num-nodes", nodes, "--actor-num-gpus-per-node", counts["actor"]),
             *("--rollout-num-gpus", nodes * counts["rollout"], "--rollout-num-gpus-per-engine", v["tp"]),
@@ -295,7 +298,8 @@ def make_plan(
     if ids is not None:
         values["num_gpus"] = len(ids)
     sections = {"MODEL_ARGS": model_flags(model)} if model else {}
-    sections |= _sections(lines, profile, values, runtime, counts, name or f"{profile.name}-{Path(method).name}")
+    joins = named_cluster(environment) is not None and int(str(values["nnodes"])) == 1
+    sections |= _sections(lines, profile, values, runtime, counts, name or f"{profile.name}-{Path(method).name}", joins)
     if extra:
         sections["CUSTOM_ARGS"] = tuple(extra)
     words = [word for section in sections.values() for word in section]

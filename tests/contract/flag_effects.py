@@ -32,8 +32,10 @@ EFFECTS = {
     f"{RAY}/test_placement.py::test_modes": "debug-train-only",
     f"{RAY}/test_placement.py::test_one_gpu_is_shared_by_all_roles": "share-gpu",
     f"{CORE}/test_arguments.py::test_more_gpus_than_there_are": "num-gpus",
-    f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """actor-num-nodes ray-address num-gpus-per-node colocate
+    f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """num-gpus-per-node colocate
         optimizer override-lr-scheduler""",
+    f"{CORE}/test_machines.py::test_machines_follow_from_the_gpus": "actor-num-nodes",
+    f"{CORE}/test_machines.py::test_a_run_is_in_the_cluster_of_its_job": "ray-address",
     f"{RAY}/test_nodes.py::test_the_flags_of_several_machines_reach_ray": "num-nodes head-address node-timeout forward-env",
     f"{RAY}/test_run_restart.py::test_without_checkpoints_or_restarts_one_line_ends_the_run": "max-trainer-restarts",
     f"{CORE}/test_algorithm_arguments.py::test_what_would_have_no_effect_is_refused": "critic-num-nodes",

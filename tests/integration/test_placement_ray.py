@@ -16,7 +16,8 @@ import ray
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import create_placement
 
-args = Namespace(device="cpu", num_nodes=1, run_dir=sys.argv[1], debug_rollout_only=False, debug_train_only=False, colocate=False,
+args = Namespace(device="cpu", num_nodes=1, ray_address=None, node_timeout=60.0, run_dir=sys.argv[1],
+                 debug_rollout_only=False, debug_train_only=False, colocate=False,
                  actor_num_nodes=1, actor_num_gpus_per_node=4, rollout_num_gpus=2, rollout_num_gpus_per_engine=2,
                  prm_enable=True, prm_num_gpus=2, prm_num_gpus_per_engine=2, num_gpus=8)
 

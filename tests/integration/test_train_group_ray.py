@@ -50,6 +50,7 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
         debug_rollout_only=False,
         debug_train_only=True,
         colocate=False,
+        num_nodes=1,
         actor_num_nodes=1,
         actor_num_gpus_per_node=2,
         rollout_num_gpus=0,

@@ -8,11 +8,13 @@ from pathlib import Path
 from openclaw.config import VARIABLES
 from openclaw.launch.document import FILE, document
 from openclaw.launch.variables import LAUNCH_VARIABLES
+from slime.arguments.machines import ADDRESS_VARIABLE
 from slime.arguments.parser import build_parser
 from slime.ray.environment import FORWARDED
 from slime.ray.ray_start import MODE_VARIABLE, TOKEN_VARIABLE
 
 WORDS_OF_OTHER_PROGRAMS = {
+    *("--head", "--address", "--dashboard-host", "--runtime-env-json"),
     "--check",
     "--plugin-custom-rm-path",
     "--fast",
@@ -78,6 +80,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "HINT_START",
         "HINT_END",
         *FORWARDED,
+        ADDRESS_VARIABLE,
         TOKEN_VARIABLE,
         MODE_VARIABLE,
     }

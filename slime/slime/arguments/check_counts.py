@@ -25,6 +25,7 @@ _COUNTS = (
     "rollout_max_response_len",
     "rollout_max_context_len",
     "rollout_max_prompt_len",
+    "num_gpus_per_node",
     "rollout_num_gpus_per_engine",
     "prm_num_gpus_per_engine",
     "prm_m",

@@ -19,10 +19,13 @@ CLUSTER = Group(
         ),
         Option("--num-gpus-per-node", "physical GPUs per node", int, 8),
         Option(
-            "--num-nodes", "machines of the cluster; this one is the head, the others run slime.ray.worker_node", int, 1
+            "--num-nodes",
+            "machines of the cluster that the run starts; this one is the head, the others run slime.ray.worker_node; "
+            "default: as many as the GPUs need",
+            int,
         ),
         Option("--head-address", "HOST:PORT on which the head is reached by the others, with --num-nodes above 1"),
-        Option("--node-timeout", "seconds to wait for the other machines", float, 600.0),
+        Option("--node-timeout", "seconds to wait for other machines, and for GPUs that other runs use", float, 600.0),
         Option(
             "--forward-env",
             "more environment variables for actors on all machines; instructions/cluster.md lists those that always go",
@@ -33,7 +36,11 @@ CLUSTER = Group(
         Option("--actor-num-gpus-per-node", "training GPUs (ranks) on each node", int, 8),
         Option("--rollout-num-gpus", "GPUs of the policy engines", int),
         Option("--rollout-num-gpus-per-engine", "GPUs per policy engine", int, 1),
-        Option("--ray-address", "join this Ray cluster instead of starting one"),
+        Option(
+            "--ray-address",
+            "HOST:PORT of a Ray cluster to join instead of starting one, auto for the one on this machine, local for an own "
+            "one; default: the variable RAY_ADDRESS, which ray job submit sets",
+        ),
         Option("--run-dir", "logs, metrics and engine logs; default: runs/<date>-<time>"),
         Option(
             "--share-gpu",

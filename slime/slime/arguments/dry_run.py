@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from slime.arguments.backend import backend_line
+from slime.arguments.machines import missing_machines
 from slime.exceptions import ConfigurationError
 
 MISSING_PATH = "no such folder"
@@ -26,6 +27,8 @@ def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> 
         lines, wrong = [], [str(error)]
     lines += [f"model    {args.hf_checkpoint}", f"flags    {shlex.join(argv)}"]
     lines += [f"warning: not found on this machine: {problem}" for problem in problems if MISSING_PATH in problem]
+    if not wrong and (missing := missing_machines(args)):
+        lines.append(f"warning: {missing}")
     if not wrong:
         lines.append("dry run: the plan is valid, nothing was started")
     print("\n".join(lines))

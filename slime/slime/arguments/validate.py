@@ -28,6 +28,7 @@ from slime.arguments.derive import derive_batches, derive_paths, derive_roles, d
 from slime.arguments.environments import check_environments
 from slime.arguments.fixed import check_fixed
 from slime.arguments.judge import check_judge
+from slime.arguments.machines import check_given, derive_machines
 from slime.arguments.megatron import check_megatron, check_megatron_shape, derive_megatron
 from slime.arguments.model_shape import check_model_shape, check_trainable
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
@@ -43,6 +44,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
     if problems := check_counts(args):
         return problems
     as_given = [
+        *check_given(args),
         *check_judge(args),
         *check_evaluation(args),
         *check_steps(args),
@@ -51,6 +53,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
     derive_paths(args)
     derive_roles(args)
     derive_critic(args, LATEST)
+    derive_machines(args)
     derive_megatron(args)
     derive_batches(args)
     derive_rollout(args)

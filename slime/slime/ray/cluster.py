@@ -2,13 +2,14 @@
 
 Guarantee: a head belongs to the process that called :func:`ray_cluster`. Its processes end with that process, its
 temporary folder (short, because Ray's socket paths must be) is removed too, even after ``SIGKILL``: ``janitor.py`` waits on
-a pipe for the owner's end. Joining a local one takes a token that only this run has. A cluster given by ``--ray-address`` is joined
-and left untouched.
+a pipe for the owner's end. Joining a local one takes a token that only this run has. A cluster given by ``--ray-address`` is joined,
+and left as it was: what the run has in it belongs to its driver, and Ray ends it with the driver.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -18,13 +19,17 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+from slime.arguments.machines import missing_machines
+from slime.exceptions import ConfigurationError, NodeError
 from slime.ray.environment import forwarded
 from slime.ray.ray_start import (
     CPU_OBJECT_STORE_BYTES,
     EXTRA_CPUS,
     TOKEN_VARIABLE,
     Part,
+    answers,
     node_of_cluster,
+    resolved,
     split_address,
 )
 from slime.utils.cleanup import entrust, start_janitor
@@ -32,24 +37,29 @@ from slime.utils.process import StopRequested
 
 logger = logging.getLogger(__name__)
 
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""What `ray job submit` was given, as JSON; Ray sets it for the driver."""
+
 
 @contextlib.contextmanager
 def ray_cluster(args: Namespace, *, num_gpus: int, stop: StopRequested | None = None) -> Iterator[None]:
     """Initialise Ray for the length of the block; ``num_gpus``, of this machine, are logical where there are none.
 
-    ``stop`` ends the wait for other machines.
+    ``stop`` ends the wait for other machines. In a cluster that exists ``args.num_nodes`` becomes what it has.
+
+    Raises:
+        ConfigurationError: when the run needs machines that it is not given.
+        NodeError: when a cluster or its machines are not there.
     """
     import psutil
     import ray
 
-    address = getattr(args, "ray_address", None)
-    if address:
-        ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
-        try:
+    if args.ray_address:
+        with _existing_cluster(args):
             yield
-        finally:
-            ray.shutdown()
         return
+    if missing := missing_machines(args):
+        raise ConfigurationError(missing)
     if args.num_nodes > 1:
         with _cluster_of_several(args, stop):
             yield
@@ -92,18 +102,51 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
 
 
 @contextlib.contextmanager
+def _existing_cluster(args: Namespace) -> Iterator[None]:
+    """Join the cluster at ``--ray-address``; its authentication is what the environment says."""
+    import ray
+    from ray.exceptions import RayError
+
+    from slime.ray.nodes import live_nodes
+
+    address = args.ray_address
+    if address != "auto" and not answers(address):
+        raise NodeError(
+            f"no Ray cluster answers at {address}; start it there (`ray start --head`), or correct the address"
+        )
+    job = json.loads(os.environ.get(JOB_VARIABLE) or "{}")
+    of_job = job.get("runtime_env", {}).get("env_vars", {})  # Ray gives these to all actors, and refuses them twice
+    variables = {name: value for name, value in forwarded(os.environ, args.forward_env).items() if name not in of_job}
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": variables} if variables else None,
+        )
+    except (RayError, ConnectionError, RuntimeError) as error:
+        raise NodeError(f"the Ray cluster at {address} cannot be joined: {error}") from error
+    try:
+        args.num_nodes = len(live_nodes())
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
 def _cluster_of_several(args: Namespace, stop: StopRequested | None) -> Iterator[None]:
     """Be the head of ``--num-nodes`` machines, and wait until all are there."""
     import ray
 
     from slime.ray.nodes import wait_for_nodes
 
-    address, _ = split_address(args.head_address)
-    part = Part(args.head_address, address, is_head=True, num_gpus=args.num_gpus_per_node, cpu=args.device == "cpu")
+    head = resolved(args.head_address)
+    address, _ = split_address(head)
+    part = Part(head, address, is_head=True, num_gpus=args.num_gpus_per_node, cpu=args.device == "cpu")
     variables = forwarded(os.environ, args.forward_env)
     with node_of_cluster(part, os.environ, Path(args.run_dir) / "logs" / "ray-head.log"):
         ray.init(
-            address=args.head_address,
+            address=head,
             log_to_driver=True,
             logging_level=logging.WARNING,
             runtime_env={"env_vars": variables},

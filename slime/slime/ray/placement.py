@@ -20,9 +20,10 @@ from slime.exceptions import ConfigurationError
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
+    from slime.utils.process import StopRequested
+
 ACTOR_GPU_SHARE = 0.4
 ENGINE_GPU_SHARE = 0.2
-_CREATE_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Placement:
         size = min(self.rollout_gpus_per_engine if role == "policy" else self.judge_gpus_per_engine, len(gpus) or 1)
         starts = range(0, len(gpus), size)
         return [EngineSpec(role, index, size, gpus[start : start + size]) for index, start in enumerate(starts)]
+
+    def roles(self) -> str:
+        """The roles with their numbers of GPUs, as in a sentence: ``actor 4 + rollout 2 + judge 2``."""
+        counts = (("actor", self.actor), ("critic", self.critic), ("rollout", self.rollout), ("judge", self.judge))
+        return " + ".join(f"{name} {len(gpus)}" for name, gpus in counts if gpus)
 
     def lines(self) -> list[str]:
         """One line per role for people: ``actor    GPU 0-3  4 ranks``."""
@@ -103,11 +109,7 @@ def describe_placement(args: Namespace) -> Placement:
     if available is not None:
         available *= getattr(args, "num_nodes", 1)
     if available is not None and placement.total > available:
-        raise ConfigurationError(
-            f"actor {actor_count} + {f'critic {trainer_count - actor_count} + ' if placement.critic else ''}"
-            f"rollout {rollout_count} + judge {judge_count} GPUs need {placement.total}, "
-            f"--num-gpus is {available}"
-        )
+        raise ConfigurationError(f"{placement.roles()} GPUs need {placement.total}, --num-gpus is {available}")
     return placement
 
 
@@ -158,22 +160,29 @@ class ReservedPlacement:
         return {"num_cpus": share, "num_gpus": share, "scheduling_strategy": strategy}
 
 
-def create_placement(args: Namespace) -> ReservedPlacement:
-    """Reserve one {GPU: 1, CPU: 1} bundle per GPU and find out where each is; Ray must be initialised."""
+def create_placement(args: Namespace, stop: StopRequested | None = None) -> ReservedPlacement:
+    """Reserve one {GPU: 1, CPU: 1} bundle per GPU and find out where each is; Ray must be initialised.
+
+    Waits for GPUs that other runs use, ``--node-timeout`` at most; see `slime.ray.reserve.reserve` for what it raises.
+    """
     import ray
-    from ray.util.placement_group import placement_group
+
+    from slime.ray.reserve import reserve
 
     placement = describe_placement(args)
     if not placement.total:
         return ReservedPlacement(placement, None, ())
-    group = placement_group([{"GPU": 1, "CPU": 1}] * placement.total, strategy="PACK")
-    if not group.wait(_CREATE_TIMEOUT_SECONDS):
-        have = ray.cluster_resources().get("GPU", 0)
-        raise ConfigurationError(
-            f"the cluster did not give {placement.total} GPUs (it has {have:.0f}); start more nodes"
-        )
+    group = reserve(placement.total, placement.roles(), args.node_timeout, stop)
     home = ray.get_runtime_context().get_node_id()
     return ReservedPlacement(placement, group, tuple(_probe_bundles(group, placement.total)), home)
+
+
+def release_placement(reserved: ReservedPlacement) -> None:
+    """Give the GPUs back to the cluster."""
+    from ray.util.placement_group import remove_placement_group
+
+    if reserved.group is not None:
+        remove_placement_group(reserved.group)
 
 
 def with_fresh_ports(reserved: ReservedPlacement) -> ReservedPlacement:

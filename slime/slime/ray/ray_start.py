@@ -59,6 +59,18 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def resolved(address: str) -> str:
+    """Return ``host:port`` with the host's IP address, which is what Ray's nodes are known by; raises NodeError for an unknown name."""
+    host, port = split_address(address)
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError as error:
+        raise NodeError(
+            f"the head's name {host} is not known on this machine ({error.strerror or error}); give its IP address as "
+            "MASTER_ADDR or --head-address, or add the name to /etc/hosts"
+        ) from error
+
+
 def own_address(head: str) -> str:
     """Return the address of the interface through which this machine reaches ``host:port``; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -249,9 +249,12 @@ class RolloutManager:
 
 
 def create_rollout_manager(args: Namespace, reserved: ReservedPlacement) -> Any:
-    """Create the manager's actor on the driver's machine; its engines are up when the first call on it returns."""
+    """Create the manager's actor on the driver's machine; its engines are up when the first call on it returns.
+
+    It asks for no CPU core: the run's GPUs may hold all of that machine's.
+    """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     remote = ray.remote(RolloutManager).options(
-        num_cpus=1, num_gpus=0, max_concurrency=_MANAGER_THREADS, scheduling_strategy=here
+        num_cpus=0, num_gpus=0, max_concurrency=_MANAGER_THREADS, scheduling_strategy=here
     )
     return remote.remote(args, reserved)

@@ -25,7 +25,13 @@ from slime.exceptions import LostError, ManagerLostError, RankLostError, SlimeEr
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.nodes import check_nodes, get_watching
-from slime.ray.placement import ReservedPlacement, create_placement, describe_placement, with_fresh_ports
+from slime.ray.placement import (
+    ReservedPlacement,
+    create_placement,
+    describe_placement,
+    release_placement,
+    with_fresh_ports,
+)
 from slime.ray.restarts import Restarts, death_line, first_line
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.trainer import Trainer
@@ -87,7 +93,8 @@ class Run:
         num_gpus = getattr(args, "num_gpus", None) or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again: Ray has put its own handlers in place
-        self._reserved = reserved = create_placement(args)
+        self._reserved = reserved = create_placement(args, self.stop)
+        self._resources.callback(release_placement, reserved)
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
         self._manager = create_rollout_manager(args, reserved)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slime.exceptions import SlimeError
 from slime.ray.environment import of_node
-from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address
+from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, resolved
 from slime.utils.process import StopRequested, watch_lifeline
 
 _POLL_SECONDS = 1.0
@@ -56,11 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not wait_for_head(head, options.timeout, stop):
             if stop:
                 return stop.exit_code
+            resolved(head)
             print(
                 f"no head at {head} after {options.timeout:.0f} s: start rank 0 there, or correct MASTER_ADDR",
                 flush=True,
             )
             return 1
+        head = resolved(head)
         address = options.node_address or own_address(head)
         part = Part(head, address, is_head=False, num_gpus=options.num_gpus, cpu=options.device == "cpu")
         with node_of_cluster(part, of_node(os.environ), Path(options.log)) as child:

@@ -148,6 +148,13 @@ def test_the_plan_of_each_machine(repository: Path) -> None:
     assert SECRET["RAY_AUTH_TOKEN"] not in head.stdout + other.stdout
 
 
+def test_in_a_ray_job_the_cluster_says_how_many_gpus_there_are(repository: Path) -> None:
+    plan = run_script(gpu_script(repository, "combine"), "--dry-run", cwd=repository, RAY_ADDRESS="10.0.0.1:6379")
+    assert plan.returncode == 0, plan.stderr
+    assert "--num-gpus-per-node 8" in plan.stdout
+    assert "--num-gpus 8" not in plan.stdout
+
+
 def test_a_flag_with_a_typo(repository: Path) -> None:
     result = run_script(gpu_script(repository, "rl"), "--dry-run", "--rollout-batchsize", "4", cwd=repository)
     assert result.returncode == 2

@@ -74,7 +74,8 @@ def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pyte
             return SimpleNamespace(remote=lambda *_: {"rollouts_per_epoch": 5}.get(name, {}))
 
     monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(run_module, "create_placement", lambda args: None)
+    monkeypatch.setattr(run_module, "create_placement", lambda args, stop: None)
+    monkeypatch.setattr(run_module, "release_placement", lambda reserved: None)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
     run = Run(default_args(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 from argparse import Namespace
@@ -164,14 +165,30 @@ def test_a_head_whose_name_is_not_known_yet_is_waited_for(monkeypatch: pytest.Mo
     for name, value in TOKEN.items():
         monkeypatch.setenv(name, value)
 
-    def unknown(head: str) -> str:
+    def unknown(host: str) -> str:
         raise socket.gaierror("Name or service not known")
 
-    monkeypatch.setattr(worker_node, "own_address", unknown)
+    monkeypatch.setattr(ray_start.socket, "gethostbyname", unknown)
     monkeypatch.setattr(worker_node, "answers", lambda head: False)
     monkeypatch.setattr(worker_node, "_POLL_SECONDS", 0.0)
     assert worker_node.main(["--head-address", "head-0.run:6379", "--num-gpus", "1", "--timeout", "0"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("no head at head-0.run:6379 after 0 s")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "waiting for the head at head-0.run:6379, 0 s at most"
+    assert said[1].startswith("this machine cannot join: the head's name head-0.run is not known on this machine")
+    assert len(said) == 2
+
+
+def test_a_head_whose_name_is_not_known_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(host: str) -> str:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(ray_start.socket, "gethostbyname", unknown)
+    args = build_parser().parse_args(["--num-nodes", "2", "--head-address", "head-0.run:6379"])
+    with pytest.raises(
+        NodeError, match=r"head-0.run is not known .*Name or service.*; give its IP address as MASTER_ADDR"
+    ):
+        with cluster_module.ray_cluster(args, num_gpus=1):
+            pass
 
 
 def reserved(*places: str) -> ReservedPlacement:
@@ -226,3 +243,56 @@ def test_the_flags_of_several_machines_reach_ray(monkeypatch: pytest.MonkeyPatch
         assert found["waited"] == (3, 5.0, "10.0.0.1:7000", None)
     assert found["part"] == Part("10.0.0.1:7000", "10.0.0.1", is_head=True, num_gpus=4, cpu=True)
     assert found["runtime_env"]["env_vars"]["MY_METHOD"] == "1"
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Namespace, dict[str, Any]]:
+    """Join a cluster of three machines; returns the arguments and what Ray was given."""
+    args = build_parser().parse_args(["--ray-address", "10.0.0.1:6379", *words])
+    found: dict[str, Any] = {}
+    cluster(monkeypatch, 3)
+    monkeypatch.setattr(cluster_module, "answers", lambda address: True)
+    monkeypatch.setattr(nodes.ray, "init", lambda **keywords: found.update(keywords))
+    monkeypatch.setattr(nodes.ray, "shutdown", lambda: found.update(left=True))
+    with cluster_module.ray_cluster(args, num_gpus=1):
+        assert "left" not in found
+    return args, found
+
+
+def test_a_cluster_that_exists_is_joined_with_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", cluster_module.JOB_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("MY_METHOD", "NCCL_DEBUG", "SECRET_KEY"):
+        monkeypatch.setenv(name, "1")
+    args, found = joined(monkeypatch, "--forward-env", "MY_METHOD")
+    assert args.num_nodes == 3
+    assert (found["address"], found["left"]) == ("10.0.0.1:6379", True)
+    variables = found["runtime_env"]["env_vars"]
+    assert (variables["MY_METHOD"], variables["NCCL_DEBUG"]) == ("1", "1")
+    assert "SECRET_KEY" not in variables
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_what_a_job_was_given_is_not_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_DEBUG", "HF_HOME"):
+        monkeypatch.setenv(name, "of the job")
+    monkeypatch.setenv(cluster_module.JOB_VARIABLE, '{"runtime_env": {"env_vars": {"NCCL_DEBUG": "of the job"}}}')
+    variables = joined(monkeypatch)[1]["runtime_env"]["env_vars"]
+    assert variables["HF_HOME"] == "of the job"
+    assert "NCCL_DEBUG" not in variables
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    args = build_parser().parse_args(["--ray-address", address])
+    with pytest.raises(NodeError, match=f"no Ray cluster answers at {address}; start it there"):
+        with cluster_module.ray_cluster(args, num_gpus=1):
+            pass
+
+
+def test_a_run_that_is_given_no_machines_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    args = build_parser().parse_args(["--num-nodes", "2"])
+    with pytest.raises(ConfigurationError, match="needs 2 machines of 8 GPUs and is in no Ray cluster"):
+        with cluster_module.ray_cluster(args, num_gpus=1):
+            pass

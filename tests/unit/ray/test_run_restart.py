@@ -247,7 +247,7 @@ def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     """A run that goes through its start."""
     run = make_run(world, **values)
     monkeypatch.setattr(run_module, "describe_placement", lambda args: NOWHERE.placement)
-    monkeypatch.setattr(run_module, "create_placement", lambda args: NOWHERE)
+    monkeypatch.setattr(run_module, "create_placement", lambda args, stop: NOWHERE)
     monkeypatch.setattr(run_module, "ray_cluster", lambda args, **_: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "backend_line", lambda args: "")
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
