@@ -75,7 +75,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = [problem for problem in plan.problems if MISSING_PATH in problem]
     wrong = [problem for problem in plan.problems if MISSING_PATH not in problem]
     if options.dry_run:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--dry-run | head` ends quietly
         print(describe(plan))
         for problem in missing:
             print(f"warning: not found on this machine: {problem}")
@@ -92,4 +91,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--dry-run | head` ends quietly
     main()
