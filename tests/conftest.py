@@ -49,6 +49,17 @@ def tiny_random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def vision_processor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizer and image processor of a Qwen3-VL checkpoint, without weights."""
+    from tests.helpers import tiny_vision
+
+    folder = tmp_path_factory.mktemp("vision")
+    tiny_vision.save_processor(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_random_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3 checkpoint with random weights, embeddings tied to the LM head."""
     from tests.helpers import tiny_random

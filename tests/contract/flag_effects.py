@@ -112,6 +112,7 @@ EFFECTS = {
     f"{DATA}::test_groups_are_copies_with_running_numbers": "prompt-data n-samples-per-prompt",
     f"{DATA}::test_blank_samples_without_a_dataset": "disable-rollout-global-dataset",
     f"{DATA}::test_columns_have_the_names_of_the_flags": "input-key label-key metadata-key tool-key",
+    f"{CORE}/test_multimodal_prompts.py::test_placeholders_become_parts_in_order": "multimodal-keys",
     f"{DATA}::test_a_prompt_is_rendered_with_the_templates_arguments": """apply-chat-template
         apply-chat-template-kwargs""",
     f"{DATA}::test_epochs_go_round_and_shuffle_depends_on_the_seed": "rollout-shuffle",

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from slime.observability import logging_utils as newer_logging_utils
 from slime.observability.metric_utils import compute_rollout_step
@@ -209,19 +210,25 @@ def test_outputs_have_no_metrics_unless_given() -> None:
 
 
 def test_media_of_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [{"type": "image", "image": Image.new("RGB", (60, 56))}, {"type": "video", "video": "film.mp4"}]
+    messages = [{"role": "user", "content": parts}]
     monkeypatch.setitem(sys.modules, "qwen_vl_utils", None)
     with pytest.raises(ImportError, match="pip install qwen-vl-utils"):
-        processing_utils.process_vision_info([], None)
+        processing_utils.process_vision_info(messages, None)
     calls = []
 
-    def found(messages: Any, image_patch_size: int) -> tuple[list[str], None]:
-        calls.append(image_patch_size)
-        return ["picture"], None
+    def found(messages: Any, image_patch_size: int) -> tuple[None, list[str]]:
+        calls.append((messages[0]["content"], image_patch_size))
+        return None, ["film"]
 
     monkeypatch.setitem(sys.modules, "qwen_vl_utils", SimpleNamespace(process_vision_info=found))
-    assert processing_utils.process_vision_info([], None) == {"images": ["picture"], "videos": None}
-    processing_utils.process_vision_info([], SimpleNamespace(image_processor=SimpleNamespace(patch_size=16)))
-    assert calls == [14, 16]
+    media = processing_utils.process_vision_info(messages, None)
+    assert [image.size for image in media["images"]] == [(56, 56)]
+    assert media["videos"] == ["film"]
+    part_of = SimpleNamespace(patch_size=16, merge_size=2, size={"shortest_edge": 1024, "longest_edge": 65536})
+    media = processing_utils.process_vision_info(messages, SimpleNamespace(image_processor=part_of))
+    assert [image.size for image in media["images"]] == [(64, 64)]
+    assert calls == [([parts[1]], 14), ([parts[1]], 16)]
 
 
 def test_the_loss_helpers_are_importable_without_megatron() -> None:

@@ -75,12 +75,6 @@ def test_the_lora_scripts_of_the_three_methods_parse(
 SCRIPTS = json.loads((Path(__file__).parents[1] / "data" / "script_flags.json").read_text())
 # Machines of 8 GPUs that the scripts of several nodes start Ray on.
 NODES = {"T2": 2, "S2": 2, "S4": 4, "S8": 8, "S8R": 8, "S5P": 5, "C4": 4, "C5P": 5}
-# What is not offered, and which scripts ask for it; all others start as they are.
-PICTURES = "--multimodal-keys "
-NOT_OFFERED = {
-    **{name: (PICTURES,) for name in ("G0", "G2")},
-    "G1": (PICTURES, "--eval-interval needs "),  # it names an evaluation and no set to evaluate on
-}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -94,12 +88,11 @@ def test_the_flags_of_every_script_of_the_contract(
     words = [*(model_args(repository, shape) if shape else []), *flags, "--device", "cuda"]
     args, problems = read_arguments(parser_for(words), words)
     assert args.num_nodes == NODES.get(name, 1)
-    assert not [problem for problem in problems if not problem.startswith(NOT_OFFERED.get(name, ("no problem",)))]
+    assert not problems
 
 
 def test_the_sets_are_those_of_all_scripts() -> None:
     assert len(SCRIPTS) == 23
-    assert set(NOT_OFFERED) < set(SCRIPTS)
     assert all(len(entry["words"].split()) > 60 for entry in SCRIPTS.values())
 
 

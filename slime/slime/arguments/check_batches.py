@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from slime.arguments.rollout import DEFAULT_DATA_SOURCE
+
 
 def check_steps(args: Namespace) -> list[str]:
     """Return the problem with how a rollout is cut into optimizer steps; ``args`` as they were given, before any derivation."""
@@ -41,7 +43,9 @@ def check_batches(args: Namespace) -> list[str]:
         problems.append("--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
     if args.update_weights_interval < 1:
         problems.append(f"--update-weights-interval {args.update_weights_interval}: give 1 or more")
-    if args.eval_interval and not args.eval_datasets and args.eval_function_path == args.rollout_function_path:
+    own_prompts = args.data_source_path == DEFAULT_DATA_SOURCE  # scripts with their own name an interval and no set
+    same_function = args.eval_function_path == args.rollout_function_path
+    if args.eval_interval and not args.eval_datasets and same_function and own_prompts:
         problems.append(
             "--eval-interval needs --eval-prompt-data NAME PATH, --eval-config FILE or --eval-function-path"
         )

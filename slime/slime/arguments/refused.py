@@ -90,7 +90,6 @@ REFUSED: dict[str, str] = {
     "load-forge-rollout-data": "is not offered; replay with --load-debug-rollout-data PATH",
     "balance-by-flops": "is not offered: samples are dealt to ranks by tokens; remove it",
     "distributed-backend": "follows --device: nccl on GPUs, gloo on a CPU; remove it",
-    "multimodal-keys": "is not implemented yet: text only",
     "log-probs-max-tokens-per-gpu": "is not offered; --max-tokens-per-gpu holds for every pass",
     **REFUSED_ROUTER,
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from slime.arguments.media import media_columns
 from slime.arguments.option import Group, Option, json_object
 
+DEFAULT_DATA_SOURCE = "slime.rollout.data_source.RolloutDataSourceWithBuffer"
 _UNUSED = "not used without --eval-interval"
 
 ROLLOUT = Group(
@@ -16,7 +18,7 @@ ROLLOUT = Group(
         Option("--rm-type", "grader of the core in place of a reward function, see rewards_and_evaluation.md"),
         Option("--rm-url", "address of the reward server for --rm-type remote_rm"),
         Option("--group-rm", "the reward function scores whole groups", bool),
-        Option("--data-source-path", "data source class", str, "slime.rollout.data_source.RolloutDataSourceWithBuffer"),
+        Option("--data-source-path", "data source class", str, DEFAULT_DATA_SOURCE),
         Option("--buffer-filter-path", "picks groups out of the data source's buffer"),
         Option("--rollout-sample-filter-path", "marks samples of a finished rollout for removal"),
         Option("--rollout-all-samples-process-path", "sees all finished groups of a rollout, the dropped ones too"),
@@ -89,6 +91,7 @@ DATA = Group(
         Option("--label-key", "label column"),
         Option("--metadata-key", "metadata column", str, "metadata"),
         Option("--tool-key", "tools column", str, "tools"),
+        Option("--multimodal-keys", 'JSON object, column of the pictures: \'{"image": "images"}\'', media_columns),
         Option(
             "--loss-mask-type",
             "chat template of supervised fine-tuning",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.exceptions import CheckpointError, ConfigurationError
+from slime.rollout.multimodal_prompts import fresh_copies, image_processor_of, with_pictures
 from slime.rollout.prompt_lengths import drop_long_prompts
 from slime.rollout.rm_hub import check_samples
 from slime.utils.misc import load_function
@@ -103,7 +104,7 @@ def rows_to_samples(
     tool_key: str | None = None,
     longest: int | None = None,
 ) -> list[Sample]:
-    """Return one sample per row; prompts are rendered with ``--apply-chat-template``.
+    """Return one sample per row; prompts are rendered with ``--apply-chat-template``, pictures are as the file has them.
 
     Args:
         args: of the run.
@@ -114,22 +115,25 @@ def rows_to_samples(
         longest: prompts of more tokens are left out; None keeps all.
 
     Raises:
-        ConfigurationError: naming the missing column and those there are.
+        ConfigurationError: naming the missing column and those there are, or the row whose pictures cannot be used.
     """
     tokenizer = None
     if args.apply_chat_template or longest is not None:
         from slime.utils.processing_utils import load_tokenizer
 
         tokenizer = load_tokenizer(args.hf_checkpoint)
+    renderer = image_processor_of(args.hf_checkpoint) if args.multimodal_keys else tokenizer
     samples = []
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         for key in (input_key, label_key):
             if key is not None and key not in row:
                 raise ConfigurationError(f"prompt data has no column {key!r}; it has {', '.join(sorted(row))}")
-        prompt = row[input_key]
-        if args.apply_chat_template and tokenizer is not None:
+        prompt, pictures = row[input_key], []
+        if args.multimodal_keys:
+            prompt, pictures = with_pictures(args, row, prompt, number)
+        if args.apply_chat_template and renderer is not None:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            prompt = tokenizer.apply_chat_template(
+            prompt = renderer.apply_chat_template(
                 messages,
                 tools=row.get(tool_key or args.tool_key),
                 tokenize=False,
@@ -140,8 +144,9 @@ def rows_to_samples(
         metadata = dict(row.get(args.metadata_key) or {})
         if row.get(tool_key or args.tool_key):
             metadata.setdefault("tools", row[tool_key or args.tool_key])
-        samples.append(Sample(prompt=prompt, label=label, metadata=metadata))
-    return samples if longest is None else drop_long_prompts(tokenizer, samples, longest)
+        media = {"images": pictures} if pictures else None
+        samples.append(Sample(prompt=prompt, label=label, metadata=metadata, multimodal_inputs=media))
+    return samples if longest is None else drop_long_prompts(args, tokenizer, samples, longest)
 
 
 class RolloutDataSource(DataSource):
@@ -198,13 +203,10 @@ class RolloutDataSource(DataSource):
         """Return that many groups of ``--n-samples-per-prompt`` copies of a prompt."""
         groups = []
         for _ in range(num_samples):
-            prompt = self._next_prompt()
-            group = []
-            for _ in range(self.args.n_samples_per_prompt):
-                sample = copy.deepcopy(prompt)
+            group = fresh_copies(self.args, self._next_prompt(), self.args.n_samples_per_prompt)
+            for sample in group:
                 sample.group_index, sample.index = self.sample_group_index, self.sample_index
                 self.sample_index += 1
-                group.append(sample)
             self.sample_group_index += 1
             groups.append(group)
         return groups

@@ -5,13 +5,13 @@ Guarantees: a file is read, rendered and checked against its grader once per pro
 
 from __future__ import annotations
 
-import copy
 from argparse import Namespace
 from typing import Any
 
 from slime.arguments.eval_config import EvalDataset
 from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import read_rows, rows_to_samples
+from slime.rollout.multimodal_prompts import fresh_copies
 from slime.rollout.rm_hub import BY_TYPE, check_samples
 from slime.utils.types import Sample
 
@@ -30,12 +30,10 @@ def load_eval_groups(args: Namespace, dataset: EvalDataset) -> list[list[Sample]
     groups = []
     number = 0
     for position, prompt in enumerate(_prompts[dataset]):
-        group = []
-        for _ in range(dataset.n_samples_per_eval_prompt):
-            sample = copy.deepcopy(prompt)
+        group = fresh_copies(args, prompt, dataset.n_samples_per_eval_prompt)
+        for sample in group:
             sample.group_index, sample.index = position, number
             number += 1
-            group.append(sample)
         groups.append(group)
     return groups
 

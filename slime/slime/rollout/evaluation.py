@@ -6,6 +6,7 @@ training rollout does not abort them, it waits. An answer that was aborted count
 
 from __future__ import annotations
 
+import logging
 import threading
 from argparse import Namespace
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from slime.rollout.eval_datasets import eval_sampling_params, load_eval_groups
 from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -40,10 +43,13 @@ def add_progress(done: int = 0, total: int = 0) -> None:
 
 
 async def eval_rollout(args: Namespace, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Any]]:
-    """Answer and score every evaluation set, all at a time; empty without one."""
+    """Answer and score every evaluation set, all at a time; empty, with a warning, without one."""
     PROGRESS.done = PROGRESS.total = 0
     data: dict[str, dict[str, Any]] = {}
     if not args.eval_datasets:
+        logger.warning(
+            "nothing is evaluated: no set is named; add --eval-prompt-data NAME PATH or --eval-function-path"
+        )
         return RolloutFnEvalOutput(data=data), []
     for dataset in args.eval_datasets:
         load_eval_groups(args, dataset)  # what is wrong with any file shows before the first answer

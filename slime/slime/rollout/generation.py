@@ -17,6 +17,15 @@ from typing import Any
 
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.engine_pool import router_url, routing_headers
+from slime.rollout.multimodal_requests import (
+    CUT,
+    before_placeholder,
+    check_prompt_length,
+    image_fields,
+    images_of,
+    placeholder_ids,
+    take_prompt,
+)
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.utils.async_utils import gather_or_cancel
@@ -39,6 +48,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
         self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True)
+        self.placeholders = placeholder_ids(self.processor)
         engines = max(1, (args.rollout_num_gpus or 1) // args.rollout_num_gpus_per_engine)
         self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * engines)
         self.sampling_params: dict[str, Any] = {
@@ -113,7 +123,7 @@ async def generate(
     fruitless = 0
     while True:
         before = sample.response_length
-        payload = request_of(state, sample, sampling_params, evaluation)
+        payload = await request_of(state, sample, sampling_params, evaluation)
         if payload is None:
             sample.status = Sample.Status.TRUNCATED
             return sample
@@ -127,7 +137,7 @@ async def generate(
             raise EngineError(f"the engine broke off sample {sample.index} {fruitless} times in a row: {reason}")
 
 
-def request_of(
+async def request_of(
     state: GenerateState, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> dict[str, Any] | None:
     """Return what ``/generate`` is asked for the rest of a response, or None when it is as long as it may be.
@@ -140,26 +150,49 @@ def request_of(
     if not sample.tokens:
         if not isinstance(sample.prompt, str):
             raise ConfigurationError("the prompt is a list of messages; use --apply-chat-template to render it")
-        sample.tokens = state.tokenizer.encode(sample.prompt, add_special_tokens=False)
+        if images_of(sample):
+            await take_prompt(state.processor, sample)
+        else:
+            sample.tokens = state.tokenizer.encode(sample.prompt, add_special_tokens=False)
     budget = token_budget(state.args, sample, sampling_params, evaluation)
     if budget <= 0:
         return None
     parameters = {**sampling_params, "max_new_tokens": budget}
-    return {"input_ids": list(sample.tokens), "sampling_params": parameters, "return_logprob": True}
+    if state.placeholders:
+        parameters["stop_token_ids"] = [*(sampling_params.get("stop_token_ids") or []), *sorted(state.placeholders)]
+    request = {"input_ids": list(sample.tokens), "sampling_params": parameters, "return_logprob": True}
+    return request | await image_fields(state.processor, sample)
 
 
 def take_answer(args: Namespace, sample: Sample, answer: dict[str, Any]) -> None:
-    """Append what an engine's ``/generate`` answered to ``sample``: tokens, logprobs, text, weight versions, status."""
+    """Append what an engine's ``/generate`` answered to ``sample``: tokens, logprobs, text, weight versions, status.
+
+    Raises:
+        EngineError: when the engine has read the pictures in another way.
+    """
     meta = answer["meta_info"]
-    entries = meta.get("output_token_logprobs") or []
     start = sample.response_length
-    sample.append_response_tokens(
-        [entry[1] for entry in entries], [float(entry[0]) for entry in entries], text=answer["text"]
-    )
+    check_prompt_length(sample, len(sample.tokens), meta)
+    cut = append_answer(args, sample, meta.get("output_token_logprobs") or [], answer["text"])
     sample.update_from_meta_info(args, meta)
+    if cut:
+        sample.status = Sample.Status.TRUNCATED
     add_weight_spans(sample, start, meta)
     if getattr(args, "mask_offpolicy_in_partial_rollout", False):
         mask_older_weights(sample)
+
+
+def append_answer(args: Namespace, sample: Sample, entries: list[list[Any]], text: str) -> bool:
+    """Append ``[logprob, token, …]`` entries of an engine up to a placeholder; return whether there was one, which ends the response."""
+    state = GenerateState(args)
+    token_ids = [entry[1] for entry in entries]
+    kept = before_placeholder(token_ids, state.placeholders)
+    cut = kept < len(entries)
+    if cut:
+        text = state.tokenizer.decode(token_ids[:kept], skip_special_tokens=args.rollout_skip_special_tokens)
+        sample.metadata[CUT] = True
+    sample.append_response_tokens(token_ids[:kept], [float(entry[0]) for entry in entries[:kept]], text=text)
+    return cut
 
 
 def add_weight_spans(sample: Sample, start: int, meta: dict[str, Any]) -> None:
@@ -167,10 +200,11 @@ def add_weight_spans(sample: Sample, start: int, meta: dict[str, Any]) -> None:
     count = sample.response_length - start
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
     for span in spans:
-        if span["version"] is None or span["start"] == span["end"]:
+        first, end = start + span["start"], min(start + span["end"], sample.response_length)
+        if span["version"] is None or first >= end:
             continue
         last = sample.weight_spans[-1] if sample.weight_spans else None
-        version, first, end = str(span["version"]), start + span["start"], start + span["end"]
+        version = str(span["version"])
         if last and last[0] == version and last[2] == first:
             last[2] = end
         else:

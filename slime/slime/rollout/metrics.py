@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime.rollout.multimodal_requests import CUT
 from slime.rollout.rewards import constant_groups
 from slime.rollout.rm_hub import grader_problems
 from slime.rollout.sample_metrics import requested_metrics
@@ -36,6 +37,9 @@ def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) 
         "perf/rollout_time": seconds,
     }
     metrics |= {f"rollout/grader_{reason}": count for reason, count in grader_problems(samples).items()}
+    cut = sum(CUT in sample.metadata for sample in samples)
+    if cut:
+        metrics["rollout/cut_at_placeholder"] = cut
     if rewards:
         metrics["rollout/raw_reward"] = statistics.fmean(rewards)
     if len(rewards) == len(samples):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from typing import Any
 
+from slime.rollout.multimodal_prompts import expanded_tokens
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -18,9 +20,13 @@ def prompt_tokens(tokenizer: Any, prompt: Any) -> int:
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 
-def drop_long_prompts(tokenizer: Any, samples: list[Sample], longest: int) -> list[Sample]:
-    """Return the samples whose prompt has at most ``longest`` tokens."""
-    kept = [sample for sample in samples if prompt_tokens(tokenizer, sample.prompt) <= longest]
+def drop_long_prompts(args: Namespace, tokenizer: Any, samples: list[Sample], longest: int) -> list[Sample]:
+    """Return the samples whose prompt, pictures included, has at most ``longest`` tokens."""
+    kept = [
+        sample
+        for sample in samples
+        if prompt_tokens(tokenizer, sample.prompt) + expanded_tokens(args, sample) <= longest
+    ]
     if len(kept) < len(samples):
         logger.warning(
             "%d of %d prompts have over %d tokens: left out", len(samples) - len(kept), len(samples), longest

@@ -11,9 +11,10 @@ from argparse import Namespace
 from typing import Any
 
 from slime.exceptions import ConfigurationError
+from slime.rollout.multimodal_requests import expand_images, images_of
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.misc import SingletonMeta
-from slime.utils.processing_utils import load_tokenizer
+from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class MaskState(metaclass=SingletonMeta):
     def __init__(self, args: Namespace) -> None:
         tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
         self.generator = MultiTurnLossMaskGenerator(tokenizer, args.loss_mask_type)
+        self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True) if args.multimodal_keys else None
 
 
 def generate_rollout(
@@ -48,7 +50,7 @@ def generate_rollout(
             raise ConfigurationError(
                 f"supervised fine-tuning takes a conversation once; replace --n-samples-per-prompt {len(group)} by 1"
             )
-        fill(group[0], MaskState(args).generator)
+        fill(group[0], MaskState(args))
     untrained = sum(not group[0].response_length for group in groups)
     if untrained:
         logger.warning(
@@ -57,8 +59,8 @@ def generate_rollout(
     return groups
 
 
-def fill(sample: Sample, generator: MultiTurnLossMaskGenerator) -> None:
-    """Give a sample whose prompt is a conversation its tokens, response, mask, reward and status."""
+def fill(sample: Sample, state: MaskState) -> None:
+    """Give a sample whose prompt is a conversation, maybe with pictures, its tokens, response, mask, reward and status."""
     messages = sample.prompt
     if not isinstance(messages, list) or not all(
         isinstance(message, dict) and "role" in message for message in messages
@@ -67,8 +69,10 @@ def fill(sample: Sample, generator: MultiTurnLossMaskGenerator) -> None:
             f"sample {sample.index}: the prompt is not a list of messages; name their column with --input-key and drop "
             "--apply-chat-template"
         )
-    sample.tokens, mask = generator.get_loss_mask(messages, tools=sample.metadata.get("tools"))
-    (sample.response_length,) = generator.get_response_lengths([mask])
+    sample.tokens, mask = state.generator.get_loss_mask(messages, tools=sample.metadata.get("tools"))
+    if images_of(sample):
+        sample.tokens, mask = expand_images(state.processor, sample, sample.tokens, mask)
+    (sample.response_length,) = state.generator.get_response_lengths([mask])
     sample.loss_mask = mask[len(mask) - sample.response_length :]
     sample.reward = 0.0
     sample.status = Sample.Status.COMPLETED

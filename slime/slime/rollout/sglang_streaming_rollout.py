@@ -16,7 +16,14 @@ import httpx
 
 from slime.exceptions import HttpStatusError
 from slime.rollout.engine_pool import router_url, routing_headers
-from slime.rollout.generation import GenerateState, add_weight_spans, mask_older_weights, request_of
+from slime.rollout.generation import (
+    GenerateState,
+    add_weight_spans,
+    append_answer,
+    mask_older_weights,
+    request_of,
+)
+from slime.rollout.multimodal_requests import check_prompt_length
 from slime.utils import http_utils
 from slime.utils.types import Sample
 
@@ -38,7 +45,7 @@ async def generate_streaming(
     state = GenerateState(args)
     url = f"{router_url(args)}/generate"
     tries, delay = 0, http_utils.FIRST_DELAY_SECONDS
-    while (payload := request_of(state, sample, sampling_params, evaluation)) is not None:
+    while (payload := await request_of(state, sample, sampling_params, evaluation)) is not None:
         before = sample.response_length
         payload["stream"] = True
         try:
@@ -71,7 +78,7 @@ async def generate_streaming(
 async def _read(args: Namespace, sample: Sample, response: httpx.Response) -> None:
     """Append the events of one answer; raises httpx.RemoteProtocolError when it ends before the response does."""
     start, spans = sample.response_length, len(sample.weight_spans)
-    text_start = len(sample.response)
+    text_start, prompt = len(sample.response), len(sample.tokens)
     async for line in http_utils.stream_lines(response):
         if not line.startswith(_DATA) or line == _DATA + _DONE:
             continue
@@ -79,12 +86,13 @@ async def _read(args: Namespace, sample: Sample, response: httpx.Response) -> No
         if "error" in event:
             raise HttpStatusError(str(response.url), event["error"].get("code") or 500, str(event["error"]))
         meta, have = event["meta_info"], sample.response_length - start
+        check_prompt_length(sample, prompt, meta)
         entries, text = meta.get("output_token_logprobs") or [], event["text"]
         new = meta["completion_tokens"] - have
         if len(entries) > new:  # an engine that repeats what it has sent
             entries, text = entries[len(entries) - new :], text[len(sample.response) - text_start :]
-        sample.append_response_tokens([e[1] for e in entries], [float(e[0]) for e in entries], text=text)
-        finished = meta.get("finish_reason") is not None
+        cut = append_answer(args, sample, entries, text)
+        finished = cut or meta.get("finish_reason") is not None
         if finished and meta.get("weight_versions"):
             del sample.weight_spans[spans:]
             add_weight_spans(sample, start, meta)
@@ -94,6 +102,7 @@ async def _read(args: Namespace, sample: Sample, response: httpx.Response) -> No
             mask_older_weights(sample)
         if finished:
             sample.update_from_meta_info(args, meta)
+            sample.status = Sample.Status.TRUNCATED if cut else sample.status
             sample.weight_versions = list(dict.fromkeys(sample.weight_versions))
             return
         if sample.weight_spans and sample.weight_spans[-1][0] not in sample.weight_versions:

@@ -8,10 +8,13 @@ import logging
 from typing import Any
 
 from slime.utils.image_processor import images_only, lacks_video_part, processor_class_of
+from slime.utils.images import DEFAULT_PATCH_SIZE, at_model_size, open_image
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PATCH_SIZE = 14
+# Screenshots are flat: the fastest level makes them nearly as small as the best one.
+PNG_LEVEL = 1
+_IMAGE_KEYS = frozenset({"image", "image_url"})
 
 
 def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
@@ -41,23 +44,36 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
 def encode_image_for_rollout_engine(image: Any) -> str:
     """Return a PIL image as a ``data:image/png;base64,…`` URL."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
+    image.save(buffer, format="PNG", compress_level=PNG_LEVEL)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def process_vision_info(messages: list[dict[str, Any]], processor: Any) -> dict[str, Any]:
     """Return the media of a conversation, ready for ``processor``: ``{"images": [...] or None, "videos": [...] or None}``.
 
-    Images are sized to multiples of the processor's patch.
+    Images (content parts with a key ``image`` or ``image_url``, see `open_image`) come as RGB at the size the model sees them in.
 
     Raises:
-        ImportError: without the package qwen-vl-utils, saying how to get it.
+        ValueError: on an image that cannot be read.
+        FileNotFoundError: when there is no such file.
+        ImportError: for videos without the package qwen-vl-utils, saying how to get it.
     """
+    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+    sources = [part["image"] if "image" in part else part["image_url"] for part in parts if _IMAGE_KEYS & part.keys()]
+    urls = [source["url"] if isinstance(source, dict) and "url" in source else source for source in sources]
+    videos = [part for part in parts if "video" in part]
+    return {
+        "images": [at_model_size(open_image(url), processor) for url in urls] or None,
+        "videos": _read_videos(videos, processor) if videos else None,
+    }
+
+
+def _read_videos(parts: list[dict[str, Any]], processor: Any) -> list[Any]:
     try:
         import qwen_vl_utils  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ImportError("images and videos in prompts need a package: pip install qwen-vl-utils") from error
+        raise ImportError("videos in prompts need packages: pip install qwen-vl-utils torchvision") from error
 
     patch = getattr(getattr(processor, "image_processor", None), "patch_size", DEFAULT_PATCH_SIZE)
-    images, videos = qwen_vl_utils.process_vision_info(messages, image_patch_size=patch)
-    return {"images": images, "videos": videos}
+    messages = [{"role": "user", "content": parts}]
+    return qwen_vl_utils.process_vision_info(messages, image_patch_size=patch)[1]

@@ -35,6 +35,7 @@ def args(tiny_random_model: Path, tmp_path: Path) -> Iterator[Namespace]:
         label_key=None,
         metadata_key="metadata",
         tool_key="tools",
+        multimodal_keys=None,
         apply_chat_template=False,
         apply_chat_template_kwargs={},
         rollout_global_dataset=True,

@@ -217,3 +217,8 @@ def test_a_custom_evaluation_may_give_rewards_only() -> None:
     assert metrics["eval/mine"] == 0.5
     assert scores(metrics) == {"mine": 0.5}
     assert eval_metrics("none", {"rewards": []}) == {}
+
+
+async def test_an_evaluation_without_a_set_says_so(args: Namespace, caplog: pytest.LogCaptureFixture) -> None:
+    assert await evaluated(args) == {}
+    assert "nothing is evaluated: no set is named" in caplog.text

@@ -63,7 +63,8 @@ def test_resume_names_one_folder(base: list[str], tmp_path: Path, capsys: pytest
 def test_intervals_need_what_they_write(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "--save-interval needs --save" in refusal(capsys, [*base, "--save-interval", "2"])
     assert "--eval-interval needs" in refusal(capsys, [*base, "--eval-interval", "2"])
-    assert parse_args([*base, "--eval-interval", "2", "--eval-function-path", "my.evaluate"]).eval_interval == 2
+    for own in (["--eval-function-path", "my.evaluate"], ["--data-source-path", "my.Prompts"]):
+        assert parse_args([*base, "--eval-interval", "2", *own]).eval_interval == 2
 
 
 def test_one_kl_at_a_time_and_excluded_pairs(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:

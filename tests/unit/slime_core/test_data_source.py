@@ -25,6 +25,7 @@ def args(tmp_path: Path) -> Namespace:
         label_key="a",
         metadata_key="metadata",
         tool_key="tools",
+        multimodal_keys=None,
         apply_chat_template=False,
         apply_chat_template_kwargs={},
         rollout_global_dataset=True,

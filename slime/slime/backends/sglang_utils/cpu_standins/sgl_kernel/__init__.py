@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ._missing import missing_operator
 from ._pinned_memory import ignore_pinning
+from ._registered import register_placeholders
 
 
 def __getattr__(name: str) -> object:
@@ -14,3 +15,4 @@ def __getattr__(name: str) -> object:
 
 
 ignore_pinning()
+register_placeholders()

@@ -1,4 +1,4 @@
-"""Import-only torchvision: text models never call it."""
+"""torchvision without its operators: importable, and the image operations of Qwen-VL compute on the CPU."""
 
 from . import io, transforms
 

@@ -1,0 +1,110 @@
+"""Prompts with pictures: the columns that ``--multimodal-keys`` names become parts of the messages.
+
+Guarantees: the ``n``-th placeholder of a prompt is the ``n``-th picture of its row, and one that is missing, superfluous or unreadable
+is an error that names the row. A prompt holds its pictures as the file has them; `fresh_copies` decodes them when it is handed out, once
+for all samples of a group.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from argparse import Namespace
+from typing import Any
+
+from slime.exceptions import ConfigurationError
+from slime.utils.images import at_model_size, image_tokens, open_image
+from slime.utils.processing_utils import load_processor
+from slime.utils.types import MultimodalTypes, Sample
+
+IMAGE = MultimodalTypes.IMAGE
+
+
+@functools.cache
+def image_processor_of(checkpoint: str) -> Any:
+    """Return the processor of a vision-language checkpoint.
+
+    Raises:
+        ConfigurationError: when it has none.
+    """
+    processor = load_processor(checkpoint, trust_remote_code=True)
+    if processor is None:
+        raise ConfigurationError(
+            f"--multimodal-keys needs a vision-language model, and {checkpoint} has no processor; give its folder with "
+            "preprocessor_config.json to --hf-checkpoint, or remove the flag"
+        )
+    return processor
+
+
+def with_pictures(
+    args: Namespace, row: dict[str, Any], prompt: Any, number: int
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return the messages of a row, its pictures in their places as parts ``{"type": "image", "image": …}``, and these pictures.
+
+    Args:
+        args: of the run, with ``multimodal_keys``.
+        row: of the prompt data.
+        prompt: its prompt, a text or a list of messages. A picture goes where its text has ``<image>``, or its content a part of
+            type ``image`` without one.
+        number: of the row, from 1, for errors.
+
+    Raises:
+        ConfigurationError: when placeholders and pictures differ in number, or a picture cannot be read.
+    """
+    column = args.multimodal_keys[IMAGE.name]
+    if column not in row:
+        raise ConfigurationError(f"prompt data has no column {column!r}; it has {', '.join(sorted(row))}")
+    cell = row[column]
+    given = [] if cell is None else cell if isinstance(cell, list) else [cell]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    messages = [{**message, "content": _parts(message.get("content"))} for message in messages]
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    pictures = [part for part in parts if part.get("type") == IMAGE.name]
+    empty = [part for part in pictures if "image" not in part]
+    if len(empty) != len(given):
+        raise ConfigurationError(
+            f"row {number} of the prompt data: {len(empty)} {IMAGE.placeholder} in the prompt and {len(given)} pictures in "
+            f"column {column!r}; write {IMAGE.placeholder} once per picture, where it belongs"
+        )
+    for part, source in zip(empty, given, strict=True):
+        part["image"] = source
+    for part in pictures:
+        try:
+            open_image(part["image"])
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"row {number} of the prompt data, column {column!r}: {error}") from error
+    return messages, [part["image"] for part in pictures]
+
+
+def _parts(content: Any) -> Any:
+    """Return a content as it is without a picture, else as parts."""
+    if isinstance(content, str) and IMAGE.placeholder in content:
+        first, *rest = content.split(IMAGE.placeholder)
+        texts = [[{"type": IMAGE.name}, {"type": "text", "text": text}] for text in rest]
+        parts = [{"type": "text", "text": first}, *(part for pair in texts for part in pair)]
+        return [part for part in parts if part.get("text") != ""]
+    if isinstance(content, list):  # a column of a table has every key in every part
+        return [{key: value for key, value in part.items() if value is not None} for part in content]
+    return content
+
+
+def expanded_tokens(args: Namespace, prompt: Sample) -> int:
+    """Return how many tokens the pictures of a prompt take beyond the one of each placeholder."""
+    if prompt.multimodal_inputs is None:
+        return 0
+    processor = image_processor_of(args.hf_checkpoint)
+    sizes = [open_image(source).size for source in prompt.multimodal_inputs["images"]]
+    return sum(image_tokens(processor, *size) - 1 for size in sizes)
+
+
+def fresh_copies(args: Namespace, prompt: Sample, count: int) -> list[Sample]:
+    """Return ``count`` samples of a prompt; they share its decoded pictures, which nobody may change."""
+    media, plain = prompt.multimodal_inputs, copy.copy(prompt)
+    plain.multimodal_inputs = None
+    copies = [copy.deepcopy(plain) for _ in range(count)]
+    if media is not None:
+        processor = image_processor_of(args.hf_checkpoint)
+        images = [at_model_size(open_image(source), processor) for source in media["images"]]
+        for sample in copies:
+            sample.multimodal_inputs = {"images": list(images), "videos": None}
+    return copies

@@ -1,0 +1,117 @@
+"""Pictures: from what a data set or a message holds to what a model sees.
+
+Guarantee: `at_model_size` gives an image the size that the model sees it in. Neither the processor here nor the one inside the
+engine resamples it again, so both compute the same pixel values, whichever library each of them uses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from pathlib import Path
+from typing import Any
+
+DATA_URL = "data:"
+FILE_URL = "file://"
+LONGEST_PATH = 1024
+WHITE = (255, 255, 255)
+DEFAULT_PATCH_SIZE = 14
+DEFAULT_MERGE_SIZE = 2
+DEFAULT_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+
+
+def open_image(source: Any) -> Any:
+    """Return an image as PIL gives it; of a file or bytes only the header is read yet.
+
+    Args:
+        source: a path, ``file://`` URL, ``data:`` URL or base64 text, encoded bytes, ``{"bytes": …, "path": …}`` (how Hugging Face
+            data sets store a picture), or a PIL image.
+
+    Raises:
+        ValueError: when it is none of these, or no image.
+        FileNotFoundError: when it is a path where nothing is.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if isinstance(source, Image.Image):
+        return source
+    if isinstance(source, dict):
+        source = source.get("bytes") or source.get("path")
+    if isinstance(source, str):
+        source = _bytes_or_path(source)
+    if not isinstance(source, bytes | Path):
+        raise ValueError(
+            f"{type(source).__name__} is no picture; give a path, a data: URL, base64 text or encoded bytes"
+        )
+    if isinstance(source, Path) and not source.is_file():
+        raise FileNotFoundError(f"no such file: {source}")
+    try:
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{'the data are' if isinstance(source, bytes) else f'{source} is'} no picture") from error
+
+
+def _bytes_or_path(text: str) -> bytes | Path:
+    if text.startswith(FILE_URL):
+        return Path(text.removeprefix(FILE_URL))
+    if not text.startswith(DATA_URL):
+        if len(text) < LONGEST_PATH and (Path(text).suffix or Path(text).is_file()):
+            return Path(text)
+        try:
+            return base64.b64decode(text, validate=True)
+        except binascii.Error:
+            return Path(text[:LONGEST_PATH])
+    try:
+        return base64.b64decode(text.partition(",")[2], validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"the data: URL holds no base64 text: {error}") from error
+
+
+def model_size(processor: Any, width: int, height: int) -> tuple[int, int]:
+    """Return (width, height) in pixels at which the model sees an image: whole merged patches, within the processor's limits.
+
+    What the processor does not say is that of Qwen2-VL.
+
+    Raises:
+        ValueError: when one side is more than 200 times the other.
+    """
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    smallest, largest = _pixel_limits(processor)
+    new_height, new_width = smart_resize(
+        height, width, factor=merged_patch(processor), min_pixels=smallest, max_pixels=largest
+    )
+    return new_width, new_height
+
+
+def merged_patch(processor: Any) -> int:
+    """Return the side in pixels of what becomes one token."""
+    images = getattr(processor, "image_processor", None)
+    return getattr(images, "patch_size", DEFAULT_PATCH_SIZE) * getattr(images, "merge_size", DEFAULT_MERGE_SIZE)
+
+
+def _pixel_limits(processor: Any) -> tuple[int, int]:
+    size = getattr(getattr(processor, "image_processor", None), "size", DEFAULT_PIXELS)
+    return size["shortest_edge"], size["longest_edge"]
+
+
+def image_tokens(processor: Any, width: int, height: int) -> int:
+    """Return how many placeholder tokens an image of that many pixels takes in a prompt."""
+    side = merged_patch(processor)
+    new_width, new_height = model_size(processor, width, height)
+    return (new_width // side) * (new_height // side)
+
+
+def at_model_size(image: Any, processor: Any) -> Any:
+    """Return a PIL image as RGB, transparent parts white, at its `model_size`."""
+    from PIL import Image
+
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        behind = Image.new("RGB", image.size, WHITE)
+        behind.paste(image, mask=image)
+        image = behind
+    image = image.convert("RGB")
+    size = model_size(processor, *image.size)
+    return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)

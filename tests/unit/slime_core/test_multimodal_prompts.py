@@ -1,0 +1,139 @@
+"""``--multimodal-keys``: which picture goes where, what a long prompt is, and what cannot be used."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from slime.arguments.eval_config import read_eval_datasets
+from slime.exceptions import ConfigurationError
+from slime.rollout.data_source import RolloutDataSource, rows_to_samples
+from slime.rollout.eval_datasets import load_eval_groups
+from slime.utils.processing_utils import load_tokenizer
+from tests.helpers.arguments import default_args, refusal
+from tests.helpers.pictures import picture, png
+
+PAD = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+@pytest.fixture(scope="module")
+def folder(vision_processor: Path) -> Path:
+    """The processor, and a file of 16 x 16 and one of 32 x 24 pixels: 4 and 12 tokens."""
+    (vision_processor / "a.png").write_bytes(png(picture(16, 16)))
+    (vision_processor / "b.png").write_bytes(png(picture(32, 24)))
+    return vision_processor
+
+
+def args_of(folder: Path, **changes: Any) -> Namespace:
+    values = {
+        "hf_checkpoint": str(folder),
+        "multimodal_keys": {"image": "pictures"},
+        "apply_chat_template": True,
+        "rollout_global_dataset": True,
+        "n_samples_per_prompt": 2,
+        "rollout_seed": 1,
+    }
+    return default_args(**(values | changes))
+
+
+def samples_of(folder: Path, *rows: dict[str, Any], longest: int | None = None, **changes: Any) -> list[Any]:
+    return rows_to_samples(args_of(folder, **changes), list(rows), "input", None, longest=longest)
+
+
+def test_placeholders_become_parts_in_order(folder: Path) -> None:
+    a, b = str(folder / "a.png"), str(folder / "b.png")
+    (sample,) = samples_of(folder, {"input": "from <image> to <image>?", "pictures": [a, b]})
+    assert f"from {PAD} to {PAD}?" in sample.prompt
+    assert sample.multimodal_inputs == {"images": [a, b]}
+    (raw,) = samples_of(folder, {"input": "<image>what", "pictures": a}, apply_chat_template=False)
+    parts = [{"type": "image", "image": a}, {"type": "text", "text": "what"}]
+    assert raw.prompt == [{"role": "user", "content": parts}]
+
+
+def test_typed_parts_keep_their_pictures_and_take_the_columns(folder: Path) -> None:
+    a, b = str(folder / "a.png"), str(folder / "b.png")
+    parts = [{"type": "image", "image": b, "text": None}, {"type": "text", "text": "or"}, {"type": "image"}]
+    (sample,) = samples_of(folder, {"input": [{"role": "user", "content": parts}], "pictures": [a]})
+    assert sample.multimodal_inputs == {"images": [b, a]}
+    assert f"{PAD}or{PAD}" in sample.prompt
+
+
+def test_rows_without_pictures_are_text(folder: Path) -> None:
+    plain, also = samples_of(folder, {"input": "hi", "pictures": None}, {"input": "hi", "pictures": []})
+    assert plain.multimodal_inputs is None
+    assert plain.prompt == also.prompt
+    assert "hi" in plain.prompt
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ({"input": "<image>"}, "no column 'pictures'; it has input"),
+        ({"input": "<image>", "pictures": []}, "row 2 of the prompt data: 1 <image> in the prompt and 0 pictures in"),
+        ({"input": "what?", "pictures": ["a.png"]}, "row 2 of the prompt data: 0 <image> in the prompt and 1 pictures"),
+        ({"input": "<image>", "pictures": "/nowhere.png"}, "row 2 .*column 'pictures': no such file: /nowhere.png"),
+        ({"input": "<image>", "pictures": b"abc"}, "row 2 .*the data are no picture"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(folder: Path, row: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigurationError, match=error):
+        samples_of(folder, {"input": "hi", "pictures": None}, row)
+
+
+def test_a_text_model_has_no_eyes(tiny_random_model: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"needs a vision-language model, and .* has no processor"):
+        samples_of(tiny_random_model, {"input": "hi", "pictures": None})
+
+
+def test_long_prompts_count_their_pictures(folder: Path) -> None:
+    rows = [{"input": "<image>", "pictures": str(folder / name)} for name in ("a.png", "b.png")]
+    tokens = len(load_tokenizer(str(folder)).encode(samples_of(folder, *rows)[0].prompt, add_special_tokens=False))
+    kept = [len(samples_of(folder, *rows, longest=tokens + more)) for more in (2, 3, 10, 11)]
+    assert kept == [0, 1, 1, 2]
+
+
+def test_a_group_shares_decoded_pictures(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.parquet"
+    cell = {"bytes": png(picture(33, 25)), "path": None}
+    rows = [{"input": "<image>what", "pictures": [cell]}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    source = RolloutDataSource(args_of(folder, prompt_data=str(file)))
+    (group, again) = source.get_samples(2)
+    first, second = (sample.multimodal_inputs for sample in group)
+    assert first["images"][0] is second["images"][0]
+    assert first["images"] is not second["images"]
+    assert isinstance(first["images"][0], Image.Image)
+    assert first["images"][0].size == (32, 24)
+    assert again[0].multimodal_inputs["images"][0] is not first["images"][0]
+    assert first["videos"] is None
+
+
+def test_evaluation_sets_have_pictures(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "eval.jsonl"
+    file.write_text(json.dumps({"input": "<image>what", "pictures": str(folder / "a.png"), "label": "x"}) + "\n")
+    args = args_of(folder, eval_prompt_data=["seen", str(file)], eval_input_key="input", eval_label_key="label")
+    args.n_samples_per_eval_prompt, args.rm_type = 3, "f1"
+    (dataset,) = read_eval_datasets(args)
+    (group,) = load_eval_groups(args, dataset)
+    assert [sample.multimodal_inputs["images"][0].size for sample in group] == [(16, 16)] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ('{"picture": "a"}', "unknown kind of media 'picture'; known are image, video, audio"),
+        ('{"video": "a"}', "no back end trains on video; only image is offered"),
+        ('{"image": 3}', "'image' needs the name of a column, got 3"),
+        ("{}", "names no column"),
+        ("images", "not JSON"),
+    ],
+)
+def test_the_flag_says_what_it_takes(value: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert error in refusal(capsys, ["--multimodal-keys", value])
