@@ -51,6 +51,7 @@ def args(tiny_random_model: Path, tmp_path: Path) -> Iterator[Namespace]:
         global_batch_size=ROWS,
         use_dynamic_batch_size=True,
         max_tokens_per_gpu=64,
+        context_parallel_size=1,
     )
     SingletonMeta.clear(MaskState)
 
