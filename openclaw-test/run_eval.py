@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -107,13 +108,13 @@ async def evaluate(
 def wait_ready(child: ChildProcess, url: str) -> None:
     """Return when the server answers."""
     deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if not child.alive():
-            raise EvalFailed(f"the server ended with exit code {child.returncode}:\n{child.log_tail(12)}")
-        try:
-            if httpx.get(f"{url}/healthz", timeout=2.0, trust_env=False).is_success:
-                return
-        except httpx.TransportError:
+    with httpx.Client(timeout=2.0, trust_env=False) as client:
+        while time.monotonic() < deadline:
+            if not child.alive():
+                raise EvalFailed(f"the server ended with exit code {child.returncode}:\n{child.log_tail(12)}")
+            with contextlib.suppress(httpx.TransportError):
+                if client.get(f"{url}/healthz").is_success:
+                    return
             time.sleep(0.5)
     raise EvalFailed(f"the server did not answer within {START_SECONDS:.0f} s")
 

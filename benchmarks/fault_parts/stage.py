@@ -44,6 +44,7 @@ class Stage:
         self.ledger_path = folder / "ledger.sqlite"
         self.journal_path = folder / "writer.journal"
         self.runtime_down: list[tuple[float, float | None]] = []
+        self._client = httpx.Client(timeout=2, trust_env=False)
         self._groups: list[int] = []
         self._children: dict[str, ChildProcess] = {}
         self._log_starts: dict[str, int] = {}
@@ -133,7 +134,7 @@ class Stage:
             return READY in self._log(name).read_bytes()[self._log_starts[name] :]
         route = "healthz" if name == "runtime" else "health"
         try:
-            up = httpx.get(f"{self.url(name)}/{route}", timeout=2, trust_env=False).status_code == 200
+            up = self._client.get(f"{self.url(name)}/{route}").status_code == 200
         except httpx.TransportError:
             return False
         if up and name == "runtime" and self.runtime_down and self.runtime_down[-1][1] is None:

@@ -75,6 +75,7 @@ class Trainer:
             max_weight_staleness=None,
             stale_samples="drop",
         )
+        self._client = httpx.Client(timeout=5, trust_env=False)
         self.source = LedgerDataSource(self.args)
         self.weights = Weights.load(self.folder)
         self.saved = self.weights.rollout_id
@@ -131,7 +132,7 @@ class Trainer:
         while time.monotonic() < deadline and not self.stopping:
             try:
                 url = f"{self.policy_url}/update_weight_version"
-                httpx.post(url, json={"new_version": version}, timeout=5, trust_env=False).raise_for_status()
+                self._client.post(url, json={"new_version": version}).raise_for_status()
                 return
             except httpx.TransportError:
                 time.sleep(0.05)

@@ -7,6 +7,7 @@ that dies is reported with the end of its log. A taken port is refused before an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -121,11 +122,10 @@ class LaunchedRun:
         async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
             while time.monotonic() < deadline:
                 self.check()
-                try:
+                with contextlib.suppress(httpx.TransportError):
                     if (await client.get(f"http://{HOST}:{self.settings.port}/healthz")).is_success:
                         return
-                except httpx.TransportError:
-                    await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5)
         raise RunFailed(f"the gateway did not answer within {START_TIMEOUT_SECONDS:.0f} s; see {self.log_path}")
 
     async def gateway_counts(self) -> dict[str, float]:

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.helpers.probing import PROBE
+
 WAIT_SECONDS = 300
 PROMPTS = 40
 COMMON = (
@@ -96,6 +98,6 @@ def assert_all_gone(processes: list[psutil.Process]) -> None:
 def live_version(url: str) -> str | None:
     """The weight version that an engine serves; None while it does not answer."""
     try:
-        return httpx.get(f"{url}/model_info", timeout=5, trust_env=False).json()["weight_version"]
+        return PROBE.get(f"{url}/model_info").json()["weight_version"]
     except httpx.TransportError:
         return None

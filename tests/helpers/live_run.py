@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 from openai import AsyncOpenAI
 
 from slime.utils.http_utils import find_available_port
+from tests.helpers.probing import answers
 
 WAIT_SECONDS = 400.0
 
@@ -77,10 +77,7 @@ class LiveRun:
     def healthy(self) -> bool:
         """Whether the gateway answers; fails when the driver has ended."""
         assert self.process.poll() is None, f"the run ended with {self.process.returncode}:\n{self.text()[-4000:]}"
-        try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=2, trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
+        return answers(f"http://127.0.0.1:{self.port}/healthz")
 
     def wait_ready(self) -> None:
         """Wait until the gateway answers."""

@@ -14,6 +14,7 @@ import psutil
 
 from slime.utils.http_utils import find_available_port
 from tests.helpers.live_run import wait_until
+from tests.helpers.probing import answers
 
 TOKEN = "gateway-token"
 CONTEXT_WINDOW = 32768
@@ -184,12 +185,7 @@ class OpenClaw:
     def _healthy(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, f"OpenClaw ended with {self._process.returncode}:\n{self.tail()}"
-        try:
-            url = f"http://127.0.0.1:{self.port}/v1/models"
-            headers = {"Authorization": f"Bearer {TOKEN}"}
-            return httpx.get(url, headers=headers, timeout=2, trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
+        return answers(f"http://127.0.0.1:{self.port}/v1/models", {"Authorization": f"Bearer {TOKEN}"})
 
     def _command(self, *arguments: str) -> list[str]:
         return [str(self._programs / "node"), str(self._openclaw), *arguments]

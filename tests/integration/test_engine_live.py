@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -136,6 +137,12 @@ def test_a_push_by_each_transport_is_exact(
         running.result()
     assert worst_error(result, references) < TOLERANCE
     assert worst_error(stream(engine.url(), prompts(2)[1], 10), references) < TOLERANCE
+
+
+def test_its_workers_are_forks(engine: SGLangEngine) -> None:
+    """A spawned worker would have a resource tracker beside it, and would have imported SGLang again."""
+    titles = [" ".join(child.cmdline()).strip() for child in psutil.Process(engine.status()["pid"]).children()]
+    assert sorted(titles) == ["sglang::detokenizer", "sglang::scheduler"]
 
 
 def test_what_the_server_refuses_is_an_error_with_its_words(engine: SGLangEngine) -> None:

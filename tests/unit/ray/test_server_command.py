@@ -132,7 +132,7 @@ def test_a_router_port_alone_is_that_of_the_policys_router(
 ) -> None:
     started, port = Started(), find_available_port()
     monkeypatch.setattr(router, "spawn", started)
-    monkeypatch.setattr(router, "_answers", lambda url: True)
+    monkeypatch.setattr(router, "_answers", lambda client, url: True)
     monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
     args = arguments(sglang_router_port=port, sglang_router_ip=ip, run_dir=str(tmp_path))
     address = router.serve_behind_one_address(args, role, ["http://127.0.0.1:1", "http://127.0.0.1:2"])
@@ -143,7 +143,7 @@ def test_a_router_port_alone_is_that_of_the_policys_router(
 def test_one_engine_has_a_router_where_the_flag_wants_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = Started()
     monkeypatch.setattr(router, "spawn", started)
-    monkeypatch.setattr(router, "_answers", lambda url: True)
+    monkeypatch.setattr(router, "_answers", lambda client, url: True)
     monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
     urls = ["http://127.0.0.1:1"]
     for choice, wanted in (("auto", False), ("direct", False), ("sglang", True)):
@@ -156,7 +156,7 @@ def test_one_engine_has_a_router_where_the_flag_wants_one(monkeypatch: pytest.Mo
 def test_a_router_gives_a_request_the_time_of_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = Started()
     monkeypatch.setattr(router, "spawn", started)
-    monkeypatch.setattr(router, "_answers", lambda url: True)
+    monkeypatch.setattr(router, "_answers", lambda client, url: True)
     monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
     args = arguments(sglang_router_port=None, run_dir=str(tmp_path), sglang_router_request_timeout_secs=77)
     router.serve_behind_one_address(args, "policy", ["http://127.0.0.1:1", "http://127.0.0.1:2"])

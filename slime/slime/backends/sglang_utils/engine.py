@@ -151,7 +151,7 @@ class SGLangEngine(WeightCalls):
     def health(self) -> bool:
         """Whether the server answers on its port right now."""
         try:
-            return httpx.get(f"{self.url()}/health", timeout=_HEALTH_SECONDS, trust_env=False).status_code == 200
+            return self._client.get(f"{self.url()}/health", timeout=_HEALTH_SECONDS).status_code == 200
         except httpx.TransportError:
             return False
 

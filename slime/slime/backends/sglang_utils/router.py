@@ -101,19 +101,20 @@ def serve_behind_one_address(args: Namespace, role: Role, urls: list[str]) -> Ad
 
 def _wait_until_workers_are_known(child: ChildProcess, port: int) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-    while time.monotonic() < deadline and child.alive():
-        if _answers(f"http://127.0.0.1:{port}/health_generate"):
-            return
-        time.sleep(_POLL_SECONDS)
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while time.monotonic() < deadline and child.alive():
+            if _answers(client, f"http://127.0.0.1:{port}/health_generate"):
+                return
+            time.sleep(_POLL_SECONDS)
     problem = "did not find its engines" if child.alive() else f"ended with status {child.returncode}"
     tail = child.log_tail()
     child.stop()
     raise EngineError(f"{child.name} {problem}. Log: {child.log_path}. Its last lines:\n{tail}")
 
 
-def _answers(url: str) -> bool:
+def _answers(client: httpx.Client, url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+        return client.get(url).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from slime.backends.sglang_utils import current_adapter, left_behind
+from slime.backends.sglang_utils import current_adapter, forked_workers, left_behind
 from slime.utils.process import watch_lifeline
 
 CPU_STANDINS = Path(__file__).parent / "cpu_standins"
@@ -54,6 +54,8 @@ def main() -> None:
 
     load_plugins()
     left_behind.install()
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        forked_workers.install()
     if "--enable-lora" in sys.argv:
         current_adapter.install()
     try:
