@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.packed_attention import NAME, resolve
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses
 from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
@@ -137,3 +139,26 @@ def test_contract_helpers_agree_with_the_kernel(chunk: int) -> None:
     assert "entropy" not in get_log_probs_and_entropy(logits, **common)[1]
     with pytest.raises(ValueError, match="need \\[1, T, V\\]"):
         list(get_responses(logits[0], **common))
+
+
+class Backbone(torch.nn.Module):
+    """An embedding is the last hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(100, 8), torch.nn.Linear(8, 100, bias=False)
+        self.base_model = lambda input_ids, **_: SimpleNamespace(last_hidden_state=self.embedding(input_ids))
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_logits_of_a_custom_loss_are_those_of_the_real_tokens_and_no_view(packed: bool) -> None:
+    samples = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    model = Backbone()
+    batch = build(samples, [1, 2], packed=packed, device=CPU)
+    logits = PolicyModel(model, "sdpa")(batch, temperature=1.0, chunk_size=-1, want_logits=True)
+    expected = model.head(model.embedding(torch.tensor([token for ids in samples for token in ids])))
+    torch.testing.assert_close(logits, expected.unsqueeze(0))
+    assert not logits._is_view()

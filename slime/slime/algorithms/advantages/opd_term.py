@@ -1,6 +1,7 @@
 """The teacher's term on top of any estimator: ``A_t += coef * (log pi_teacher(a_t) - log pi_old(a_t))``.
 
-A sample without a teacher keeps its advantage. This is the combination of reward and on-policy distillation.
+A sample without a teacher keeps its advantage. This is the combination of reward and on-policy distillation (OpenClaw-RL,
+arXiv 2603.10165, ``A_t = w_rl r + w_opd (log pi_T - log pi_old)``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Entropy bonus: the loss gets ``- coef * H``; the metric ``entropy_loss`` is ``H`` itself, larger is more random."""
+"""Entropy bonus: the loss gets ``- coef * reduce(H_t)`` with ``H_t = - sum_v pi(v) log pi(v)`` over the vocabulary at token t.
+
+(Williams and Peng, "Function Optimization Using Connectionist Reinforcement Learning Algorithms", 1991.) The metric
+``entropy_loss`` is the reduced ``H`` itself: larger is more random.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""KL of the policy to the reference policy as a loss term: ``coef * KL(pi || pi_ref)``, estimated per token."""
+"""KL of the policy to the reference policy as a loss term: ``kl_loss_coef * reduce(KL_t)``, estimated at each token.
+
+``KL_t`` is a function of ``d = log pi(a_t) - log pi_ref(a_t)``, by ``--kl-loss-type`` (Schulman, "Approximating KL Divergence",
+2020; as a loss term: Shao et al., "DeepSeekMath", 2024, equation 4): see :func:`slime.utils.ppo_utils.compute_approx_kl`.
+With ``--use-unbiased-kl`` it is weighted by ``pi / pi_old`` (DeepSeek-AI, "DeepSeek-V3.2", 2025).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Supervised fine-tuning: the negative log likelihood of the response, ``L = reduce(-log pi(a_t))``."""
+"""Supervised fine-tuning: the negative log likelihood of the response, ``L = reduce(-log pi(a_t))``.
+
+Maximum likelihood on demonstrations (Ouyang et al., "Training language models to follow instructions with human feedback", 2022,
+section 3.5); tokens under a zero mask, such as those of the user, have no part in it.
+"""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ class PolicyModel(nn.Module):
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log probabilities and entropies ``[N]`` of the response rows, or the logits ``[1, T, V]`` float32.
 
-        The logits are of all real tokens, sample after sample, and are not divided by the temperature.
+        The logits are of all real tokens, sample after sample, and are not divided by the temperature. They are no view, which FSDP warns of.
         """
         hidden = hidden_states(self.hf, self.implementation, batch)
         lm_head = self.hf.get_output_embeddings()
         if want_logits:
-            return lm_head(hidden[batch.token_rows]).float().unsqueeze(0)
+            return lm_head(hidden[batch.token_rows].unsqueeze(0)).float()
         return chunked_log_probs(
             hidden[batch.rows],
             batch.targets,
