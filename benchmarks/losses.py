@@ -1,6 +1,6 @@
 """Time and memory of every loss per token, beside plain torch on whole logits, forward and backward.
 
-`python -m benchmarks.losses [--quick] --json FILE [--device cuda]`. A case starts from final hidden states and an LM head and
+`python -m benchmarks.losses [--quick] [--json FILE] [--device cuda]`. A case starts from final hidden states and an LM head and
 ends with their gradients; `top-K` cases start from logits, as a custom loss does. Ours is what the trainer runs: chunked
 log probabilities and the built-in loss. Plain is the same formula on `log_softmax` of all logits; for top-K it is one
 log-probability call per k, as plugins do it. Both give the same loss (checked). Memory is the peak above the inputs.
@@ -240,7 +240,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="64 rows, a vocabulary of 8192: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rows, arguments.vocabulary, arguments.chunk, arguments.repeats = 64, 8192, 16, 3
@@ -252,9 +252,10 @@ def main() -> int:
     judged = verdict(results, TIMES_FASTER_QUICK if arguments.quick else TIMES_FASTER)
     document = {"machine": describe_machine(), "device": arguments.device, "shape": shape, "cases": results}
     document["verdict"] = judged
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(arguments.json)
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+        print(arguments.json)
     print(json.dumps({"verdict": judged}))
     return 0 if judged["holds"] else 1
 
