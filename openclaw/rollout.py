@@ -19,6 +19,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.live_losses import unfed_loss
 from openclaw.runtime_process import RuntimeSupervisor
 from openclaw.runtime_start import check_runtime, ledger_path, start_runtime, stop_runtime
+from slime.arguments.colocate import check_asynchronous
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.sglang_rollout import eval_rollout
@@ -122,6 +123,8 @@ def check_arguments(args: Any, data_source: Any, method_path: str) -> None:
     problem = unfed_loss(args, method_path, getattr(load_function(path), "__module__", None) if path else None)
     if problem:
         raise ValueError(problem)
+    if problems := check_asynchronous(args, "a method on live conversations"):
+        raise ValueError(problems[0])
     if not isinstance(data_source, LedgerDataSource):
         raise ValueError("live training reads the ledger; add --data-source-path openclaw.rollout.LedgerDataSource")
     if args.n_samples_per_prompt != 1:

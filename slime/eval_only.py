@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from slime.arguments import parse_args
-from slime.ray.run import Run, execute
+from slime.ray.execute import execute
+from slime.ray.run import Run
 from slime.rollout.eval_metrics import PREFIX, scores
 from slime.utils.process import watch_lifeline
 

@@ -1,11 +1,15 @@
-"""Synchronous loop: collect a batch, train on it, make its weights live, and only then collect the next."""
+"""Synchronous loop: collect a batch, train on it, save, make its weights live, and only then collect the next.
+
+With ``--colocate`` trainer and engines have the same GPUs, and this order is the order in which they have them.
+"""
 
 from __future__ import annotations
 
 import sys
 
 from slime.arguments import parse_args
-from slime.ray.run import Run, execute
+from slime.ray.execute import execute
+from slime.ray.run import Run
 from slime.utils.process import watch_lifeline
 
 
@@ -13,8 +17,10 @@ def train(run: Run) -> None:
     """One batch at a time, until ``num_rollout``."""
     run.evaluate_start()
     for rollout_id in range(run.start_rollout_id, run.args.num_rollout):
-        run.train(rollout_id, run.wait(run.generate(rollout_id)))
+        batch = run.wait(run.generate(rollout_id))
+        step = run.step(rollout_id, batch)
         run.save_if_due(rollout_id)
+        run.publish(rollout_id, batch, step)
         run.evaluate_if_due(rollout_id)
     if run.args.serve_when_done:
         run.serve_until_stopped()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 from slime.arguments import parse_args
-from slime.ray.run import Run, execute
+from slime.arguments.colocate import check_asynchronous
+from slime.ray.execute import execute
+from slime.ray.run import Run
 from slime.utils.process import watch_lifeline
 
 
@@ -25,9 +27,14 @@ def train(run: Run) -> None:
         run.serve_until_stopped()
 
 
+def main() -> int:
+    """Run the loop with the arguments of the command line and return the exit code."""
+    arguments = parse_args()
+    if problems := check_asynchronous(arguments, "train_async.py"):
+        sys.exit("\n".join(f"train_async.py: {line}" for line in problems))
+    return execute(arguments, train)
+
+
 if __name__ == "__main__":
     watch_lifeline()
-    arguments = parse_args()
-    if arguments.colocate:
-        raise SystemExit("train_async.py cannot share GPUs between trainer and engines; use train.py for --colocate")
-    sys.exit(execute(arguments, train))
+    sys.exit(main())

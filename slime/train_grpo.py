@@ -7,7 +7,7 @@ import sys
 from train import train
 
 from slime.arguments import parse_args
-from slime.ray.run import execute
+from slime.ray.execute import execute
 from slime.utils.process import watch_lifeline
 
 if __name__ == "__main__":

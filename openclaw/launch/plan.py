@@ -24,6 +24,7 @@ from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
 from openclaw.live_losses import unfed_loss
+from slime.arguments.colocate import check_asynchronous
 from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import named_cluster
 from slime.arguments.parser import parser_for, read_arguments
@@ -307,6 +308,7 @@ def make_plan(
     problems = [with_variables(problem) for problem in found]
     if lines.live_method and (unfed := unfed_loss(args, lines.live_method)):
         problems.append(unfed)
+    problems += check_asynchronous(args, "a method on live conversations")
     paths = [REPOSITORY / lines.folder, REPOSITORY, REPOSITORY / "slime"]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**runtime_environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}

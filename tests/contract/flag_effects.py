@@ -12,6 +12,7 @@ BRIDGE, LAUNCH, REWARDS = "tests/unit/bridge", "tests/unit/launch", "tests/unit/
 MEGATRON = f"{CORE}/test_flags_of_megatron.py"
 ACTOR, TRAINING = f"{FSDP}/test_flags_of_the_actor.py", f"{FSDP}/test_flags_of_training.py"
 SAMPLING, ENGINES = f"{CORE}/test_flags_of_sampling.py", f"{CORE}/test_flags_of_engines.py"
+COLOCATE = f"{CORE}/test_colocate_arguments.py"
 ACTORS, LOOPS = f"{RAY}/test_flags_of_actors.py", f"{RAY}/test_flags_of_loops.py"
 SHAPE, RULES, FILES = f"{CORE}/test_shape_flags.py", f"{CORE}/test_argument_rules.py", f"{CORE}/test_argument_files.py"
 HOOKS, DUMPS = f"{RAY}/test_manager_hooks.py", f"{RAY}/test_manager_dumps.py"
@@ -30,9 +31,12 @@ EFFECTS = {
         rollout-num-gpus-per-engine prm-num-gpus-per-engine critic-num-gpus-per-node debug-rollout-only prm-router-ip
         prm-router-port rollout-external-engine-addrs""",
     f"{RAY}/test_placement.py::test_modes": "debug-train-only",
+    f"{COLOCATE}::test_the_engines_have_the_gpus_of_the_trainer": "colocate",
+    f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-train offload-rollout",
+    f"{COLOCATE}::test_what_does_not_go_together": "offload",
     f"{RAY}/test_placement.py::test_one_gpu_is_shared_by_all_roles": "share-gpu",
     f"{CORE}/test_arguments.py::test_more_gpus_than_there_are": "num-gpus",
-    f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """num-gpus-per-node colocate
+    f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """num-gpus-per-node
         optimizer override-lr-scheduler""",
     f"{CORE}/test_machines.py::test_machines_follow_from_the_gpus": "actor-num-nodes",
     f"{CORE}/test_machines.py::test_a_run_is_in_the_cluster_of_its_job": "ray-address",

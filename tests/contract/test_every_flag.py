@@ -26,6 +26,7 @@ CHECKED_ONLY = {
     "optimizer",
     "rollout_external",
     "critic_num_nodes",
+    "offload",
 }
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.arguments.megatron import MEGATRON
+from slime.backends.trainer.offload import storage_of
 from tests.helpers import gradient_cases, megatron_hooks, trainer
 
 CPU = torch.device("cpu")
@@ -104,7 +105,8 @@ def _share_gradients(model: Any) -> None:
 def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: str, out: str) -> None:
     """One actor after the other: each trains and saves the rollouts of its run; write what became of it, per run.
 
-    A run has ``rollouts``, and changes of the arguments under ``changes``.
+    A run has ``rollouts``, and changes of the arguments under ``changes``. In one that ``leaves`` the trainer's memory is on the
+    host between rollouts.
     """
     from slime.backends.megatron_utils import parallel
     from slime.backends.megatron_utils.actor import MegatronTrainActor
@@ -115,14 +117,15 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
         args = megatron_args(model, **plan["changes"])
         actor = MegatronTrainActor(world_size, rank, "127.0.0.1", trainer.meeting_port(rank, f"{out}.{number}"))
         start = actor.init(args)
-        before = {name: value.clone() for name, value in actor._weights()}
+        leaves = plan.get("leaves", False)
+        before = _pushed(actor, leaves)
         metrics = []
         copies = parallel.data_parallel_size(args, world_size)
         place = parallel.data_parallel_rank(args, rank, world_size)
         for rollout in plan["rollouts"]:
             metrics.append(actor.train(rollout, trainer.shards(args, trainer.train_data(seed=rollout), copies)[place]))
             actor.save(rollout)
-        after = {name: value.clone() for name, value in actor._weights()}
+        after = _pushed(actor, leaves)
         results.append(
             {"start": start, "before": before, "after": after, "metrics": metrics, "steps": actor.schedule.steps}
             | {"calls": megatron_hooks.calls(), "left": [child.name for child in multiprocessing.active_children()]}
@@ -130,6 +133,19 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
         actor.shutdown()
     if rank == 0:
         torch.save(results, out)
+
+
+def _pushed(actor: Any, leaves: bool) -> dict[str, Tensor]:
+    """What a push sends, by name; if it ``leaves``, while nothing of the trainer has memory."""
+    if leaves:
+        actor.offload()
+        left = [tensor for tensors in actor._device_tensors() for tensor in tensors]
+        assert len(left) > len(list(actor.model.parameters()))
+        assert not any(storage_of(tensor).nbytes() for tensor in left)
+    weights = {name: value.clone() for name, value in actor._weights()}
+    if leaves:
+        actor.onload()
+    return weights
 
 
 def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]], model: str, out: str) -> None:

@@ -29,7 +29,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_tied_model: P
     again = {name: KL | {"load": str(first), "save": str(folder / name)} for name in ("tp 2", "dp 2", "pp 2", "tp 1")}
     runs = {
         "whole": {"changes": whole, "rollouts": [0, 1]},
-        "tp 2": {"changes": again["tp 2"] | TP2, "rollouts": [1]},
+        "tp 2": {"changes": again["tp 2"] | TP2, "rollouts": [1], "leaves": True},
         "dp 2": {"changes": again["dp 2"], "rollouts": [1]},
         "pp 2": {"changes": again["pp 2"] | {"pipeline_model_parallel_size": 2}, "rollouts": [1]},
         "tp 1": {"changes": again["tp 1"] | HOOKS | PROVIDER, "rollouts": [1]},
@@ -49,6 +49,7 @@ def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 
 def test_a_resumed_run_is_bit_equal(outcomes) -> None:
+    """Also one whose memory leaves the device before the rollout and after it."""
     _, found = outcomes
     assert found["tp 2"]["start"] == 1
     assert found["tp 2"]["steps"] == 2

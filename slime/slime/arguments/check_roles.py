@@ -22,14 +22,13 @@ def check_roles(args: Namespace) -> list[str]:
     total, size = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
     if total % size:
         problems.append(f"--rollout-num-gpus {total} is not a multiple of --rollout-num-gpus-per-engine {size}")
-    if args.colocate:
-        problems.append("--colocate is not implemented yet; give trainer and engines GPUs of their own")
     critic = critic_gpus(args)
     needed = gpus_needed(args)
     available = None if args.num_gpus is None else args.num_gpus * args.num_nodes
     if available is not None and needed > available and not args.share_gpu:
+        own = "" if args.colocate else f"{args.rollout_num_gpus} rollout + "
         problems.append(
-            f"{actor} actor + {f'{critic} critic + ' if critic else ''}{args.rollout_num_gpus} rollout + {args.prm_num_gpus} judge GPUs are {needed}, "
+            f"{actor} actor + {f'{critic} critic + ' if critic else ''}{own}{args.prm_num_gpus} judge GPUs are {needed}, "
             f"but --num-gpus is {available}; lower one of them"
         )
     if args.share_gpu and (

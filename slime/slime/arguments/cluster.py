@@ -50,6 +50,5 @@ CLUSTER = Group(
         ),
         Option("--train-env-vars", "JSON object: environment variables of the training ranks", json_object, {}),
         Option("--http-proxy", "proxy of HTTP calls to other machines; engines are always called directly"),
-        Option("--colocate", "share GPUs between trainer and engines", bool),
     ),
 )

@@ -1,6 +1,6 @@
 """What follows from the flags that were given: defaults that depend on other flags.
 
-Guarantee: derivations happen here, in `derive_critic` and in `derive_megatron`, and nowhere else; each runs before the checks.
+Guarantee: derivations happen here and in the functions ``derive_*`` beside a topic's flags, and nowhere else; each runs before the checks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import slime.arguments.eval_config as eval_config
 from slime.arguments.check_algorithm import GROUP_STANDARDISED
+from slime.arguments.colocate import trainer_gpus
 
 
 def visible_gpus() -> int:
@@ -50,7 +51,8 @@ def derive_roles(args: Namespace) -> None:
     if args.rollout_external_engine_addrs:
         args.rollout_num_gpus = len(args.rollout_external_engine_addrs) * args.rollout_num_gpus_per_engine
     if args.rollout_num_gpus is None:
-        args.rollout_num_gpus = 0 if args.debug_train_only else args.rollout_num_gpus_per_engine
+        engines = trainer_gpus(args) if args.colocate else args.rollout_num_gpus_per_engine
+        args.rollout_num_gpus = 0 if args.debug_train_only else engines
     if args.train_dtype is None:
         args.train_dtype = "bfloat16" if args.device == "cuda" else "float32"
 

@@ -21,12 +21,13 @@ _NO_CLUSTER = {
 
 
 def gpus_needed(args: Namespace) -> int:
-    """GPUs of all roles together; one where they share it."""
+    """GPUs of all roles together; those that roles share count once."""
     if args.share_gpu:
         return 1
     trainer = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node + critic_gpus(args)
     engines = 0 if args.debug_train_only or args.rollout_external_engine_addrs else args.rollout_num_gpus
-    return trainer + engines + (0 if args.debug_train_only else args.prm_num_gpus)
+    judge = 0 if args.debug_train_only else args.prm_num_gpus
+    return (max(trainer, engines) if args.colocate else trainer + engines) + judge
 
 
 def check_given(args: Namespace) -> list[str]:

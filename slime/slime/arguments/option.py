@@ -28,6 +28,7 @@ class Option:
         off: attribute that the flag switches off (``--disable-x``); it is True without the flag.
         aliases: other spellings.
         repeat: may be given several times; the value is the list of all, in order.
+        undecided: a switch with both forms, ``--x`` and ``--no-x``, that is None when neither is given.
     """
 
     flag: str
@@ -40,6 +41,7 @@ class Option:
     off: str | None = None
     aliases: tuple[str, ...] = ()
     repeat: bool = False
+    undecided: bool = False
 
     @property
     def attribute(self) -> str:
@@ -48,7 +50,7 @@ class Option:
 
     def is_given(self, args: argparse.Namespace) -> bool:
         """Return whether ``args`` hold another value than without the flag."""
-        unset = True if self.off else bool(self.default) if self.type is bool else self.default
+        unset = True if self.off else bool(self.default) if self.type is bool and not self.undecided else self.default
         return getattr(args, self.attribute) != unset
 
     def add_to(self, group: Any) -> None:
@@ -59,9 +61,9 @@ class Option:
             return
         shown = "" if self.default is None else f" (default: {self.default})"
         text = (self.help + shown).replace("%", "%%")
-        if self.type is bool and self.default is True:
+        if self.type is bool and (self.default is True or self.undecided):
             action = argparse.BooleanOptionalAction
-            group.add_argument(*names, dest=self.attribute, action=action, default=True, help=self.help)
+            group.add_argument(*names, dest=self.attribute, action=action, default=self.default, help=self.help)
         elif self.repeat:
             group.add_argument(*names, dest=self.attribute, action="append", type=self.type, default=None, help=text)
         elif self.type is bool:

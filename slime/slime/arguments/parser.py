@@ -15,6 +15,7 @@ from typing import NoReturn
 from slime.arguments.algorithm import ALGORITHM
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER
+from slime.arguments.colocate import COLOCATE
 from slime.arguments.critic import CRITIC
 from slime.arguments.dry_run import show_plan
 from slime.arguments.environments import ENVIRONMENTS
@@ -36,6 +37,7 @@ from slime.exceptions import ConfigurationError
 
 GROUPS = (
     CLUSTER,
+    COLOCATE,
     CHECKPOINT,
     ROLLOUT,
     DATA,

@@ -13,7 +13,6 @@ from slime.arguments.router_flags import REFUSED_ROUTER
 REFUSED_PREFIX = "refused_"
 _MEGATRON = "is not offered with any back end here; remove it"
 _LATER = "is not implemented yet; remove it"
-_COLOCATE = "belongs to --colocate, which is not implemented yet"
 _BUFFER = "belongs to an external rollout buffer, which is not implemented; use --rollout-function-path"
 _DELTA = (
     "is not offered: --update-weight-mode delta sends index and value, --check-weight-update-equal checks; remove it"
@@ -44,10 +43,7 @@ REFUSED: dict[str, str] = {
     "megatron-deepgemm-moe-forward-modules": _MEGATRON,
     "data-pad-size-multiplier": _MEGATRON,
     "recompute-loss-function": _MEGATRON,
-    "offload": _COLOCATE,
-    "offload-train": _COLOCATE,
-    "offload-rollout": _COLOCATE,
-    "release-train": _COLOCATE,
+    "release-train": "is not offered: --offload-train frees the trainer's memory without starting it again; remove it",
     "rollout-buffer-url": _BUFFER,
     "fetch-trajectory-retry-times": _BUFFER,
     "min-batch-collection-ratio": _BUFFER,

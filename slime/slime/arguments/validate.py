@@ -23,6 +23,7 @@ from slime.arguments.check_rewards import check_rewards
 from slime.arguments.check_roles import check_roles
 from slime.arguments.check_tracking import check_tracking
 from slime.arguments.check_trainer import check_trainer
+from slime.arguments.colocate import check_colocate, derive_colocate
 from slime.arguments.critic import check_critic, derive_critic
 from slime.arguments.derive import derive_batches, derive_paths, derive_roles, derive_rollout
 from slime.arguments.environments import check_environments
@@ -51,8 +52,9 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
     ]  # before the derivations fill what nobody gave
     derive_backend(args, words)
     derive_paths(args)
-    derive_roles(args)
     derive_critic(args, LATEST)
+    derive_roles(args)
+    derive_colocate(args)
     derive_machines(args)
     derive_megatron(args)
     derive_batches(args)
@@ -62,6 +64,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
         *as_given,
         *check_paths(args),
         *check_roles(args),
+        *check_colocate(args),
         *check_engines(args),
         *check_batches(args),
         *check_lengths(args),

@@ -20,8 +20,8 @@ WEIGHT_SYNC = Group(
         ),
         Option(
             "--update-weight-transport",
-            "nccl: broadcast (gloo on a CPU); shared: memory that trainer and engines on one machine share; disk: a folder that "
-            "all of them see",
+            "nccl: broadcast (gloo on a CPU and with --colocate); shared: memory that trainer and engines on one machine share, "
+            "which all weights take with --colocate there; disk: a folder that all of them see",
             str,
             "nccl",
             ("nccl", "shared", "disk"),
@@ -38,10 +38,13 @@ WEIGHT_SYNC = Group(
 
 
 def derive_weight_sync(args: Namespace) -> None:
-    """Settle ``update_weight_mode``."""
+    """Settle ``update_weight_mode``, and the transport of processes that share GPUs, between which NCCL has no connection."""
     if args.update_weight_mode is None:
         suits = args.use_lora and args.update_weight_transport == "nccl" and not _adapter_problems(args)
         args.update_weight_mode = "adapter" if suits else "full"
+    whole = args.update_weight_mode == "full" and args.update_weight_transport == "nccl"
+    if args.colocate and args.num_nodes == 1 and whole:
+        args.update_weight_transport = "shared"
 
 
 def _adapter_problems(args: Namespace) -> list[str]:

@@ -94,10 +94,14 @@ class TrainGroup:
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
         return self._call("save", rollout_id)[0]
 
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Call ``method(*arguments)`` on each rank, without waiting; return the references for :meth:`gather`."""
+        return [getattr(rank, method).remote(*arguments) for rank in self._ranks]
+
     def send(self, method: str, rollout_id: int, shards: list[Any] | None = None, *more: Any) -> list[Any]:
         """Call ``method(rollout_id, shard, *more)`` on each rank, without waiting; return the references for :meth:`gather`."""
         if shards is None:
-            return [getattr(rank, method).remote(rollout_id, *more) for rank in self._ranks]
+            return self.ask(method, rollout_id, *more)
         copies = data_parallel_size(self._args, len(self._ranks))
         if len(shards) != copies:
             raise TrainerError(f"{len(shards)} shards for {copies} copies of the model")
@@ -117,7 +121,7 @@ class TrainGroup:
         self._ranks = []
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        return self.gather(method, [getattr(rank, method).remote(*arguments) for rank in self._ranks])
+        return self.gather(method, self.ask(method, *arguments))
 
     def gather(self, method: str, references: list[Any]) -> list[Any]:
         """Wait for what ``method`` returns on every rank; see the module for what happens when one fails."""

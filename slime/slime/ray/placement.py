@@ -1,8 +1,8 @@
 """Which GPUs each role gets, and the Ray placement group that holds them.
 
 Guarantees: :func:`describe_placement` is pure and says what a run will do on any machine; :func:`create_placement` gives
-exactly that on a cluster. The order is actor, critic, rollout, judge; a machine without GPUs has logical ones. Ray is imported only
-by the functions that talk to it.
+exactly that on a cluster. The order is actor, critic, rollout, judge, and with ``--colocate`` the rollout's are those of actor and
+critic; a machine without GPUs has logical ones. Ray is imported only by the functions that talk to it.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class Placement:
     def lines(self) -> list[str]:
         """One line per role for people: ``actor    GPU 0-3  4 ranks``."""
         engines = {role: f"{len(self.engines(role))} engine(s)" for role in ("policy", "prm")}
+        shared = ", on the trainer's" if {*self.actor, *self.critic} & {*self.rollout} else ""
         rows = [
             ("actor", self.actor, f"{len(self.actor)} rank(s)"),
             ("critic", self.critic, f"{len(self.critic)} rank(s)"),
-            ("rollout", self.rollout, f"{engines['policy']} of {self.rollout_gpus_per_engine}"),
+            ("rollout", self.rollout, f"{engines['policy']} of {self.rollout_gpus_per_engine}{shared}"),
             ("judge", self.judge, f"{engines['prm']} of {self.judge_gpus_per_engine}"),
         ]
         return [f"{name:<8} GPU {_interval(gpus):<6} {what}" for name, gpus, what in rows if gpus]
@@ -82,7 +83,7 @@ def describe_placement(args: Namespace) -> Placement:
         )
     no_engines = args.debug_train_only or external_policy or getattr(args, "rollout_external_engine_addrs", None)
     rollout_count = 0 if no_engines else args.rollout_num_gpus
-    no_judge = args.debug_train_only or args.colocate or external_judge
+    no_judge = args.debug_train_only or external_judge
     judge_count = args.prm_num_gpus if args.prm_enable and not no_judge else 0
     per_engine, judge_per_engine = args.rollout_num_gpus_per_engine, args.prm_num_gpus_per_engine
     if rollout_count and rollout_count % per_engine:
@@ -94,7 +95,7 @@ def describe_placement(args: Namespace) -> Placement:
             f"--prm-num-gpus {judge_count} is not a multiple of --prm-num-gpus-per-engine {judge_per_engine}"
         )
     rollout_start = 0 if args.colocate else trainer_count
-    judge_start = rollout_start + rollout_count
+    judge_start = max(trainer_count, rollout_start + rollout_count)
     if getattr(args, "share_gpu", False):
         rollout_start = judge_start = 0
     placement = Placement(

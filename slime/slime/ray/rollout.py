@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _MANAGER_THREADS = 16
 HOLD_SECONDS = 30.0
+MEMORY_SECONDS = 180.0
+"""For an engine to give its memory away, or to take it back."""
 
 
 class RolloutBatch(TypedDict):
@@ -65,6 +67,7 @@ class RolloutManager:
         self._critic_size = len(reserved.placement.critic)
         self._engines_lock = threading.Lock()
         self._revived = 0
+        self._asleep = False
         self._closing = threading.Event()
         self._start_engines()
         init_http_client(args)
@@ -98,6 +101,8 @@ class RolloutManager:
             if self._closing.is_set() or not self.args.use_fault_tolerance:
                 return
             for group in self._groups:
+                if self._asleep and group.role == "policy":
+                    continue  # the GPUs are the trainer's; what died meanwhile is started when they are the engines' again
                 revived = len(group.revive())
                 if group.role == "policy":
                     self._revived += revived
@@ -124,6 +129,32 @@ class RolloutManager:
         """Let the policy engines hold their requests after an update whose trainer died; one that does not answer is ended."""
         handles = self.engine_handles()
         for position in EngineCalls(handles, "hold_after_failed_update").unanswered(HOLD_SECONDS):
+            EngineCalls([handles[position]], "kill").unanswered(HOLD_SECONDS)
+
+    def sleep_engines(self) -> None:
+        """Have the policy engines give their memory away, and start none until they wake.
+
+        One that does not is ended, which frees its memory too.
+        """
+        with self._engines_lock:
+            self._asleep = True
+            self._change_memory("sleep")
+
+    def wake_engines(self, parts: tuple[str, ...]) -> None:
+        """Give the policy engines ``parts`` of their memory back, and start those that died meanwhile or do not wake."""
+        with self._engines_lock:
+            self._asleep = False
+            self._change_memory("wake", parts)
+        self._revive_engines()
+
+    def _change_memory(self, method: str, *arguments: Any) -> None:
+        handles = self.engine_handles()
+        calls = EngineCalls(handles, method, *arguments)
+        lost = calls.unanswered(MEMORY_SECONDS)
+        if lost and not self.args.use_fault_tolerance:
+            calls.values()
+        for position in lost:
+            logger.error("policy engine %d did not %s and is ended", position, method)
             EngineCalls([handles[position]], "kill").unanswered(HOLD_SECONDS)
 
     def addresses(self) -> dict[str, str]:

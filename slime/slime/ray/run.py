@@ -19,9 +19,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-import slime.rollout.eval_metrics as eval_metrics
 from slime.arguments.backend import backend_line
-from slime.exceptions import LostError, ManagerLostError, RankLostError, SlimeError, TrainerError
+from slime.exceptions import LostError, ManagerLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.nodes import check_nodes, get_watching
@@ -32,9 +31,11 @@ from slime.ray.placement import (
     release_placement,
     with_fresh_ports,
 )
-from slime.ray.restarts import Restarts, death_line, first_line
+from slime.ray.report import Step, evaluation_line, say, step_line
+from slime.ray.restarts import Restarts, death_line
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.trainer import Trainer
+from slime.ray.turns import Turns
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
@@ -67,6 +68,7 @@ class Run:
         self._reserved: ReservedPlacement | None = None
         self._restarts = Restarts(None, 0)
         self._train_steps = TrainSteps(args)
+        self._turns = Turns(args, self._ask)
         self._lost: LostError | None = None
         self._trained: int | None = None
         self._saved = -1
@@ -104,6 +106,9 @@ class Run:
             args.num_rollout = args.num_epoch * self._rollouts_per_epoch
         if placement.actor:
             self._restarts = Restarts(args.save, args.max_trainer_restarts)
+            if self._turns.engines_sleep:
+                self.wait(self._manager.addresses.remote())  # its engines are up, which takes minutes
+            self._turns.before_a_trainer()
             self._trainer = Trainer(args, reserved)
             self._resources.callback(self._end_trainer)
             self.start_rollout_id = self._trainer.init()
@@ -113,7 +118,7 @@ class Run:
         self.wait(self._manager.load.remote(self.start_rollout_id - 1))
         if self._trainer and (placement.rollout or args.rollout_external_engine_addrs):
             try:
-                self._send_weights(connect=True)
+                self._hand_over(connect=True)
             except LostError as error:
                 self._lost = error  # `repeat` starts again
         self._free_since = time.monotonic()
@@ -201,6 +206,7 @@ class Run:
         if new_manager:
             self._restarts.batches_lost()
             self._manager = create_rollout_manager(args, self._reserved)
+        self._turns.before_a_trainer()
         self._trainer = Trainer(args, self._reserved)
         self.start_rollout_id = self._trainer.init()
         if new_manager:
@@ -208,7 +214,7 @@ class Run:
         elif self.start_rollout_id - 1 > self._saved:  # a rank died once its checkpoint was there
             self._note_saved(self.start_rollout_id - 1)
         if self._serves_engines():
-            self._send_weights(connect=True)
+            self._hand_over(connect=True)
         say(f"going on at rollout {self.start_rollout_id}")
 
     def _manager_lives(self) -> bool:
@@ -232,19 +238,31 @@ class Run:
 
     def train(self, rollout_id: int, batch: RolloutBatch) -> None:
         """Take the steps of one batch, make the new weights live, and report."""
+        self.publish(rollout_id, batch, self.step(rollout_id, batch))
+
+    def step(self, rollout_id: int, batch: RolloutBatch) -> Step:
+        """Take the steps of one batch; nothing without a trainer. The engines keep their weights."""
         if self._trainer is None:
-            self._report(rollout_id, batch["metrics"], {}, 0.0)
-            return
+            return Step({}, 0.0, 0.0)
         start = time.monotonic()
         waited = start - self._free_since
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
+        self._turns.for_trainer(self._trainer)
         metrics = self._trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
         self._trained = rollout_id
-        if self._serves_engines() and self._push_is_due(rollout_id):
-            self._send_weights(connect=self._engines_came_back() > 0)
-            self._ask("on_weights_live", rollout_id, self.weight_version)
+        return Step(metrics, time.monotonic() - start, waited)
+
+    def publish(self, rollout_id: int, batch: RolloutBatch, step: Step) -> None:
+        """Make the weights of :meth:`step` live where that is due, and report on the rollout."""
+        start = time.monotonic()
+        if self._serves_engines():
+            due = self._push_is_due(rollout_id)
+            self._hand_over(push=due)
+            if due:
+                self._ask("on_weights_live", rollout_id, self.weight_version)
         self._free_since = time.monotonic()
-        self._report(rollout_id, batch["metrics"], metrics, self._free_since - start, waited)
+        seconds = step.seconds + self._free_since - start
+        self._report(rollout_id, batch["metrics"], step.metrics, seconds, step.waited)
 
     def _push_is_due(self, rollout_id: int) -> bool:
         """Whether the engines get the weights after ``rollout_id``: at the interval, and after the last one."""
@@ -263,6 +281,16 @@ class Run:
 
     def _engines_came_back(self) -> int:
         return self._ask("recover_engines")
+
+    def _hand_over(self, *, connect: bool = False, push: bool = True) -> None:
+        """Let the engines work again, by default with the trainer's weights; ``connect``: even if none was started again."""
+        assert self._trainer is not None
+
+        def send() -> None:
+            if push:
+                self._send_weights(connect=connect or self._engines_came_back() > 0)
+
+        self._turns.for_engines(self._trainer, send)
 
     def _send_weights(self, *, connect: bool) -> None:
         """Make the trainer's weights live on all engines, ``PUSH_ATTEMPTS`` times at most.
@@ -302,6 +330,7 @@ class Run:
         if self._trainer is None or self._manager is None or rollout_id is None:
             return
         self._ask("addresses")  # a checkpoint without the data source's part could not be resumed
+        self._turns.for_trainer(self._trainer)
         folder = self._trainer.save(rollout_id)
         self._note_saved(rollout_id)
         say(f"saved {folder}")
@@ -333,14 +362,7 @@ class Run:
             on_progress(*self._ask("evaluation_progress"))
         metrics = {**self.wait(reference), "eval/step": compute_rollout_step(self.args, rollout_id)}
         logging_utils.log(self.args, metrics, step_key="eval/step")
-        say(
-            "  ".join(
-                [
-                    f"evaluation at {rollout_id}",
-                    *(f"{name} {score:.3f}" for name, score in eval_metrics.scores(metrics).items()),
-                ]
-            )
-        )
+        say(evaluation_line(rollout_id, metrics))
         return metrics
 
     def serve_until_stopped(self) -> None:
@@ -362,45 +384,3 @@ class Run:
         for record in self._train_steps.records(rollout_id, train):
             logging_utils.log(self.args, record, step_key="train/step")
         say(step_line(rollout_id, {**rollout, **train}, self.weight_version))
-
-
-def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
-    """Run a control loop until it returns or a signal stops it, and return the exit code.
-
-    A failure of the trainer, the engines, a machine or a plugin ends the output with one line that names it; its traceback stands above.
-    """
-    run = Run(args)
-    try:
-        with run:
-            run.repeat(loop)
-    except Stopped:
-        say("stopped")
-    except (SlimeError, RayTaskError) as error:
-        logger.exception("the run failed")
-        cause = getattr(error, "cause", None) or error
-        say(f"the run failed: {first_line(cause)}")
-        return 1
-    return run.stop.exit_code
-
-
-_COLUMNS = (
-    ("reward", "rollout/raw_reward", "{:+.3f}"),
-    ("loss", "train/loss", "{:+.4f}"),
-    ("grad", "train/grad_norm", "{:.3f}"),
-    ("samples", "rollout/samples", "{:.0f}"),
-    ("tokens", "rollout/response_len/mean", "{:.0f}"),
-    ("stale", "rollout/staleness_mean", "{:.1f}"),
-    ("collect", "perf/rollout_time", "{:.1f}s"),
-    ("step", "perf/step_time", "{:.1f}s"),
-)
-
-
-def step_line(rollout_id: int, metrics: dict[str, Any], weight_version: str) -> str:
-    """One line about a step; what is not known is left out."""
-    cells = [f"{name} {form.format(metrics[key])}" for name, key, form in _COLUMNS if metrics.get(key) is not None]
-    return "  ".join([f"step {rollout_id}", *cells, f"weights {weight_version or '-'}"])
-
-
-def say(text: str) -> None:
-    """Print a line of the driver at once."""
-    print(text, flush=True)

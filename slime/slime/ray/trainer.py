@@ -62,6 +62,19 @@ class Trainer:
         self._critic.gather("publish", self._critic.send("publish", rollout_id))
         return folder
 
+    def offload(self) -> None:
+        """Move what the ranks have on their GPUs to the host; weights can be pushed meanwhile, nothing else."""
+        self._all("offload")
+
+    def onload(self) -> None:
+        """Move it back."""
+        self._all("onload")
+
+    def _all(self, method: str) -> None:
+        asked = [(group, group.ask(method)) for group in (self._actor, self._critic) if group is not None]
+        for group, references in asked:
+            group.gather(method, references)
+
     def shutdown(self) -> None:
         """Leave the process groups and end the actors."""
         for group in (self._actor, self._critic):

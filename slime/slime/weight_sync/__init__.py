@@ -22,6 +22,11 @@ def uses_loader(args: Namespace) -> bool:
     return shared or delta or bool(getattr(args, "check_weight_update_equal", False))
 
 
+def shares_gpus(args: Namespace) -> bool:
+    """Whether trainer and engines are on the same GPUs, between which NCCL has no connection."""
+    return bool(getattr(args, "share_gpu", False) or getattr(args, "colocate", False))
+
+
 ADAPTER_NAME = re.compile(r"weights-(\d+)-\d+")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.weight_sync import shares_gpus
 from slime.weight_sync.buckets import Bucket
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import CLEANUP_SECONDS, EngineWeightSync
@@ -36,8 +37,7 @@ class BroadcastWeightSync(EngineWeightSync):
         world_size = 1 + sum(ranks)
         name = f"slime-weights-{next(GROUP_NUMBERS)}"
         # NCCL refuses two ranks on one GPU.
-        shared = getattr(self._args, "share_gpu", False)
-        backend = "nccl" if self._device.type == "cuda" and not shared else "gloo"
+        backend = "nccl" if self._device.type == "cuda" and not shares_gpus(self._args) else "gloo"
         self._group = HostedGroup(
             address=self._address,
             world_size=world_size,

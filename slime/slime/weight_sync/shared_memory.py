@@ -1,8 +1,9 @@
 """Weights through memory that a trainer on CUDA and engines of its machine share; on a CPU: `slime.weight_sync.shared_stream`.
 
 Guarantees: two segments take turns, so the trainer fills one while the engines load the other; each byte is copied once by the
-trainer and once by each engine rank; both segments stay mapped from push to push. With ``--share-gpu`` the segments are memory
-of that GPU and the engine gets CUDA IPC handles; otherwise they are host memory, pinned in a trainer on CUDA.
+trainer and once by each engine rank; both segments stay mapped from push to push. Where trainer and engines are one GPU's
+(``--share-gpu``, ``--colocate`` with one GPU) the segments are memory of that GPU and the engine gets CUDA IPC handles; otherwise
+they are host memory, pinned in a trainer on CUDA.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slime.exceptions import ConfigurationError
-from slime.weight_sync import LOADER
+from slime.weight_sync import LOADER, shares_gpus
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync
@@ -34,7 +35,7 @@ class SharedMemoryWeightSync(EngineWeightSync):
     def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         self._buffer = BucketBuffer(min(args.update_weight_buffer_size, SLOT_BYTES), device, self._next_slot)
-        self._on_gpu = device.type == "cuda" and bool(args.share_gpu)
+        self._on_gpu = device.type == "cuda" and shares_gpus(args) and (args.share_gpu or args.rollout_num_gpus == 1)
         self._slots: list[Segment | Tensor | None] = [None, None]
         self._turn = 0
 

@@ -35,8 +35,15 @@ class Loop:
         return batch
 
     def train(self, rollout_id: int, batch: int) -> None:
+        self.publish(rollout_id, batch, self.step(rollout_id, batch))
+
+    def step(self, rollout_id: int, batch: int) -> int:
         assert rollout_id == batch
         self.trained.append(rollout_id)
+        return rollout_id
+
+    def publish(self, rollout_id: int, batch: int, step: int) -> None:
+        assert rollout_id == batch == step
 
     def serve_until_stopped(self) -> None:
         self.served = True

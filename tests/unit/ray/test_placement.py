@@ -61,7 +61,7 @@ def test_several_engines_share_the_gpus_of_their_role() -> None:
     [
         ({"debug_train_only": True}, ((0, 1, 2, 3), (), ())),
         ({"debug_rollout_only": True}, ((), (0, 1), (2, 3))),
-        ({"colocate": True}, ((0, 1, 2, 3), (0, 1), ())),
+        ({"colocate": True, "rollout_num_gpus": 4}, ((0, 1, 2, 3), (0, 1, 2, 3), (4, 5))),
         ({"prm_enable": False}, ((0, 1, 2, 3), (4, 5), ())),
         ({"actor_num_nodes": 2, "num_gpus": None}, (tuple(range(8)), (8, 9), (10, 11))),
     ],

@@ -10,7 +10,8 @@ from ray.exceptions import RayTaskError
 
 from slime.exceptions import ConfigurationError, TrainerError
 from slime.ray import run as run_module
-from slime.ray.run import PUSH_ATTEMPTS, Run, execute
+from slime.ray.execute import execute
+from slime.ray.run import PUSH_ATTEMPTS, Run
 
 
 class Remote:

@@ -13,9 +13,10 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, RankLostError, TrainerError
 from slime.ray import run as run_module
+from slime.ray.execute import execute
 from slime.ray.placement import Placement, ReservedPlacement
 from slime.ray.restarts import Restarts, death_line
-from slime.ray.run import Run, Stopped, execute
+from slime.ray.run import Run, Stopped
 
 NOWHERE = ReservedPlacement(Placement((0,), (), ()), None, ())
 

@@ -168,7 +168,6 @@ def test_over_sampling_and_the_end_of_a_run(
         ),
         ("--num-gpus-per-node 4", "--actor-num-gpus-per-node 8 is more than a node has (--num-gpus-per-node 4)"),
         ("--optimizer sgd", "invalid choice: 'sgd'"),
-        ("--colocate", "--colocate is not implemented yet"),
     ],
 )
 def test_flags_of_the_trainer_that_cannot_work(

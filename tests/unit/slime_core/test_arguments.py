@@ -91,7 +91,7 @@ def test_no_flag_can_be_abbreviated(base: list[str], capsys: pytest.CaptureFixtu
 def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         *("--hf-checkpoint", str(tmp_path / "nowhere"), "--rollout-batch-size", "16", "--num-rollout", "1"),
-        *("--save-interval", "4", "--use-dynamic-batch-size", "--kl-loss-coef", "0.1", "--colocate"),
+        *("--save-interval", "4", "--use-dynamic-batch-size", "--kl-loss-coef", "0.1", "--offload"),
         *("--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2", "--loss-type", "custom_loss"),
     ]
     text = refusal(capsys, words)
@@ -100,7 +100,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
         "--save-interval needs --save",
         "--use-dynamic-batch-size needs --max-tokens-per-gpu",
         "--kl-loss-coef has no effect without --use-kl-loss",
-        "--colocate",
+        "--offload has no effect without --colocate",
         "--rollout-num-gpus 3 is not a multiple of --rollout-num-gpus-per-engine 2",
         "--custom-loss-function-path",
     ):

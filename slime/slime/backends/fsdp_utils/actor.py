@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slime.backends.fsdp_utils import checkpoint, moving_reference
+from slime.backends.fsdp_utils.device_memory import tensors_of
 from slime.backends.fsdp_utils.export import export_adapter
 from slime.backends.fsdp_utils.lora import adapters_off
 from slime.backends.fsdp_utils.megatron_group import group_of_one
@@ -68,12 +70,16 @@ class FSDPTrainActor(TrainActor):
         return optimizer_step(self.args, self.policy, self.optimizer, self.schedule, data, step, self.device)
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return full_weights(self.policy, dtype=DTYPES[self.args.train_dtype], device=self.device)
+        return full_weights(self.policy, dtype=DTYPES[self.args.train_dtype], device=self.device, of=self._value)
 
     def _sync_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.args.update_weight_mode != "adapter":
             return self._weights()
-        return iter(adapter_weights(self.policy, device=self.device).items())
+        return iter(adapter_weights(self.policy, device=self.device, of=self._value).items())
+
+    def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
+        reference = tensors_of(self._reference) if self._reference is not None else ()
+        return chain(tensors_of(self.policy, self.optimizer), reference), iter(())
 
     def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         folder = checkpoint.save(root, iteration, self.policy, self.optimizer, meta)

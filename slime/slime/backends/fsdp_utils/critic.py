@@ -9,7 +9,7 @@ resume from when the policy's checkpoint of the same rollout is; ``publish`` the
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from slime.backends.fsdp_utils import checkpoint
 from slime.backends.fsdp_utils.critic_model import build_critic, value_micro_batch_loss, value_pass
+from slime.backends.fsdp_utils.device_memory import tensors_of
 from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import optimizer_step
 from slime.backends.trainer.micro_batch import Metrics
@@ -60,8 +61,12 @@ class FSDPCriticActor(TrainRank):
     def _read(self, folder: Path) -> dict[str, Any]:
         return checkpoint.load(folder, self.model, self.optimizer, wants_lora=bool(self.args.use_lora))
 
+    def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
+        return tensors_of(self.model, self.optimizer), iter(())
+
     def values(self, rollout_id: int, shard: Any) -> dict[int, torch.Tensor]:
         """Return the values ``[R_i]`` of this rank's samples, by their position in the rollout, before any step on it."""
+        self._check_memory()
         with self._timed("values"):
             self._data = data = RolloutShard(fetch(shard))
             data.set_computed("values", value_pass(self.args, self.model, data, self.device))
@@ -77,6 +82,7 @@ class FSDPCriticActor(TrainRank):
         Returns:
             On rank 0 the metrics of each step in a list under ``STEPS``, and their means; None elsewhere.
         """
+        self._check_memory()
         data, self._data = self._data, None
         assert data is not None, "call values first"
         data.set_from_positions("returns", [fetch(part) for part in returns])
@@ -94,6 +100,7 @@ class FSDPCriticActor(TrainRank):
 
     def save(self, rollout_id: int) -> str:
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
+        self._check_memory()
         root = Path(self.args.critic_save)
         with self._timed("critic_save"):
             meta = self._common_meta(rollout_id)

@@ -6,7 +6,7 @@ the embedding; every rank sees the same names in the same order, so gathering is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor
 from slime.backends.fsdp_utils import lora
 from slime.backends.fsdp_utils.model import PolicyModel
 
+Of = Callable[[Tensor], Tensor]
+
 
 def gather(parameter: Tensor, device: torch.device) -> Tensor:
     """Return the whole tensor of a shard on ``device``; collective."""
@@ -22,25 +24,31 @@ def gather(parameter: Tensor, device: torch.device) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def full_weights(policy: PolicyModel, *, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` of every weight, LoRA merged, cast to ``dtype``; collective, must be run to its end."""
+def full_weights(
+    policy: PolicyModel, *, dtype: torch.dtype, device: torch.device, of: Of = torch.Tensor.detach
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``(name, tensor)`` of every weight, LoRA merged, cast to ``dtype``; collective, must be run to its end.
+
+    ``of`` says what a parameter's shard holds.
+    """
     adapters = lora.lora_layers(policy.hf)
     parameters = dict(policy.hf.named_parameters())
     for name, parameter in parameters.items():
         if ".lora_" in name:
             continue
-        value = gather(parameter, device)
+        value = gather(of(parameter), device)
         owner = name.removesuffix(".base_layer.weight")
         if owner in adapters and owner != name:
-            lora_a, lora_b = (gather(parameters[f"{owner}.lora_{side}.{lora.ADAPTER}.weight"], device) for side in "AB")
+            sides = (parameters[f"{owner}.lora_{side}.{lora.ADAPTER}.weight"] for side in "AB")
+            lora_a, lora_b = (gather(of(side), device) for side in sides)
             value = lora.merged_weight(value, lora_a, lora_b, adapters[owner].scaling[lora.ADAPTER])
         yield name.replace(".base_layer.", "."), value.to(dtype)
 
 
-def adapter_weights(policy: PolicyModel, *, device: torch.device) -> dict[str, Tensor]:
-    """Return the adapter tensors under PEFT's file names, on the CPU; collective."""
+def adapter_weights(policy: PolicyModel, *, device: torch.device, of: Of = torch.Tensor.detach) -> dict[str, Tensor]:
+    """Return the adapter tensors under PEFT's file names, on the CPU; collective. ``of`` says what a parameter's shard holds."""
     return {
-        "base_model.model." + name.replace(f".{lora.ADAPTER}.", "."): gather(parameter, device).cpu()
+        "base_model.model." + name.replace(f".{lora.ADAPTER}.", "."): gather(of(parameter), device).cpu()
         for name, parameter in policy.hf.named_parameters()
         if ".lora_" in name
     }

@@ -14,6 +14,7 @@ import torch
 from slime.backends.megatron_utils import parallel, snapshot
 from slime.backends.megatron_utils.checkpoint import BACKEND, load_state, save_state
 from slime.backends.megatron_utils.config import Shape, read_config, shape_of
+from slime.backends.megatron_utils.device_memory import gradients_of, tensors_of
 from slime.backends.megatron_utils.load_hf import load_hf_weights
 from slime.backends.megatron_utils.model import build_model, data_parallel, unwrapped
 from slime.backends.megatron_utils.optimizer import build_optimizer
@@ -74,7 +75,11 @@ class MegatronTrainActor(TrainActor):
         )
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return full_weights(unwrapped(self.model), self.shape, dtype=DTYPES[self.args.train_dtype])
+        dtype = DTYPES[self.args.train_dtype]
+        return full_weights(unwrapped(self.model), self.shape, dtype=dtype, of=self._value)
+
+    def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
+        return tensors_of(self.model, self.optimizer), gradients_of(self.model)
 
     def _common_meta(self, rollout_id: int) -> dict[str, Any]:
         return super()._common_meta(rollout_id) | {"backend": BACKEND, "optimizer": True}

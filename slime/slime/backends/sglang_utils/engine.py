@@ -19,8 +19,9 @@ from typing import Any
 
 import httpx
 
+from slime.backends.sglang_utils.memory_calls import MemoryCalls
 from slime.backends.sglang_utils.server import engine_environment
-from slime.backends.sglang_utils.server_args import EngineSpec, server_command
+from slime.backends.sglang_utils.server_args import EngineSpec, gives_memory_away, server_command
 from slime.backends.sglang_utils.weight_calls import WeightCalls
 from slime.exceptions import EngineError
 from slime.utils.http_utils import find_available_port
@@ -35,7 +36,7 @@ _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
 
 
-class SGLangEngine(WeightCalls):
+class SGLangEngine(WeightCalls, MemoryCalls):
     """Owns one server process. Methods block until the server has answered; they may be called from several threads."""
 
     def __init__(self, args: Namespace, spec: EngineSpec, port: int = 0) -> None:
@@ -46,6 +47,7 @@ class SGLangEngine(WeightCalls):
         self._port = port
         self._child: ChildProcess | None = None
         self._starts = 0
+        self._away: set[str] = set()
         self._started_at = self._silent_since = 0.0
         self._lock = threading.RLock()
         self._client = httpx.Client(timeout=CALL_TIMEOUT_SECONDS, trust_env=False)
@@ -64,11 +66,14 @@ class SGLangEngine(WeightCalls):
             environment = engine_environment(os.environ, cpu=self._cpu)
             if self._spec.gpu_ids and not self._cpu:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._spec.gpu_ids))
+            if gives_memory_away(self._args, self._spec):
+                environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"  # that of CUDA graphs too
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             with self._log_path.open("a") as log:
                 log.write(f"$ {shlex.join(command)}\n")
             self._child = spawn(command, env=environment, log_path=self._log_path, name=self._spec.name)
             self._starts += 1
+            self._away = set()
             self._wait_until_it_serves(self._child)
             self._started_at, self._silent_since = time.monotonic(), 0.0
             return self.url()

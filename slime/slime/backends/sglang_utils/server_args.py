@@ -29,6 +29,7 @@ OWNED = frozenset(
         "model_path",
         "trust_remote_code",
         "random_seed",
+        "enable_memory_saver",
         "tp_size",
         "tensor_parallel_size",
         "host",
@@ -74,6 +75,11 @@ def model_path(args: Namespace, role: Role) -> str:
     return args.hf_checkpoint
 
 
+def gives_memory_away(args: Namespace, spec: EngineSpec) -> bool:
+    """Whether the engine can give its GPU memory away for a while; a judge has GPUs of its own."""
+    return spec.role == "policy" and bool(getattr(args, "offload_rollout", False))
+
+
 def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -> list[str]:
     """Program and arguments of the engine's process."""
     options: dict[str, object] = dict(CPU_OPTIONS) if cpu else {}
@@ -92,6 +98,11 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -
         }
         if cpu:
             options["lora_backend"] = "torch_native"
+    if gives_memory_away(args, spec):
+        options["enable_memory_saver"] = True
+        if args.update_weights_interval > 1 or args.update_weight_mode != "full":
+            # A push does not bring every weight each time.
+            options["enable_weights_cpu_backup"] = True
     options.update(
         model_path=model_path(args, spec.role),
         trust_remote_code=True,

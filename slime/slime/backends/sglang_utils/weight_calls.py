@@ -21,6 +21,7 @@ class WeightCalls:
 
     _cpu: bool
     _spec: Any
+    _away: set[str]
 
     def _post(self, route: str, **body: Any) -> Any:
         raise NotImplementedError
@@ -60,8 +61,9 @@ class WeightCalls:
         self._post("/pause_generation", mode=mode)
 
     def continue_generation(self) -> None:
-        """Continue what ``pause_generation`` held."""
-        self._post("/continue_generation", torch_empty_cache=False)
+        """Continue what ``pause_generation`` held; an engine whose memory is away goes on holding until it has woken."""
+        if not self._away:
+            self._post("/continue_generation", torch_empty_cache=False)
 
     def begin_weight_update(self) -> None:
         """Open an update session; weights can be loaded until ``end_weight_update``.

@@ -123,6 +123,7 @@ class TrainActor(TrainRank):
         Returns:
             With a critic, the returns of this rank's samples by their position in the rollout.
         """
+        self._check_memory()
         self._rollout_id = rollout_id
         with self._timed("train"):
             with self._timed("data_preprocess"):
@@ -143,6 +144,7 @@ class TrainActor(TrainRank):
             On rank 0 the metrics of each step in a list under ``STEPS``, their means ``train/*``, and those of the rollout;
             None elsewhere.
         """
+        self._check_memory()
         data, self._data = self._data, None
         assert data is not None, "call prepare first"
         steps = []
@@ -229,7 +231,7 @@ class TrainActor(TrainRank):
         self._sync.connect(engine_handles)
 
     def update_weights(self) -> str:
-        """Make the current weights live on the engines and return their version."""
+        """Make the current weights live on the engines and return their version, also while memory is on the host."""
         assert self._sync is not None
         version = self._next_version()
         with self._timed("update_weights"):
@@ -251,6 +253,7 @@ class TrainActor(TrainRank):
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
         if not self.args.save:
             raise CheckpointError("there is nowhere to save to: add --save DIR")
+        self._check_memory()
         root, iteration = Path(self.args.save), rollout_id + 1
         with self._timed("save_model"):
             folder = self._write(root, iteration, self._meta(rollout_id))

@@ -25,9 +25,11 @@ import torch.distributed as dist
 from slime.backends.trainer.checkpoint_folder import read_meta
 from slime.backends.trainer.determinism import use_deterministic_kernels
 from slime.backends.trainer.micro_batch import Metrics
+from slime.backends.trainer.offload import HostMemory
 from slime.backends.trainer.profiling import TARGETS, profiled
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
+from slime.exceptions import TrainerError
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class TrainRank(ABC):
     optimizer: Any
     schedule: Schedule
     device: torch.device
+    _host_memory: HostMemory | None = None
 
     def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
         self.world_size = world_size
@@ -54,6 +57,7 @@ class TrainRank(ABC):
         self.args = Namespace(**(vars(args) | {"train_dtype": args.train_dtype or default_dtype}))
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
         self.device = self._join()
+        self._host_memory = HostMemory(self.device)
         if args.deterministic_mode:
             use_deterministic_kernels()
 
@@ -117,8 +121,43 @@ class TrainRank(ABC):
             **{name: getattr(self.args, name) for name in PATTERNS},
         }
 
+    # Memory
+
+    @abstractmethod
+    def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
+        """The tensors of model, optimizer and reference; and those that hold only zeros between two steps."""
+
+    def offload(self) -> None:
+        """Move what this rank has on its device to the host; until :meth:`onload` it can push its weights, nothing else."""
+        if self._is_away():
+            return
+        assert self._host_memory is not None, "call init first"
+        with self._timed("offload"):
+            moved = self._host_memory.take(*self._device_tensors())
+        logger.info("%.2f GB are on the host, %.3f s", moved / 1e9, self._seconds["offload"])
+
+    def onload(self) -> None:
+        """Move it back."""
+        assert self._host_memory is not None, "call init first"
+        with self._timed("onload"):
+            self._host_memory.give_back()
+
+    def _is_away(self) -> bool:
+        return self._host_memory is not None and self._host_memory.is_used
+
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What ``tensor`` holds, on the device, also while the memory is on the host."""
+        return tensor.detach() if self._host_memory is None else self._host_memory.value(tensor)
+
+    def _check_memory(self) -> None:
+        """Raise TrainerError when the memory is on the host: tensors without storage would be read."""
+        if self._is_away():
+            raise TrainerError("the memory of this rank is on the host: call onload first")
+
     def shutdown(self) -> None:
         """Leave the process groups."""
+        if self._host_memory is not None:
+            self._host_memory.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 

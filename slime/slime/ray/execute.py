@@ -1,0 +1,36 @@
+"""From a control loop to an exit code."""
+
+from __future__ import annotations
+
+import logging
+from argparse import Namespace
+from collections.abc import Callable
+
+from ray.exceptions import RayTaskError
+
+from slime.exceptions import SlimeError
+from slime.ray.report import say
+from slime.ray.restarts import first_line
+from slime.ray.run import Run
+from slime.utils.process import Stopped
+
+logger = logging.getLogger(__name__)
+
+
+def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
+    """Run a control loop until it returns or a signal stops it, and return the exit code.
+
+    A failure of the trainer, the engines, a machine or a plugin ends the output with one line that names it; its traceback stands above.
+    """
+    run = Run(args)
+    try:
+        with run:
+            run.repeat(loop)
+    except Stopped:
+        say("stopped")
+    except (SlimeError, RayTaskError) as error:
+        logger.exception("the run failed")
+        cause = getattr(error, "cause", None) or error
+        say(f"the run failed: {first_line(cause)}")
+        return 1
+    return run.stop.exit_code

@@ -1,0 +1,45 @@
+"""What the driver prints: a line at a time, and one per step and evaluation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from slime.rollout.eval_metrics import scores
+
+
+class Step(NamedTuple):
+    """Metrics of the steps of one rollout, their seconds, and how long the trainer had waited for its batch."""
+
+    metrics: dict[str, Any]
+    seconds: float
+    waited: float
+
+
+_COLUMNS = (
+    ("reward", "rollout/raw_reward", "{:+.3f}"),
+    ("loss", "train/loss", "{:+.4f}"),
+    ("grad", "train/grad_norm", "{:.3f}"),
+    ("samples", "rollout/samples", "{:.0f}"),
+    ("tokens", "rollout/response_len/mean", "{:.0f}"),
+    ("stale", "rollout/staleness_mean", "{:.1f}"),
+    ("collect", "perf/rollout_time", "{:.1f}s"),
+    ("step", "perf/step_time", "{:.1f}s"),
+)
+
+
+def step_line(rollout_id: int, metrics: dict[str, Any], weight_version: str) -> str:
+    """One line about a step; what is not known is left out."""
+    cells = [f"{name} {form.format(metrics[key])}" for name, key, form in _COLUMNS if metrics.get(key) is not None]
+    return "  ".join([f"step {rollout_id}", *cells, f"weights {weight_version or '-'}"])
+
+
+def evaluation_line(rollout_id: int, metrics: dict[str, Any]) -> str:
+    """One line about an evaluation: the score of each set."""
+    return "  ".join(
+        [f"evaluation at {rollout_id}", *(f"{name} {score:.3f}" for name, score in scores(metrics).items())]
+    )
+
+
+def say(text: str) -> None:
+    """Print a line of the driver at once."""
+    print(text, flush=True)

@@ -1,0 +1,61 @@
+"""Who has the GPUs that trainer and engines share (``--colocate``): one of them at a time.
+
+Guarantee: memory of the one comes to the GPUs when that of the other has left them, except in a push, where the engines have room for
+weights alone and the trainer gives one tensor after the other. A round is: the engines generate, they sleep, the trainer's memory comes
+back, it steps and saves, its memory goes, the engines get room for weights, the push, room for the cache. Without
+``--offload-train`` and ``--offload-rollout`` both keep what they have and only the order of the work is left.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
+from slime.ray.trainer import Trainer
+
+
+class Turns:
+    """Owned by the driver; a run whose roles have GPUs of their own has one that does nothing.
+
+    Attributes:
+        engines_sleep: whether the engines give their memory away.
+        trainer_leaves: whether the trainer does.
+    """
+
+    def __init__(self, args: Namespace, ask: Callable[..., Any]) -> None:
+        """``ask(method, *arguments)`` asks the rollout manager."""
+        self.engines_sleep = bool(getattr(args, "offload_rollout", False))
+        self.trainer_leaves = bool(getattr(args, "offload_train", False))
+        self._ask = ask
+        self._trainers_turn = False
+
+    def before_a_trainer(self) -> None:
+        """Make room for a trainer that is about to be made, whosever turn it was."""
+        self._sleep()
+        self._trainers_turn = True
+
+    def for_trainer(self, trainer: Trainer) -> None:
+        """Let ``trainer`` work; nothing happens when it may already."""
+        if self._trainers_turn:
+            return
+        self._sleep()
+        self._trainers_turn = True
+        if self.trainer_leaves:
+            trainer.onload()
+
+    def for_engines(self, trainer: Trainer, push: Callable[[], None]) -> None:
+        """Let the engines work, with the weights that ``push`` sends them."""
+        if self._trainers_turn and self.trainer_leaves:
+            trainer.offload()
+        self._trainers_turn = False
+        if self.engines_sleep:
+            self._ask("wake_engines", WEIGHTS)
+        push()
+        if self.engines_sleep:
+            self._ask("wake_engines", CACHE)
+
+    def _sleep(self) -> None:
+        if self.engines_sleep:
+            self._ask("sleep_engines")

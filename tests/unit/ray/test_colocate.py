@@ -1,0 +1,323 @@
+"""Trainer and engines on the same GPUs: who has them when, what an engine gives away and takes back, and what happens when one dies."""
+
+from __future__ import annotations
+
+import threading
+from argparse import Namespace
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import train
+
+from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
+from slime.backends.sglang_utils.server_args import EngineSpec
+from slime.exceptions import EngineError, RankLostError
+from slime.ray import run as run_module
+from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.restarts import Restarts
+from slime.ray.rollout import RolloutManager
+from slime.ray.run import Run, Stopped
+from slime.ray.turns import Turns
+from tests.helpers.arguments import default_args
+
+BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
+ROUND = """sleep_engines; onload; train {0}; save {0}; saved {0}; offload; wake_engines weights; push;
+    wake_engines kv_cache,cuda_graph; live {0}"""
+
+
+def phases(text: str) -> list[str]:
+    return [phase.strip() for phase in text.split(";")]
+
+
+class Recorder:
+    """A rollout manager and a trainer that note what they are asked for, in one list."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.revived: list[int] = []
+        self.deaths: dict[str, Exception] = {}
+
+    def note(self, *words: Any) -> None:
+        text = " ".join(",".join(word) if isinstance(word, tuple) else str(word) for word in words)
+        self.log.append(text)
+        if text in self.deaths:
+            raise self.deaths.pop(text)
+
+    def manager(self) -> Any:
+        answers = {
+            "addresses": lambda: {},
+            "recover_engines": lambda: self.revived.pop(0) if self.revived else 0,
+            "engine_handles": lambda: [],
+            "hold_engines": lambda: self.note("hold"),
+            "load": lambda _: None,
+            "on_weights_live": lambda rollout_id, version: self.note("live", rollout_id),
+            "sleep_engines": lambda: self.note("sleep_engines"),
+            "wake_engines": lambda parts: self.note("wake_engines", parts),
+            "save": lambda rollout_id: self.note("saved", rollout_id),
+            "generate": lambda rollout_id: self.batch(rollout_id),
+            "eval": lambda rollout_id: self.note("eval", rollout_id) or {},
+        }
+        return SimpleNamespace(**{name: SimpleNamespace(remote=answer) for name, answer in answers.items()})
+
+    def batch(self, rollout_id: int) -> Any:
+        self.note("generate", rollout_id)
+        return {"shards": [], "critic_shards": [], "metrics": {}}
+
+    def trainer(self, *_: Any) -> Any:
+        def update() -> str:
+            self.note("push")
+            return "1"
+
+        return SimpleNamespace(
+            init=lambda: self.note("init") or 0,
+            train=lambda rollout_id, *_: self.note("train", rollout_id) or {},
+            save=lambda rollout_id: self.note("save", rollout_id) or "folder",
+            connect_rollout_engines=lambda _: self.note("connect"),
+            update_weights=update,
+            offload=lambda: self.note("offload"),
+            onload=lambda: self.note("onload"),
+            kill=lambda: self.note("kill"),
+        )
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    made = Recorder()
+    monkeypatch.setattr(run_module.ray, "get", lambda reference: reference)
+    monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr(run_module, "Trainer", made.trainer)
+    monkeypatch.setattr(run_module, "with_fresh_ports", lambda reserved: reserved)
+    monkeypatch.setattr(run_module.logging_utils, "log", lambda *_, **__: None)
+    return made
+
+
+def started(recorder: Recorder, **flags: Any) -> Run:
+    """A run as it is when its trainer is there and the engines have yet to get its weights."""
+    values = {"save": "folder", "save_interval": 1, "num_rollout": 2, "update_weights_interval": 1}
+    run = Run(default_args(**(values | BOTH | flags)))
+    run._reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
+    run._manager = recorder.manager()
+    run._restarts = Restarts("folder", 2)
+    run._turns.before_a_trainer()
+    run._trainer = recorder.trainer()
+    run._hand_over(connect=True)
+    return run
+
+
+START = "sleep_engines; offload; wake_engines weights; connect; push; wake_engines kv_cache,cuda_graph"
+
+
+def test_trainer_and_engines_take_turns(recorder: Recorder) -> None:
+    train.train(started(recorder))
+    rounds = [phase for number in (0, 1) for phase in (f"generate {number}", *phases(ROUND.format(number)))]
+    assert recorder.log == [*phases(START), *rounds]
+
+
+def test_evaluation_is_the_engines_turn(recorder: Recorder) -> None:
+    train.train(started(recorder, eval_interval=1, num_rollout=1))
+    assert recorder.log == [*phases(START), "eval 0", "generate 0", *phases(ROUND.format(0)), "eval 0"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "left_out"),
+    [
+        ({"offload_train": False}, {"offload", "onload"}),
+        ({"offload_rollout": False}, {"sleep_engines", "wake_engines"}),
+        ({"offload_rollout": False, "offload_train": False}, {"sleep_engines", "wake_engines", "offload", "onload"}),
+    ],
+)
+def test_who_is_not_offloaded_stays_and_the_order_is_kept(
+    recorder: Recorder, flags: dict[str, bool], left_out: set[str]
+) -> None:
+    train.train(started(recorder, num_rollout=1, **flags))
+    whole = [*phases(START), "generate 0", *phases(ROUND.format(0))]
+    assert recorder.log == [phase for phase in whole if phase.split()[0] not in left_out]
+
+
+def test_engines_wake_with_their_old_weights_where_no_push_is_due(recorder: Recorder) -> None:
+    train.train(started(recorder, update_weights_interval=2, save=None))
+    first = recorder.log.index("wake_engines weights", len(phases(START)))
+    assert recorder.log[first : first + 3] == ["wake_engines weights", "wake_engines kv_cache,cuda_graph", "generate 1"]
+
+
+def test_a_stopped_run_saves_in_the_trainers_turn(recorder: Recorder) -> None:
+    run = started(recorder, save_interval=10, num_rollout=5)
+
+    def loop() -> None:
+        run.train(0, run.wait(run.generate(0)))
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        loop()
+    run.__exit__(Stopped, None, None)
+    assert recorder.log[-4:] == ["sleep_engines", "onload", "save 0", "saved 0"]
+
+
+def test_an_engine_that_came_back_gets_weights_while_the_trainer_is_away(recorder: Recorder) -> None:
+    run = started(recorder)
+    recorder.log.clear()
+    recorder.revived = [1]
+    run.recover()
+    assert recorder.log == ["connect", "push"]
+
+
+def test_an_engine_that_died_asleep_is_connected_when_it_wakes(recorder: Recorder) -> None:
+    run = started(recorder, num_rollout=1, save=None)
+    recorder.log.clear()
+    recorder.revived = [1]
+    run.train(0, recorder.batch(0))  # type: ignore[arg-type]
+    assert recorder.log[recorder.log.index("wake_engines weights") :][:3] == ["wake_engines weights", "connect", "push"]
+
+
+@pytest.mark.parametrize("death", ["train 1", "onload", "push", "offload", "save 1"])
+def test_a_trainer_is_started_again_while_the_engines_sleep(recorder: Recorder, death: str) -> None:
+    run = started(recorder)
+    recorder.deaths[death] = RankLostError("training rank 0 died", "update_weights" if death == "push" else "train")
+    run.repeat(train.train)
+    kill = recorder.log.index("kill")
+    after = [phase for phase in recorder.log[kill:] if phase != "hold"]
+    assert after[:3] == ["kill", "sleep_engines", "init"]
+    assert after[3:8] == phases("offload; wake_engines weights; connect; push; wake_engines kv_cache,cuda_graph")
+    assert recorder.log[-1] == "live 1"
+    assert not recorder.deaths
+
+
+def test_roles_with_gpus_of_their_own_are_never_asked() -> None:
+    turns = Turns(Namespace(), lambda *_: pytest.fail("asked"))
+    turns.before_a_trainer()
+    turns.for_trainer(pytest.fail)  # type: ignore[arg-type]
+    pushed = []
+    turns.for_engines(pytest.fail, lambda: pushed.append(1))  # type: ignore[arg-type]
+    assert pushed == [1]
+
+
+# An engine
+
+
+class Server:
+    """What an engine posts to; refuses to take back what is there, as SGLang does by ending."""
+
+    def __init__(self, engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.away: set[str] = set()
+        monkeypatch.setattr(engine, "_post", self.post)
+
+    def post(self, route: str, **body: Any) -> None:
+        tags = set(body.get("tags", ()))
+        if route == "/release_memory_occupation":
+            assert tags
+            assert not tags & self.away
+            assert "/pause_generation" in self.asked
+            self.away |= tags
+        if route == "/resume_memory_occupation":
+            assert tags <= self.away
+            self.away -= tags
+        if route == "/continue_generation":
+            assert not self.away, "requests would run without their memory"
+        self.asked.append(route)
+
+
+@pytest.fixture
+def engine() -> SGLangEngine:
+    return SGLangEngine(default_args(run_dir="nowhere", device="cuda"), EngineSpec("policy", 0, 1))
+
+
+def test_an_engine_holds_requests_until_all_its_memory_is_back(
+    engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(engine, monkeypatch)
+    engine.sleep()
+    assert server.away == {*WEIGHTS, *CACHE}
+    engine.sleep()
+    engine.continue_generation()
+    engine.wake(WEIGHTS)
+    engine.wake(WEIGHTS)
+    engine.continue_generation()  # what a push ends with
+    assert server.away == set(CACHE)
+    assert "/continue_generation" not in server.asked
+    engine.wake(CACHE)
+    assert server.asked[-1] == "/continue_generation"
+    assert not server.away
+    engine.wake(CACHE)
+    assert server.asked.count("/resume_memory_occupation") == 2
+
+
+def test_an_engine_goes_to_sleep_again_in_the_middle_of_a_push(
+    engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(engine, monkeypatch)
+    engine.sleep()
+    engine.wake(WEIGHTS)
+    engine.sleep()
+    assert server.away == {*WEIGHTS, *CACHE}
+
+
+# The manager
+
+
+class Handles:
+    """Engine actors; ``bad`` are those that fail, each with its method."""
+
+    def __init__(self, count: int) -> None:
+        self.asked: list[tuple[int, str]] = []
+        self.bad: set[tuple[int, str]] = set()
+        self.handles = [self._handle(index) for index in range(count)]
+
+    def _handle(self, index: int) -> Any:
+        def method(name: str) -> Any:
+            def call(*_: Any) -> Any:
+                self.asked.append((index, name))
+                future: Future[None] = Future()
+                if (index, name) in self.bad:
+                    future.set_exception(EngineError(f"engine {index}"))
+                else:
+                    future.set_result(None)
+                return SimpleNamespace(future=lambda: future)
+
+            return SimpleNamespace(remote=call)
+
+        return SimpleNamespace(**{name: method(name) for name in ("sleep", "wake", "kill")})
+
+
+def manager_with(handles: Handles, revived: list[str], fault_tolerant: bool = True) -> RolloutManager:
+    def group(role: str) -> Any:
+        return SimpleNamespace(role=role, handles=handles.handles, revive=lambda: revived.append(role) or [])
+
+    manager = RolloutManager.__new__(RolloutManager)
+    manager.args = Namespace(use_fault_tolerance=fault_tolerant)
+    manager._groups = [group("policy"), group("prm")]
+    manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
+    manager._revived, manager._asleep = 0, False
+    return manager
+
+
+def test_no_engine_is_started_on_the_trainers_gpus() -> None:
+    handles, revived = Handles(2), []
+    manager = manager_with(handles, revived)
+    manager.sleep_engines()
+    assert handles.asked == [(0, "sleep"), (1, "sleep")]
+    manager._revive_engines()
+    assert revived == ["prm"], "the judge has GPUs of its own"
+    manager.wake_engines(WEIGHTS)
+    assert revived == ["prm", "policy", "prm"]
+
+
+@pytest.mark.parametrize("method", ["sleep", "wake"])
+def test_an_engine_that_does_not_follow_is_ended(method: str) -> None:
+    handles, revived = Handles(2), []
+    handles.bad = {(1, method)}
+    manager = manager_with(handles, revived)
+    manager.sleep_engines()
+    manager.wake_engines(WEIGHTS)
+    assert [entry for entry in handles.asked if entry[1] == "kill"] == [(1, "kill")]
+    assert "policy" in revived
+
+
+def test_without_fault_tolerance_its_error_stands() -> None:
+    handles = Handles(1)
+    handles.bad = {(0, "sleep")}
+    with pytest.raises(EngineError, match="engine 0"):
+        manager_with(handles, [], fault_tolerant=False).sleep_engines()
