@@ -97,6 +97,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def started(recorder: Recorder, **flags: Any) -> Run:
     """A run as it is when its trainer is there and the engines have yet to get its weights."""
     values = {"save": "folder", "save_interval": 1, "num_rollout": 2, "update_weights_interval": 1}
+    values |= {"rollout_batch_size": 1, "num_steps_per_rollout": 1, "global_batch_size": 1}
     run = Run(default_args(**(values | BOTH | flags)))
     run._reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
     run._manager = recorder.manager()

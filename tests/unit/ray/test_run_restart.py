@@ -12,6 +12,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, RankLostError, TrainerError
+from slime.ray import execute as execute_module
 from slime.ray import run as run_module
 from slime.ray.execute import execute
 from slime.ray.placement import Placement, ReservedPlacement
@@ -322,7 +323,7 @@ def test_without_checkpoints_or_restarts_one_line_ends_the_run(
 ) -> None:
     run = make_run(world, save=save, allowed=allowed)
     world.deaths = [("train 1", RankLostError("training rank 0 died in train: killed\nmore", "train"))]
-    monkeypatch.setattr(run_module, "Run", lambda args: run)
+    monkeypatch.setattr(execute_module, "Run", lambda args: run)
     monkeypatch.setattr(Run, "_start", lambda self: None)
     assert execute(run.args, loop) == 1
     last = capsys.readouterr().out.splitlines()[-1]
