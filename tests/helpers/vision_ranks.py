@@ -39,3 +39,25 @@ def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]
         actor.shutdown()
     if rank == 0:
         torch.save(results, out)
+
+
+def train(rank: int, world_size: int, model: str, changes: dict[str, Any], rollouts: list[int], out: str) -> None:
+    """Start (or resume), train ``rollouts``, save after each, and write the weights before and after."""
+    args = trainer.trainer_args(model, **changes)
+    actor, start = trainer_ranks.start_actor(args, rank, world_size, trainer.meeting_port(rank, out))
+    before = trainer_ranks.full_parameters(actor)
+    metrics = []
+    for rollout in rollouts:
+        data = vision_samples.train_data(Path(model), seed=rollout)
+        metrics.append(actor.train(rollout, trainer.shards(args, data, world_size)[rank]))
+        actor.save(rollout)
+    after = trainer_ranks.full_parameters(actor)
+    if rank == 0:
+        torch.save({"start": start, "before": before, "after": after, "metrics": metrics}, out)
+    actor.shutdown()
+
+
+def two_ranks(rank: int, world_size: int, *calls: tuple[str, tuple[Any, ...]]) -> None:
+    """Call functions of this module one after the other, by name, each with its arguments."""
+    for name, arguments in calls:
+        globals()[name](rank, world_size, *arguments)
