@@ -23,7 +23,14 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from slime.backends.trainer.checkpoint_folder import find, read_meta
 from slime.backends.trainer.hf_folder import export_hf
 from slime.utils import tool
-from slime.utils.hf_checkpoint import files_of_weights, is_tied_head, language_model, name_in, read_config
+from slime.utils.hf_checkpoint import (
+    files_of_weights,
+    is_tied_head,
+    language_model,
+    name_in,
+    read_config,
+    weight_shapes,
+)
 
 PREFIX = "model.hf."
 """Of the policy's weights in the state: key of the state dict, then attribute of the trainer's model."""
@@ -88,8 +95,11 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
         return merge_lora.merge(origin, folder / "adapter", output, dtype=dtype, force=force)
     config, names = read_config(origin), files_of_weights(origin)
     entries = {name: entry for name, entry in stored(folder / "state").items() if not is_tied_head(config, name)}
-    expected = {name: shape for name, shape in language_model(origin).items() if not is_tied_head(config, name)}
     found = {name_in(names, name): tuple(entry.size) for name, entry in entries.items()}
+    shapes = language_model(origin)
+    if not found.keys() <= shapes.keys():  # a vision tower was trained too, or it is another model
+        shapes = weight_shapes(origin)
+    expected = {name: shape for name, shape in shapes.items() if not is_tied_head(config, name)}
     odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if odd:
         shapes = f"{found.get(odd[0], 'nothing')} there, {expected.get(odd[0], 'nothing')} in {origin}"

@@ -12,7 +12,7 @@ from tests.helpers import trainer, trainer_ranks, vision_samples
 
 
 def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]], out: str) -> None:
-    """For each case take one step on samples with and without images and write its metrics and gradients."""
+    """For each case take one step on samples with and without images and write its metrics, gradients, adapters and what had images."""
     results = []
     original = train_step.apply_gradients
     for number, changes in enumerate(cases):
@@ -26,6 +26,7 @@ def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]
             captured |= trainer_ranks.full_parameters(actor, lambda parameter: parameter.grad)
             return original(policy, optimizer, schedule, clip_grad)
 
+        adapters = trainer_ranks.full_parameters(actor) if args.use_lora else {}
         shard = trainer.shards(args, vision_samples.train_data(Path(model)), world_size)[rank]
         train_step.apply_gradients = capture
         try:
@@ -35,7 +36,7 @@ def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]
         pictured = [
             [any(shard["multimodal_train_inputs"][i] for i in batch) for batch in shard["micro_batch_indices"][0]]
         ]
-        results.append((metrics, captured, trainer_ranks.from_all_ranks(pictured)))
+        results.append(((metrics, captured, adapters), trainer_ranks.from_all_ranks(pictured)))
         actor.shutdown()
     if rank == 0:
         torch.save(results, out)

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slime.backends.fsdp_utils.lora import add_adapters
 from tests.helpers.tiny_vision import MERGE, PATCH
 
 TEXT_TOKENS = 600
+ADAPTER_SUFFIX = ".default.weight"
 # Rows and columns of patches of the images of each sample; two of the six have none.
 GRIDS = [[(2, 2)], [], [(4, 6), (2, 4)], [(8, 2)], [], [(6, 6)]]
 
@@ -62,8 +64,8 @@ def reference_model(path: Path) -> Any:
     return AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
 
 
-def reference_log_probs(model: Any, data: dict[str, Any], index: int, temperature: float) -> Tensor:
-    """Log probabilities ``[R]`` of the response of one sample, by a forward pass over it alone."""
+def reference_rows(model: Any, data: dict[str, Any], index: int) -> Tensor:
+    """Last hidden states ``[R, H]`` that predict the response of one sample, by a forward pass over it alone."""
     ids = torch.tensor(data["tokens"][index])
     arguments: dict[str, Tensor] = {}
     inputs = data["multimodal_train_inputs"][index]
@@ -72,14 +74,30 @@ def reference_log_probs(model: Any, data: dict[str, Any], index: int, temperatur
         arguments = {name: torch.as_tensor(value) for name, value in inputs.items()} | {
             "mm_token_type_ids": kinds[None]
         }
-    table = torch.log_softmax(model(ids[None], **arguments).logits[0] / temperature, dim=-1)
-    response = data["response_lengths"][index]
-    return table[-response - 1 : -1].gather(1, ids[-response:, None])[:, 0]
+    hidden = model.model(ids[None], **arguments).last_hidden_state[0]
+    return hidden[-data["response_lengths"][index] - 1 : -1]
 
 
-def reference_gradients(path: Path, args: Namespace, data: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the mean over samples of the masked mean of the negative log probability (``sft_loss``)."""
+def reference_log_probs(model: Any, data: dict[str, Any], index: int, temperature: float) -> Tensor:
+    """Log probabilities ``[R]`` of the response of one sample."""
+    logits = model.lm_head(reference_rows(model, data, index))
+    targets = torch.tensor(data["tokens"][index][-data["response_lengths"][index] :])
+    return torch.log_softmax(logits / temperature, dim=-1).gather(1, targets[:, None])[:, 0]
+
+
+def reference_gradients(
+    path: Path, args: Namespace, data: dict[str, Any], adapters: dict[str, Tensor]
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the mean over samples of the masked mean of the negative log probability (``sft_loss``).
+
+    With ``adapters``, by module name plus ``.lora_A`` or ``.lora_B``, the gradients are theirs.
+    """
     model = reference_model(path)
+    if adapters:
+        add_adapters(args, model)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.data = adapters[name.removesuffix(ADAPTER_SUFFIX)].double()
     count = len(data["tokens"])
     total = torch.zeros((), dtype=torch.float64)
     for index, mask in enumerate(data["loss_masks"]):
@@ -87,13 +105,14 @@ def reference_gradients(path: Path, args: Namespace, data: dict[str, Any]) -> tu
         weights = torch.tensor(mask, dtype=torch.float64)
         total = total - (log_probs * weights).sum() / weights.sum() / count
     total.backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return float(total.detach()), found
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return float(total.detach()), {name.removesuffix(ADAPTER_SUFFIX): p.grad for name, p in trained.items()}
 
 
-def check_gradients(path: Path, args: Namespace, metrics: dict[str, float], gradients: dict[str, Tensor]) -> None:
-    """Compare loss and gradients of a step on `train_data` with the reference, to 1e-5 of the largest gradient or 1."""
-    loss, expected = reference_gradients(path, args, train_data(path))
+def check_gradients(path: Path, args: Namespace, outcome: Any) -> None:
+    """Compare ``(metrics, gradients, adapters)`` of a step on `train_data` with the reference, to 1e-5 of the largest gradient or 1."""
+    metrics, gradients, adapters = outcome
+    loss, expected = reference_gradients(path, args, train_data(path), adapters)
     assert abs(metrics["train/loss"] - loss) <= 1e-5 * abs(loss)
     assert set(gradients) == set(expected)
     largest = max(1.0, *(float(value.abs().max()) for value in expected.values()))

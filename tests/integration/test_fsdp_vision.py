@@ -18,7 +18,11 @@ from tests.helpers import tiny_vision, trainer, trainer_ranks, vision_ranks, vis
 
 SFT: dict[str, Any] = {"loss_type": "sft_loss"}
 SMALL = SFT | {"max_tokens_per_gpu": 30}
-CASES = {"packed": SMALL, "padded, checkpointing": SMALL | {"pack_sequences": False, "gradient_checkpointing": True}}
+CASES = {
+    "packed": SMALL,
+    "padded, checkpointing": SMALL | {"pack_sequences": False, "gradient_checkpointing": True},
+    "adapters": SMALL | {"use_lora": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +63,10 @@ def two_ranks(folder: Path, model: Path, one_rank: dict[str, Any]) -> dict[str, 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_on_two_ranks(two_ranks: dict[str, Any], model: Path, case: str) -> None:
-    metrics, gradients, pictured = two_ranks["gradients"][case]
+    outcome, pictured = two_ranks["gradients"][case]
     first, second = (rank[0] for rank in pictured)
     assert any(one != other for one, other in zip(first, second, strict=True)), "one rank has an image, the other none"
-    vision_samples.check_gradients(model, trainer.trainer_args(model, **CASES[case]), metrics, gradients)
+    vision_samples.check_gradients(model, trainer.trainer_args(model, **CASES[case]), outcome)
 
 
 def test_a_resumed_run_is_bit_equal(folder: Path, model: Path, one_rank: dict[str, Any]) -> None:

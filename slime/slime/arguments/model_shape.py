@@ -40,6 +40,10 @@ MODEL_SHAPE = Group(
 )
 
 
+VISION_LANGUAGE_TYPES = ("qwen3_vl",)
+"""Values of ``model_type`` whose vision tower is trained with the language model, by the back end ``fsdp``."""
+
+
 def text_config(config: dict) -> dict:
     """Return what ``config.json`` says of the language model; tying is often said outside of it only."""
     inner = config.get("text_config")
@@ -57,7 +61,14 @@ def check_trainable(args: Namespace, config: dict) -> list[str]:
     name = f"{args.hf_checkpoint} ({kind})"
     problems = []
     if "vision_config" in config and not kind.startswith("qwen3_5"):
-        problems.append(f"{name} is a vision-language model, which no back end here trains; use a text model")
+        offered = ", ".join(VISION_LANGUAGE_TYPES)
+        if kind not in VISION_LANGUAGE_TYPES:
+            problems.append(f"{name} is a vision-language model; of these only {offered} is trained here")
+        elif args.train_backend == "megatron":
+            problems.append(
+                f"{name} is a vision-language model, which --train-backend megatron does not train: "
+                "add --train-backend fsdp"
+            )
     if number_of_experts(text) and args.train_backend == "fsdp":
         problems.append(f"{name} is a mixture of experts, which --train-backend fsdp does not train; use a dense model")
     if config.get("quantization_config"):

@@ -64,9 +64,14 @@ def read_weights(folder: Path, wanted: Callable[[str], bool] = lambda name: True
 def language_model(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the language model's weights."""
     larger = bool(read_config(folder).get("text_config"))
+    return weight_shapes(folder, lambda name: not larger or name.startswith(_INSIDE))
+
+
+def weight_shapes(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights whose name is ``wanted``."""
     shapes = {}
     for name, path in files_of_weights(folder).items():
-        if not larger or name.startswith(_INSIDE):
+        if wanted(name):
             with safe_open(path, "pt") as file:
                 shapes[name] = tuple(file.get_slice(name).get_shape())
     return shapes

@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import distribute_tensor
 
+from slime.backends.fsdp_utils.critic_model import build_critic, value_pass
 from slime.backends.fsdp_utils.lora import lora_layers
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.fsdp_utils.vision import token_kinds
+from slime.backends.fsdp_utils.weights import gather
+from slime.backends.megatron_utils.train_step import log_prob_pass as megatron_log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.utils.http_utils import find_available_port
 from tests.helpers import tiny_random, tiny_vision, trainer, trainer_ranks, vision_ranks, vision_samples
 
 START, PAD, WORD = 7, 8, 1
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,7 @@ def start(model: Path) -> Iterator[Any]:
     actors = []
 
     def start_one(path: Path = model, **changes: Any) -> Any:
-        args = trainer.trainer_args(path, loss_type="sft_loss", **changes)
+        args = trainer.trainer_args(path, **{"loss_type": "sft_loss", **changes})
         actors.append(trainer_ranks.start_actor(args, 0, 1, find_available_port())[0])
         return actors[-1]
 
@@ -65,6 +70,38 @@ def test_log_probs_are_those_of_each_sample_alone(start, model, expected, change
         torch.testing.assert_close(ours.double(), theirs, atol=2e-6, rtol=0)
 
 
+def test_bfloat16_is_close(start, model, expected) -> None:
+    actor = start(train_dtype="bfloat16", max_tokens_per_gpu=30)
+    shard = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
+    values = log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device)
+    for ours, theirs in zip(in_order(values, shard["partition"]), expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=0.1, rtol=0)
+
+
+def test_the_reference_sees_the_images_too(start, model: Path) -> None:
+    actor = start(loss_type="policy_loss", use_kl_loss=True, kl_loss_coef=0.1, max_tokens_per_gpu=30)
+    data = vision_samples.train_data(model)
+    actor.prepare(0, trainer.shards(actor.args, data, 1)[0])
+    fields = actor._data.fields
+    assert all(torch.equal(*pair) for pair in zip(fields["log_probs"], fields["ref_log_probs"], strict=True))
+    assert actor.step(0)["train/kl_loss"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_critic_sees_the_images_too(start, model: Path) -> None:
+    actor = start()
+    critic = build_critic(actor.args, str(model), device=actor.device)
+    weight = critic.head.weight
+    with torch.no_grad():
+        weight.copy_(distribute_tensor(torch.linspace(-1, 1, 64)[None], weight.device_mesh, weight.placements))
+    shard = RolloutShard(trainer.shards(actor.args, vision_samples.train_data(model), 1)[0])
+    values = in_order(value_pass(actor.args, critic, shard, actor.device), shard.partition)
+    reference = vision_samples.reference_model(model)
+    for index, ours in enumerate(values):
+        with torch.no_grad():
+            rows = vision_samples.reference_rows(reference, vision_samples.train_data(model), index)
+        torch.testing.assert_close(ours.double(), rows @ torch.linspace(-1, 1, 64).double(), atol=1e-5, rtol=0)
+
+
 def test_the_images_matter(model: Path, expected) -> None:
     data = vision_samples.train_data(model)
     data["multimodal_train_inputs"][0]["pixel_values"] *= -1
@@ -76,14 +113,18 @@ def test_the_images_matter(model: Path, expected) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_tokens_per_gpu": 30, "gradient_checkpointing": True}, {"max_tokens_per_gpu": 1000, "pack_sequences": False}],
-    ids=["packed, checkpointing", "padded"],
+    [
+        {"max_tokens_per_gpu": 30, "gradient_checkpointing": True},
+        {"max_tokens_per_gpu": 1000, "pack_sequences": False},
+        {"max_tokens_per_gpu": 30, "use_lora": True},
+    ],
+    ids=["packed, checkpointing", "padded", "adapters"],
 )
 def test_gradients_of_tower_and_text_are_the_reference(model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     changes = {"loss_type": "sft_loss", **changes}
     vision_ranks.gradients(0, 1, str(model), [changes], str(tmp_path / "out.pt"))
-    metrics, gradients, _ = torch.load(tmp_path / "out.pt", weights_only=False)[0]
-    vision_samples.check_gradients(model, trainer.trainer_args(model, **changes), metrics, gradients)
+    outcome, _ = torch.load(tmp_path / "out.pt", weights_only=False)[0]
+    vision_samples.check_gradients(model, trainer.trainer_args(model, **changes), outcome)
 
 
 def test_a_rollout_of_text_leaves_the_tower_alone(start, model: Path) -> None:
@@ -119,8 +160,24 @@ def test_images_for_a_model_of_text_are_refused(start, model: Path, tmp_path: Pa
         actor.train(0, shard)
 
 
+def test_images_are_refused_by_megatron(model: Path) -> None:
+    args = trainer.trainer_args(model, train_backend="megatron")
+    shard = RolloutShard(trainer.shards(args, vision_samples.train_data(model), 1)[0])
+    with pytest.raises(ValueError, match="--train-backend megatron cannot train on; use --train-backend fsdp"):
+        megatron_log_prob_pass(args, torch.nn.Identity(), shard, CPU, 600)
+
+
 def test_adapters_are_in_the_language_model_only(start) -> None:
     actor = start(use_lora=True)
     names = list(lora_layers(actor.policy.hf))
     assert len(names) == 2 * 7
     assert all(name.startswith("model.language_model.layers.") for name in names)
+
+
+def test_a_frozen_tower_stays_as_it_is(start, model: Path) -> None:
+    actor = start(freeze_params_name_list=[r"model\.visual\."], max_tokens_per_gpu=30)
+    assert not any(".visual." in name for name in trainer_ranks.full_parameters(actor))
+    before = {name: gather(value, CPU).clone() for name, value in actor.policy.hf.named_parameters()}
+    actor.train(0, trainer.shards(actor.args, vision_samples.train_data(model), 1)[0])
+    for name, value in actor.policy.hf.named_parameters():
+        assert torch.equal(gather(value, CPU), before[name]) == (".visual." in name), name

@@ -164,12 +164,29 @@ def test_vision_language_shapes_are_those_of_the_text_models() -> None:
 def test_a_model_that_the_back_end_cannot_train_is_refused_by_name(shape: str) -> None:
     args = Namespace(train_backend="fsdp", pack_sequences=parsed(shape).pack_sequences, hf_checkpoint="model")
     problems = check_trainable(args, hf_config(shape))
-    if shape.startswith("qwen3-vl"):
-        assert [problem for problem in problems if "(qwen3_vl) is a vision-language model" in problem]
-    elif shape == "qwen3-30B-A3B":
+    if shape == "qwen3-30B-A3B":
         assert [problem for problem in problems if "(qwen3_moe) is a mixture of experts" in problem]
     else:
         assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "says"),
+    [
+        ("megatron", "qwen3_vl", ["megatron does not train: add --train-backend fsdp"]),
+        ("fsdp", "qwen3_vl", []),
+        (
+            "fsdp",
+            "qwen2_5_vl",
+            ["model (qwen2_5_vl) is a vision-language model; of these only qwen3_vl is trained here"],
+        ),
+    ],
+)
+def test_vision_language_models_are_trained_with_fsdp(backend: str, kind: str, says: list[str]) -> None:
+    args = Namespace(train_backend=backend, pack_sequences=True, hf_checkpoint="model")
+    problems = check_trainable(args, hf_config("qwen3-vl-8B") | {"model_type": kind})
+    assert len(problems) == len(says)
+    assert all(text in problem for text, problem in zip(says, problems, strict=True))
 
 
 def test_linear_attention_is_not_packed() -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tools import convert_fsdp_to_hf
 
 from slime.utils.http_utils import find_available_port
-from tests.helpers import tiny_hybrid, tiny_random, trainer, trainer_ranks
+from tests.helpers import tiny_hybrid, tiny_random, tiny_vision, trainer, trainer_ranks, vision_samples
 
 
 def saved_run(tmp_path: Path, model: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -66,6 +66,23 @@ def test_a_language_model_goes_back_into_the_larger_model(tmp_path: Path) -> Non
     changed = {name for name in before if not torch.equal(before[name], converted[name])}
     assert "model.language_model.layers.0.linear_attn.out_proj.weight" in changed
     assert all(name.startswith("model.language_model.") for name in changed)
+
+
+def test_a_vision_language_model_is_converted_whole(tmp_path: Path) -> None:
+    model = tiny_vision.build(tmp_path / "model", tie_word_embeddings=True)
+    args = trainer.trainer_args(model, save=str(tmp_path / "save"), save_hf=str(tmp_path / "hf"), loss_type="sft_loss")
+    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    try:
+        actor.train(0, trainer.shards(args, vision_samples.train_data(model), 1)[0])
+        actor.save(0)
+    finally:
+        actor.shutdown()
+    convert_fsdp_to_hf.convert(tmp_path / "save", model, tmp_path / "out")
+    before, converted, exported = (load_file(tmp_path / f / "model.safetensors") for f in ("model", "out", "hf"))
+    assert set(before) == set(converted) == set(exported)
+    assert all(torch.equal(converted[name], exported[name]) for name in exported)
+    assert not any(torch.equal(before[name], converted[name]) for name in before)
+    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
 
 
 def test_bad_input_is_refused(tmp_path: Path, tiny_random_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

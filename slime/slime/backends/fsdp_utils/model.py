@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.fsdp_utils import lora, packed_attention, vision
 from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
@@ -104,7 +105,7 @@ def load_hf(args: Namespace, path: str, auto_class: Any, dtype: torch.dtype, *, 
     """Return the unsharded model of ``path`` and its attention: with its weights, or ``empty`` on the meta device.
 
     ``auto_class`` is one of transformers' ``AutoModel`` classes; a causal language model comes with the vision tower of its
-    checkpoint where that is trained (``vision.MODEL_TYPES``).
+    checkpoint where that is trained (``VISION_LANGUAGE_TYPES``).
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -117,7 +118,7 @@ def load_hf(args: Namespace, path: str, auto_class: Any, dtype: torch.dtype, *, 
         args.attn_implementation, args.pack_sequences, getattr(text_config, "layer_types", None)
     )
     attention: Any = implementation
-    if config.model_type in vision.MODEL_TYPES:
+    if config.model_type in VISION_LANGUAGE_TYPES:
         auto_class = AutoModelForImageTextToText if auto_class is AutoModelForCausalLM else auto_class
         attention = {"text_config": implementation, "vision_config": args.attn_implementation}
     if empty:

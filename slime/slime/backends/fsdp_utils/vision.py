@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from slime.backends.trainer.images import Images
 from slime.backends.trainer.packing import MicroBatch
 
-MODEL_TYPES = ("qwen3_vl",)
-
 
 def has_tower(base: nn.Module) -> bool:
     """Whether ``base`` is a language model with a vision tower."""

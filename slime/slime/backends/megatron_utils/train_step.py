@@ -23,7 +23,7 @@ from slime.backends.megatron_utils.parallel import groups
 from slime.backends.megatron_utils.schedule import run
 from slime.backends.trainer.micro_batch import Metrics, mean_over_ranks, micro_batch_loss, model_input
 from slime.backends.trainer.packing import MicroBatch
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.backends.trainer.schedule import Schedule
 
 
@@ -40,6 +40,10 @@ def from_last_stage(value: Any) -> Any:
 def _inputs(
     args: Namespace, shard: RolloutShard, batches: list[list[int]], device: torch.device
 ) -> list[tuple[list[int], MicroBatch]]:
+    if IMAGES in shard.fields:
+        raise ValueError(
+            "samples have images, which --train-backend megatron cannot train on; use --train-backend fsdp"
+        )
     return [(indices, model_input(args, shard, indices, device)) for indices in batches]
 
 
