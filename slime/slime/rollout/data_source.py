@@ -115,7 +115,7 @@ def rows_to_samples(
         longest: prompts of more tokens are left out; None keeps all.
 
     Raises:
-        ConfigurationError: naming the missing column and those there are, or the row whose pictures cannot be used.
+        ConfigurationError: naming the missing column and those there are, or the row whose pictures or metadata cannot be used.
     """
     tokenizer = None
     if args.apply_chat_template or longest is not None:
@@ -141,7 +141,13 @@ def rows_to_samples(
                 **args.apply_chat_template_kwargs,
             )
         label = row[label_key] if label_key else None
-        metadata = dict(row.get(args.metadata_key) or {})
+        metadata = row.get(args.metadata_key) or {}
+        if not isinstance(metadata, dict):
+            raise ConfigurationError(
+                f"prompt data, row {number}: {args.metadata_key} holds {type(metadata).__name__}, not an object; "
+                "name the column of metadata with --metadata-key"
+            )
+        metadata = dict(metadata)
         if row.get(tool_key or args.tool_key):
             metadata.setdefault("tools", row[tool_key or args.tool_key])
         media = {"images": pictures} if pictures else None

@@ -158,6 +158,9 @@ def test_columns_have_the_names_of_the_flags(args: Namespace, tmp_path: Path) ->
     sample = RolloutDataSource(args).get_samples(1)[0][0]
     assert (sample.prompt, sample.label) == ("say hi", "hi")
     assert sample.metadata == {"row": 7, "tools": [{"name": "wave"}]}
+    args.metadata_key = "gold"
+    with pytest.raises(ConfigurationError, match="row 1: gold holds str, not an object"):
+        RolloutDataSource(args)
 
 
 def test_a_prompt_is_rendered_with_the_templates_arguments(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
