@@ -55,6 +55,11 @@ def test_lora_moves_between_one_and_two_ranks(tmp_path: Path, tiny_random_model:
     assert equal(one["after"], two["before"])
     adapter = tmp_path / "save/iter_0000002/adapter/adapter_model.safetensors"
     assert adapter.exists()
+    back = run(tmp_path, "back", tiny_random_model, [2], use_lora=True, resume=True)
+    assert equal(two["after"], back["before"])
+    straight = run(tmp_path, "straight", tiny_random_model, [0, 1, 2], use_lora=True, save=str(tmp_path / "straight"))
+    for name, value in straight["after"].items():
+        torch.testing.assert_close(back["after"][name], value, atol=2e-5, rtol=1e-4)
 
 
 def test_exports_load_in_other_programs(tmp_path: Path, tiny_random_model: Path) -> None:

@@ -41,7 +41,9 @@ def log_probs_and_entropy(
     if not with_entropy:
         return log_probs, None
     table = logits - normaliser.unsqueeze(-1)
-    return log_probs, -(table.exp() * table).sum(-1)
+    weighted = table.exp()
+    weighted = weighted * table if table.requires_grad else weighted.mul_(table)
+    return log_probs, -weighted.sum(-1)
 
 
 def compute_log_probs(logits: Tensor, tokens: Tensor, process_group: Any = None) -> Tensor:

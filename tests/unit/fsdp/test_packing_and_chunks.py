@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,6 +114,31 @@ def test_a_long_reply_never_has_its_whole_logits() -> None:
         log_probs, _ = chunked_log_probs(hidden, targets, linear, temperature=1.0, chunk=chunk)
         log_probs.sum().backward()
     assert largest.elements == chunk * vocab
+
+
+class Calls(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("entropy_grad", [True, False])
+def test_a_pass_without_gradients_looks_at_each_chunk_once_and_gives_the_same_bits(entropy_grad: bool) -> None:
+    hidden, linear, targets = head(12, 8, 50)
+
+    def values() -> tuple[torch.Tensor, torch.Tensor]:
+        return chunked_log_probs(hidden, targets, linear, temperature=0.7, chunk=4, entropy_grad=entropy_grad)
+
+    with torch.no_grad(), Calls() as calls:
+        without = values()
+    assert calls.counts["logsumexp"] == calls.counts["exp"] == 3
+    assert all(torch.equal(one, other) for one, other in zip(without, values(), strict=True))
 
 
 def test_default_chunk_bounds_the_bytes() -> None:

@@ -49,7 +49,8 @@ def chunked_log_probs(
 
     def one_chunk(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = lm_head(rows).float() / temperature
-        log_probs, entropy = log_probs_and_entropy(logits, ids, entropy_grad, group)
+        at_once = entropy_grad or not torch.is_grad_enabled()
+        log_probs, entropy = log_probs_and_entropy(logits, ids, at_once, group)
         if entropy is None:
             with torch.no_grad():
                 entropy = log_probs_and_entropy(logits, ids, True, group)[1]
