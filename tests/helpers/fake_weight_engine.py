@@ -52,6 +52,7 @@ def _serve(pipe: Any, ranks: int) -> None:
     methods = {
         "num_weight_ranks": lambda: ranks,
         "starts": lambda: 1,
+        "lora_adapters": list,
         "init_weights_update_group": init_weights_update_group,
         "destroy_weights_update_group": destroy_weights_update_group,
         "update_weights_from_distributed": update_weights_from_distributed,

@@ -44,7 +44,7 @@ def rank_zero() -> Iterator[None]:
 
 
 def sync_args(run_dir: Path, **changes: Any) -> Namespace:
-    """Arguments of a push in buckets of 2 KiB."""
+    """Arguments of a push in buckets of 2 KiB, unless ``changes`` say otherwise."""
     (run_dir / "config.json").write_text("{}")
     values = {
         "run_dir": str(run_dir),
@@ -52,8 +52,9 @@ def sync_args(run_dir: Path, **changes: Any) -> Namespace:
         "train_dtype": "float32",
         "device": "cpu",
         "update_weight_buffer_size": 2048,
+        "distributed_timeout_minutes": 1,
     }
-    return default_args(**values, distributed_timeout_minutes=1, **changes)
+    return default_args(**(values | changes))
 
 
 def weights(seed: int) -> dict[str, Tensor]:

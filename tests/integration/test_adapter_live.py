@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.weight_receiver import LocalHandle
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.weight_sync.adapter import adapter_config
 from tests.helpers.arguments import default_args
 from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.weight_receivers import connected, rank_zero
@@ -97,3 +99,13 @@ def test_each_request_has_the_adapter_it_began_with(
         body = {"text": ["a", "b"], "sampling_params": {"n": 2, "max_new_tokens": 3}}
         answers = httpx.post(f"{engine.url()}/generate", json=body, timeout=30, trust_env=False).json()
         assert [answer["meta_info"]["weight_version"] for answer in answers] == ["4"] * 4
+    others = "weights-9-ffffffff-1"
+    engine.load_lora_adapter_from_tensors(others, adapter_config(args), pickle.dumps(pushed[0]), None)
+    left = set(loaded(engine)) - {others}
+    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync:  # as a trainer that is started again
+        sync.push(iter(pushed[2].items()), "2")
+        sync.push(iter(pushed[3].items()), "3")
+        check(stream(engine.url(), prompts(3)[2], 20), "3")
+        assert len(loaded(engine)) == 3, loaded(engine)
+        assert left.isdisjoint(loaded(engine))
+        assert others in loaded(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,13 +157,29 @@ def test_what_the_server_refuses_is_an_error_with_its_words(engine: SGLangEngine
     assert engine.get_weight_version() == "6"
 
 
+def ask_until_it_listens(url: str) -> Any:
+    body = {"input_ids": prompts(1)[0], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+    while True:
+        try:
+            return httpx.post(f"{url}/generate", json=body, timeout=120, trust_env=False).json()
+        except httpx.TransportError:
+            time.sleep(0.01)
+
+
 def test_a_crashed_engine_comes_back_on_its_port(engine: SGLangEngine) -> None:
     url, pid, starts, files = engine.url(), engine.status()["pid"], engine.status()["starts"], files_of(engine)
     engine.kill()
     assert not engine.alive()
     assert not engine.health()
-    assert engine.restart_if_dead()
-    assert not engine.restart_if_dead()
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(ask_until_it_listens, url)
+        assert engine.restart_if_dead(hold=True)
+        assert not engine.restart_if_dead()
+        assert not early.done(), "a request was served before the engine was given weights"
+        engine.set_weight_version("77")
+        engine.continue_generation()
+        spans = early.result(60)["meta_info"]["weight_versions"]
+        assert {span["version"] for span in spans} == {"77"}
     assert engine.url() == url
     assert engine.status()["pid"] != pid
     assert engine.status()["starts"] == starts + 1

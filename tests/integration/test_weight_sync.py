@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
@@ -131,6 +136,39 @@ def test_an_engine_that_fails_in_the_middle_ends_the_push_and_the_next_one_makes
         sync.connect(handles(pair))
         sync.push(iter(weights(2).items()), "2")
         assert all(holds(receiver, weights(2)) for receiver in pair)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_trainer_that_is_killed_in_the_middle_leaves_one_version_and_no_files(
+    tmp_path: Path, repository: Path, pair: list[ReceiverProcess], transport: str
+) -> None:
+    """The engine holds its requests rather than serve a mixture; the trainer that follows gives it the whole weights."""
+    engine = pair[0]
+    flags = {**TRANSPORTS[transport], "update_weight_buffer_size": 64}
+    if transport == "disk":
+        flags["update_weight_disk_dir"] = str(tmp_path / "shared-folder")
+    shared_memory = set(os.listdir("/dev/shm"))
+    port = str(httpx.URL(engine.engine.url()).port)
+    command = [sys.executable, "-m", "tests.helpers.dying_trainer", str(tmp_path), port, json.dumps(flags)]
+    trainer = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE)
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == b"middle\n"
+    trainer.kill()
+    trainer.communicate()
+
+    state = engine.state()
+    assert state["version"] == "1"
+    paused = len(state["heard"]) - 1 - state["heard"][::-1].index("pause_generation")
+    if "continue_generation" in state["heard"][paused:]:
+        assert transport == "disk", "nothing is half new until the folder is whole"
+        assert holds(engine, weights(1))
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+    with connected(sync_args(tmp_path, **flags), handles([engine])) as sync:
+        sync.push(iter(weights(2).items()), "2")
+        state = engine.state()
+        assert (state["version"], state["session"], state["heard"][-1]) == ("2", False, "continue_generation")
+        assert holds(engine, weights(2))
+    assert not [path for path in tmp_path.rglob("weight_v*")]
 
 
 def test_the_last_two_versions_stay_on_disk_while_the_run_lasts(tmp_path: Path, pair: list[ReceiverProcess]) -> None:

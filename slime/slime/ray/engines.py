@@ -75,10 +75,11 @@ class EngineGroup:
     def revive(self) -> list[int]:
         """Start dead engines again, wait for them, and return their indices.
 
-        A policy engine comes back with the run's start weights, so it holds its requests until the trainer's push, which
-        ends with ``continue_generation``.
+        A policy engine comes back with the run's start weights, so it holds its requests, from its first moment until the
+        trainer's push, which ends with ``continue_generation``.
         """
-        pending = {index: handle.restart_if_dead.remote() for index, handle in enumerate(self.handles)}
+        hold = self.role == "policy" and not self._args.debug_rollout_only
+        pending = {index: handle.restart_if_dead.remote(hold) for index, handle in enumerate(self.handles)}
         revived = []
         for index, reference in pending.items():
             try:
@@ -87,9 +88,9 @@ class EngineGroup:
             except RayActorError:
                 logger.warning("the actor of %s died, creating it again", self.specs[index].name)
                 self.handles[index] = self._create(index)
-                ray.get(self.handles[index].start.remote())
+                ray.get(self.handles[index].start.remote(hold))
                 revived.append(index)
-        if self.role == "policy" and not self._args.debug_rollout_only:
+        if hold:
             ray.get([self.handles[index].pause_generation.remote("retract") for index in revived])
         return revived
 

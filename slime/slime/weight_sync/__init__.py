@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +29,13 @@ def shares_gpus(args: Namespace) -> bool:
     return bool(getattr(args, "share_gpu", False) or getattr(args, "colocate", False))
 
 
-ADAPTER_NAME = re.compile(r"weights-(\d+)-\d+")
+ADAPTER_NAME = re.compile(r"weights-(\d+)-([0-9a-f]{8})-(\d+)")
+"""Weight version, :func:`maker` and number of a push."""
+
+
+def maker(args: Namespace) -> str:
+    """Return the mark of this run in the names of its adapters; the same when its trainer is started again."""
+    return hashlib.sha256(os.path.realpath(args.run_dir).encode()).hexdigest()[:8]
 
 
 def adapter_version(name: str | None) -> str | None:

@@ -2,8 +2,8 @@
 
 Guarantees: engines never pause; a request that is running keeps the adapter it began with, a later one takes the new adapter
 (`slime.backends.sglang_utils.current_adapter`), so versions never mix within a reply; besides the newest adapter the one before
-stays, and older ones as long as a request uses them. An engine where loading fails is ended, the others hold their requests
-until the next push.
+stays, and older ones as long as a request uses them; those of this run's trainer that died count as older ones. An engine where
+loading fails is ended, the others hold their requests until the next push.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.weight_sync import ADAPTER_NAME, maker
 from slime.weight_sync.engine_sync import EngineWeightSync
 
 KEPT = 2
@@ -51,7 +52,13 @@ class AdapterWeightSync(EngineWeightSync):
         self._names: list[str] = []
 
     def _join(self) -> None:
-        """Nothing to join: the adapter travels in the request."""
+        """Find what a trainer of this run that died has left; there is nothing to join, the adapter travels in the request."""
+        left = set()
+        for name in itertools.chain.from_iterable(self._call("lora_adapters")):
+            match = ADAPTER_NAME.fullmatch(name)
+            if match and match[2] == maker(self._args) and name not in self._names:
+                left.add((int(match[3]), name))
+        self._names = [name for _, name in sorted(left)] + self._names
 
     def _leave(self, *, broken: bool) -> None:
         """Nothing to leave."""
@@ -61,7 +68,7 @@ class AdapterWeightSync(EngineWeightSync):
         checksums = {name: _sha256(value) for name, value in tensors.items()} if self._check is not None else None
         message = pickle.dumps(tensors)
         self.moved_bytes = len(message)
-        name = f"weights-{version}-{next(PUSHES)}"
+        name = f"weights-{version}-{maker(self._args)}-{next(PUSHES)}"
         self._names.append(name)
         self._call("load_lora_adapter_from_tensors", name, adapter_config(self._args), message, checksums)
         self._call("set_weight_version", version)

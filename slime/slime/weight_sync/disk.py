@@ -2,12 +2,12 @@
 
 Guarantees: engines serve while the folder is written; it appears whole, by rename, as ``weight_v<version>``; the last ``KEPT``
 stay while the run lasts, none after it, unless ``--update-weight-disk-keep-files``. Of the folders in
-``--update-weight-disk-dir`` only those that this trainer wrote are removed; others may be another run's.
+``--update-weight-disk-dir`` only those that this run wrote are removed; others may be another run's. The list of them is in the
+run folder, so a trainer that is started again removes what a dead one left, also what that had not finished.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
@@ -22,7 +22,6 @@ from slime.backends.trainer.hf_folder import write_hf
 from slime.weight_sync.engine_sync import EngineWeightSync
 
 KEPT = 2
-NAME = re.compile(r"weight_v(\d+)")
 
 
 class DiskWeightSync(EngineWeightSync):
@@ -31,19 +30,18 @@ class DiskWeightSync(EngineWeightSync):
     def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         self._folder = Path(args.update_weight_disk_dir or Path(args.run_dir) / "weights").absolute()
+        self._list = Path(args.run_dir) / "weights_on_disk.txt"
         self._written: list[Path] = []
 
     def _join(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        if (
-            not self._written and not self._args.update_weight_disk_dir
-        ):  # in the run's own folder: of a trainer that died
-            found = {int(match[1]): path for path in self._folder.iterdir() if (match := NAME.fullmatch(path.name))}
-            self._written = [found[number] for number in sorted(found)]
+        if not self._written and self._list.exists():
+            self._written = [Path(line) for line in self._list.read_text().splitlines()]
+        self._call("close_left_session")  # this transport opens none that would notice one
 
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         folder = self._folder / f"weight_v{version}"
-        self._written = [*(path for path in self._written if path != folder), folder]
+        self._note([*(path for path in self._written if path != folder), folder])
         write_hf(weights, Path(self._args.hf_checkpoint), folder, dtype=DTYPES[self._args.train_dtype])
         self._pause()
         self._call("update_weights_from_disk", str(folder), self._flushes(), version)
@@ -66,8 +64,16 @@ class DiskWeightSync(EngineWeightSync):
     def _remove(self, keep: int) -> None:
         if self._args.update_weight_disk_keep_files:
             return
-        while len(self._written) > keep:
-            folder = self._written.pop(0)
+        for folder in self._written[: max(0, len(self._written) - keep)]:
             for path in (folder, unfinished(folder)):
                 if path.exists():
                     shutil.rmtree(path)
+        self._note(self._written[-keep:] if keep else [])
+
+    def _note(self, written: list[Path]) -> None:
+        self._written = written
+        if written:
+            self._list.parent.mkdir(parents=True, exist_ok=True)
+            self._list.write_text("".join(f"{path}\n" for path in written))
+        else:
+            self._list.unlink(missing_ok=True)

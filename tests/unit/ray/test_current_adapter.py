@@ -45,7 +45,7 @@ async def load(manager: Manager, name: str, success: bool = True) -> None:
 
 
 def test_names_of_the_trainer_carry_the_version() -> None:
-    assert adapter_version("weights-12-3") == "12"
+    assert adapter_version("weights-12-0123abcd-3") == "12"
     assert [adapter_version(name) for name in ("weights-12", "mine", None, "weights-1-2-3")] == [None] * 4
 
 
@@ -59,8 +59,8 @@ def test_a_request_takes_the_newest_adapter_and_reports_its_version() -> None:
         manager = Manager()
         first = await answers(manager)
         assert first[0]["meta_info"]["weight_version"] == "default"
-        await load(manager, "weights-3-0")
-        await load(manager, "weights-4-1", success=False)
+        await load(manager, "weights-3-0123abcd-0")
+        await load(manager, "weights-4-0123abcd-1", success=False)
         await load(manager, "somebody's")
         single, batch = await answers(manager)
         for part in (single, batch[0]):
@@ -68,7 +68,7 @@ def test_a_request_takes_the_newest_adapter_and_reports_its_version() -> None:
             assert part["meta_info"]["weight_versions"] == [{"version": "3", "start": 0, "end": 9}]
         other = await answers(manager, "somebody's")
         assert other[0]["meta_info"]["weight_versions"] == SPANS
-        assert manager.seen == [None, "weights-3-0", "somebody's"]
+        assert manager.seen == [None, "weights-3-0123abcd-0", "somebody's"]
 
     asyncio.run(run())
 
@@ -79,13 +79,13 @@ def test_a_held_request_takes_the_adapter_that_ends_the_hold() -> None:
         manager.is_pause = True
         held = asyncio.create_task(answers(manager))
         await asyncio.sleep(0)
-        await load(manager, "weights-5-0")
+        await load(manager, "weights-5-0123abcd-0")
         assert manager.seen == []
         async with manager.is_pause_cond:
             manager.is_pause = False
             manager.is_pause_cond.notify_all()
         await held
-        assert manager.seen == ["weights-5-0"]
+        assert manager.seen == ["weights-5-0123abcd-0"]
 
     asyncio.run(run())
 
@@ -100,10 +100,10 @@ def test_an_adapter_in_use_is_not_unloaded(monkeypatch: pytest.MonkeyPatch, runn
         return Namespace(success=True)
 
     registry = Namespace(
-        get_all_adapters=lambda: {"weights-1-0": Namespace(lora_id="x")},
+        get_all_adapters=lambda: {"weights-1-0123abcd-0": Namespace(lora_id="x")},
         _counters={"x": Namespace(value=lambda: running)},
     )
-    request = Namespace(lora_name="weights-1-0")
+    request = Namespace(lora_name="weights-1-0123abcd-0")
     result = asyncio.run(current_adapter.keep_while_used(original, Namespace(lora_registry=registry), request))
     assert result.success == bool(unloads)
     assert len(done) == unloads

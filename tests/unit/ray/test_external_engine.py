@@ -144,12 +144,12 @@ def test_a_hanging_engine_is_ended_and_started_again(tmp_path: Path, monkeypatch
     engine = SGLangEngine(arguments(tmp_path), EngineSpec("policy", 0, 1))
     child, starts = Child(), []
     engine._child = child  # type: ignore[assignment]
-    monkeypatch.setattr(engine, "start", lambda: starts.append(child.running))
+    monkeypatch.setattr(engine, "start", lambda hold: starts.append((child.running, hold)))
     monkeypatch.setattr(engine, "hangs", lambda: False)
     assert engine.restart_if_dead() is False
     monkeypatch.setattr(engine, "hangs", lambda: True)
-    assert engine.restart_if_dead() is True
-    assert starts == [False]
+    assert engine.restart_if_dead(hold=True) is True
+    assert starts == [(False, True)]
 
 
 @pytest.mark.parametrize(("gpus", "stages", "tensor"), [(1, None, "1"), (8, None, "8"), (8, 2, "4")])

@@ -32,7 +32,7 @@ def test_a_silent_engine_is_given_its_time(tmp_path: Path, monkeypatch: pytest.M
     started: list[Child] = []
     now = 1000.0
 
-    def start(engine: SGLangEngine) -> str:
+    def start(engine: SGLangEngine, hold: bool = False) -> str:
         started.append(Child())
         engine._child = started[-1]  # pyright: ignore[reportAttributeAccessIssue]
         return ""

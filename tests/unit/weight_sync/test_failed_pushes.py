@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from slime.backends.trainer import hf_folder
-from slime.weight_sync import engine_sync
+from slime.weight_sync import adapter_version, engine_sync
+from slime.weight_sync.adapter import AdapterWeightSync
 from slime.weight_sync.disk import DiskWeightSync
 from tests.helpers.weight_receivers import CPU, SPEC, sync_args, weights
 
@@ -23,14 +24,24 @@ class Willing:
 
     refuses = ""
 
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        """What the engine answers."""
+        return 1
+
     def __getattr__(self, name: str) -> Any:
-        answer: Future[Any] = Future()
-        if name == self.refuses:
-            answer.set_exception(RuntimeError(f"{name} is refused"))
-        else:
-            answer.set_result(1)
-        reference = Namespace(future=lambda: answer)
-        return Namespace(remote=lambda *arguments, **keywords: reference)
+        def remote(*arguments: Any, **keywords: Any) -> Any:
+            self.asked.append(name)
+            answer: Future[Any] = Future()
+            if name == self.refuses:
+                answer.set_exception(RuntimeError(f"{name} is refused"))
+            else:
+                answer.set_result(self.do(name, *arguments))
+            return Namespace(future=lambda: answer)
+
+        return Namespace(remote=remote)
 
 
 @pytest.fixture(autouse=True)
@@ -94,12 +105,66 @@ def test_weights_of_another_run_in_the_same_folder_stay(tmp_path: Path) -> None:
     assert folders(shared) == ["weight_v90"]
 
 
-def test_what_a_trainer_that_died_left_in_the_run_folder_goes(tmp_path: Path) -> None:
-    (tmp_path / "weights" / "weight_v12").mkdir(parents=True)
-    sync = disk_sync(tmp_path, Willing())
-    sync.push(iter({"w": torch.ones(2)}.items()), "3")
-    assert folders(tmp_path / "weights") == ["weight_v12", "weight_v3"]
-    sync.push(iter({"w": torch.ones(2)}.items()), "4")
-    assert folders(tmp_path / "weights") == ["weight_v3", "weight_v4"]
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_trainer_that_died_left_on_the_disk_goes(tmp_path: Path, own: bool) -> None:
+    """Also what it had not finished, and in a folder that other runs use."""
+    shared = tmp_path / "weights"
+    (shared / "weight_v90").mkdir(parents=True)
+    changes = {} if own else {"update_weight_disk_dir": str(shared)}
+    dead = disk_sync(tmp_path, Willing(), **changes)
+    for version in ("11", "12"):
+        dead.push(iter(weights(1).items()), version)
+    (shared / "weight_v12").rename(shared / "weight_v12.tmp")
+    sync = disk_sync(tmp_path, Willing(), **changes)
+    sync.push(iter(weights(1).items()), "3")
+    assert folders(shared) == ["weight_v12.tmp", "weight_v3", "weight_v90"]
+    sync.push(iter(weights(1).items()), "4")
+    assert folders(shared) == ["weight_v3", "weight_v4", "weight_v90"]
     sync.close()
-    assert folders(tmp_path / "weights") == []
+    assert folders(shared) == ["weight_v90"]
+
+
+def test_a_session_that_another_trainer_left_open_is_closed(tmp_path: Path) -> None:
+    engine = Willing()
+    disk_sync(tmp_path, engine)
+    assert "close_left_session" in engine.asked
+
+
+class Server(Willing):
+    """Keeps adapters."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.loaded = ["the model", *names]
+
+    def do(self, method: str, *arguments: Any) -> Any:
+        if method == "lora_adapters":
+            return list(self.loaded)
+        if method == "load_lora_adapter_from_tensors":
+            self.loaded.append(arguments[0])
+        if method == "unload_lora_adapter" and arguments[0] in self.loaded:
+            self.loaded.remove(arguments[0])
+        return True
+
+
+def adapter_sync(run_dir: Path, engines: list[Any]) -> AdapterWeightSync:
+    args = sync_args(run_dir, update_weight_mode="adapter", lora_rank=1, lora_alpha=1, lora_target_modules=["q_proj"])
+    sync = AdapterWeightSync(args, device=CPU, address="127.0.0.1")
+    sync.connect(engines)
+    return sync
+
+
+def test_adapters_of_a_trainer_that_died_are_unloaded_and_no_others(tmp_path: Path) -> None:
+    others = ["mine", "weights-1-ffffffff-7", "weights-2-3"]
+    engines = [Server(*others), Server(*others)]
+    dead = adapter_sync(tmp_path, engines)
+    for version in "123":
+        dead.push(iter({"a": torch.ones(1)}.items()), version)
+    engines[1] = Server(*others)  # started again meanwhile
+    sync = adapter_sync(tmp_path, engines)
+    sync.push(iter({"a": torch.ones(1)}.items()), "2")
+    assert [adapter_version(name) for name in engines[0].loaded] == [None, None, "1", None, "3", "2"]
+    sync.push(iter({"a": torch.ones(1)}.items()), "3")
+    for engine in engines:
+        assert engine.loaded[:4] == ["the model", *others]
+        assert [adapter_version(name) for name in engine.loaded[4:]] == ["2", "3"]

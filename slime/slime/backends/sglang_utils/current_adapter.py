@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from slime.backends.sglang_utils.hooks import MANAGER, hook
 from slime.weight_sync import adapter_version
 
-MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 IN_USE = "requests use it"
 
 
@@ -70,13 +70,6 @@ def install() -> None:
     """Hook SGLang's tokenizer manager.
 
     Raises:
-        RuntimeError: when this SGLang has not what is hooked; a server without the hooks would answer with the base model.
+        RuntimeError: see :func:`~slime.backends.sglang_utils.hooks.hook`; such a server would answer with the base model.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    for target, hook in HOOKS.items():
-        HookRegistry.register(target, hook, HookType.AROUND)
-    HookRegistry.apply_hooks()
-    missing = set(HOOKS) - HookRegistry._patched
-    if missing:
-        raise RuntimeError(f"this SGLang cannot serve the trainer's adapter: {sorted(missing)} could not be hooked")
+    hook(HOOKS, "serve the trainer's adapter")

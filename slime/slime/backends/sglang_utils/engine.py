@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from slime.backends.sglang_utils.held_start import HOLD
 from slime.backends.sglang_utils.memory_calls import MemoryCalls
 from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import EngineSpec, gives_memory_away, server_command
@@ -54,8 +55,11 @@ class SGLangEngine(WeightCalls, MemoryCalls):
 
     # Life of the process
 
-    def start(self) -> str:
-        """Start the server unless it runs, wait until it serves, and return its URL."""
+    def start(self, hold: bool = False) -> str:
+        """Start the server unless it runs, wait until it serves, and return its URL.
+
+        ``hold``: it holds its requests from its first moment until ``continue_generation``.
+        """
         with self._lock:
             if self._child is not None and self._child.alive():
                 return self.url()
@@ -63,6 +67,7 @@ class SGLangEngine(WeightCalls, MemoryCalls):
                 self._child.kill()
             self._port = self._port or find_available_port(host=self._spec.host)
             command = server_command(self._args, self._spec, port=self._port, cpu=self._cpu)
+            command += [HOLD] if hold else []
             environment = engine_environment(os.environ, cpu=self._cpu)
             if self._spec.gpu_ids and not self._cpu:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._spec.gpu_ids))
@@ -94,8 +99,8 @@ class SGLangEngine(WeightCalls, MemoryCalls):
         tail = self._child.log_tail() if self._child else "(it was never started)"
         return f"{self._spec.name} {problem}. Log: {self._log_path}. Its last lines:\n{tail}"
 
-    def restart_if_dead(self) -> bool:
-        """Start the server again on its port if its process is gone or hangs; True when that happened."""
+    def restart_if_dead(self, hold: bool = False) -> bool:
+        """Start the server again on its port if its process is gone or hangs; True when that happened. ``hold``: see :meth:`start`."""
         with self._lock:
             if self.alive() and not self.hangs():
                 return False
@@ -103,7 +108,7 @@ class SGLangEngine(WeightCalls, MemoryCalls):
                 self._child.kill()
             status = self._child.returncode if self._child else None
             logger.warning("%s is dead (status %s), starting it again on port %d", self._spec.name, status, self._port)
-            self.start()
+            self.start(hold)
             return True
 
     def hangs(self) -> bool:

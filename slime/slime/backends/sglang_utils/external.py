@@ -43,8 +43,8 @@ class ExternalEngine(SGLangEngine):
         self._address = external_url(address)
         self._ranks = 0
 
-    def start(self) -> str:
-        """Ask the server what it is, and return its URL.
+    def start(self, hold: bool = False) -> str:
+        """Ask the server what it is, and return its URL; its requests are its operator's, whatever ``hold`` says.
 
         Raises:
             EngineError: when it does not answer, or not as an SGLang server.
@@ -81,7 +81,7 @@ class ExternalEngine(SGLangEngine):
         """How many ranks the server has in the weight update group."""
         return self._ranks
 
-    def restart_if_dead(self) -> bool:
+    def restart_if_dead(self, hold: bool = False) -> bool:
         """Never: the server is not ours."""
         return False
 

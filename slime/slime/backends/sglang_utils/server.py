@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from slime.backends.sglang_utils import current_adapter, forked_workers, left_behind
+from slime.backends.sglang_utils import current_adapter, forked_workers, held_start, left_behind
 from slime.utils.process import watch_lifeline
 
 CPU_STANDINS = Path(__file__).parent / "cpu_standins"
@@ -44,7 +44,7 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the SGLang server with the arguments of the command line until it is told to stop."""
+    """Run the SGLang server with the arguments of the command line (and `held_start.HOLD`) until it is told to stop."""
     watch_lifeline()
     warnings.filterwarnings("ignore", category=UserWarning)
     from sglang.launch_server import run_server
@@ -58,8 +58,11 @@ def main() -> None:
         forked_workers.install()
     if "--enable-lora" in sys.argv:
         current_adapter.install()
+    options = [option for option in sys.argv[1:] if option != held_start.HOLD]
+    if len(options) < len(sys.argv) - 1:
+        held_start.install()
     try:
-        run_server(prepare_server_args(sys.argv[1:]))
+        run_server(prepare_server_args(options))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

@@ -75,10 +75,11 @@ class WeightCalls:
         except EngineError as error:
             if "already open" not in str(error):
                 raise
-            self._close_session()
+            self.close_left_session()
             self._post("/begin_weight_update")
 
-    def _close_session(self) -> None:
+    def close_left_session(self) -> None:
+        """Close the session that a trainer left open when it died, if there is one."""
         try:
             self._post("/end_weight_update")
         except EngineError as error:
@@ -158,6 +159,10 @@ class WeightCalls:
                 raise
         return True
 
+    def lora_adapters(self) -> list[str]:
+        """Names of what the server can be asked for: its model and the adapters it has loaded."""
+        return [str(model["id"]) for model in self._get("/v1/models")["data"]]
+
     def set_weight_version(self, version: str) -> None:
         """Say which version the server reports for itself; no weight changes."""
         self._post("/update_weight_version", new_version=version, abort_all_requests=False)
@@ -182,7 +187,7 @@ class WeightCalls:
         The next update continues them.
         """
         self.pause_generation("retract")
-        self._close_session()
+        self.close_left_session()
 
     def get_weight_version(self) -> str:
         """The version that the server reports for new tokens."""

@@ -1,0 +1,65 @@
+"""A policy engine that comes back in a run holds its requests from its first moment; a judge and one without trainer do not."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from slime.backends.sglang_utils import held_start, server
+from slime.ray import engines as engines_module
+from slime.ray.engines import EngineGroup
+
+
+class Manager:
+    """As much of SGLang's tokenizer manager as the hook touches."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.is_pause = name, False
+
+
+def test_a_manager_begins_as_after_a_pause() -> None:
+    manager = Manager.__new__(Manager)
+    held_start.begin_paused(Manager.__init__, manager, "x")
+    assert (manager.name, manager.is_pause) == ("x", True)
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_the_server_takes_the_flag_for_itself(monkeypatch: pytest.MonkeyPatch, hold: bool) -> None:
+    seen: list[Any] = []
+    sglang = {
+        "sglang.launch_server": Namespace(run_server=seen.append),
+        "sglang.srt.plugins": Namespace(load_plugins=lambda: None),
+        "sglang.srt.server_args": Namespace(prepare_server_args=lambda options: options),
+        "sglang.srt.utils": Namespace(kill_process_tree=lambda *_, **__: None),
+    }
+    for name, module in sglang.items():
+        monkeypatch.setitem(server.sys.modules, name, module)
+    monkeypatch.setattr(server, "watch_lifeline", lambda: None)
+    monkeypatch.setattr(server.left_behind, "install", lambda: None)
+    monkeypatch.setattr(server.held_start, "install", lambda: seen.append("held"))
+    monkeypatch.setattr(server.sys, "argv", ["server", "--port", "1", *([held_start.HOLD] if hold else [])])
+    server.main()
+    assert seen == (["held"] if hold else []) + [["--port", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("role", "rollout_only", "hold"), [("policy", False, True), ("policy", True, False), ("prm", False, False)]
+)
+def test_who_is_held(monkeypatch: pytest.MonkeyPatch, role: str, rollout_only: bool, hold: bool) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    class Handle:
+        def __getattr__(self, name: str) -> Any:
+            def remote(*arguments: Any) -> bool:
+                asked.append((name, *arguments))
+                return True
+
+            return Namespace(remote=remote)
+
+    monkeypatch.setattr(engines_module.ray, "get", lambda reference: reference)
+    group = EngineGroup.__new__(EngineGroup)
+    group.role, group.handles, group._args = role, [Handle()], Namespace(debug_rollout_only=rollout_only)  # type: ignore[assignment]
+    assert group.revive() == [0]
+    assert asked == [("restart_if_dead", hold)] + ([("pause_generation", "retract")] if hold else [])
