@@ -32,6 +32,14 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp 2, sequence parallel": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "dp 2": (2, {}),
     "pp 2": (2, {"pipeline_model_parallel_size": 2}),
+    "cp 2": (2, {"context_parallel_size": 2}),
+    "cp 2, tp 2": (4, {"context_parallel_size": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True}),
+}
+EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "one GPU": (1, {}),
+    "ep 2 over data": (2, {"expert_model_parallel_size": 2}),
+    "ep 2 over context": (2, {"expert_model_parallel_size": 2, "context_parallel_size": 2}),
+    "tp 2": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
 }
 
 
@@ -69,11 +77,11 @@ def test_two_rollouts_are_those_of_the_cpu(
     check_same(outcome(tiny_random_model, tmp_path, ranks, CUDA | changes), on_the_cpu)
 
 
-@pytest.mark.parametrize("experts", [1, 2])
-def test_experts_are_those_of_the_cpu(experts: int, tmp_path: Path) -> None:
-    if torch.cuda.device_count() < experts:
-        pytest.skip(f"needs {experts} CUDA devices")
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_experts_are_those_of_the_cpu(layout: str, tmp_path: Path) -> None:
+    ranks, changes = EXPERTS[layout]
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} CUDA devices")
     model = tiny_models.qwen3_moe(tmp_path / "model")
     expected = outcome(model, tmp_path / "cpu", 1, CPU)
-    changes = CUDA | {"expert_model_parallel_size": experts}
-    check_same(outcome(model, tmp_path / "cuda", experts, changes), expected)
+    check_same(outcome(model, tmp_path / "cuda", ranks, CUDA | changes), expected)

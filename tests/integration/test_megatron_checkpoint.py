@@ -26,16 +26,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_tied_model: P
     folder = tmp_path_factory.mktemp("megatron")
     first = folder / "first" / "iter_0000001"
     whole = KL | TP2 | HOOKS | {"save": str(folder / "first"), "save_hf": str(folder / "hf-{rollout_id}")}
-    again = {name: KL | {"load": str(first), "save": str(folder / name)} for name in ("tp 2", "dp 2", "pp 2", "tp 1")}
+    layouts = ("tp 2", "dp 2", "pp 2", "cp 2", "tp 1")
+    again = {name: KL | {"load": str(first), "save": str(folder / name)} for name in layouts}
     runs = {
         "whole": {"changes": whole, "rollouts": [0, 1]},
         "tp 2": {"changes": again["tp 2"] | TP2, "rollouts": [1], "leaves": True},
         "dp 2": {"changes": again["dp 2"], "rollouts": [1]},
         "pp 2": {"changes": again["pp 2"] | {"pipeline_model_parallel_size": 2}, "rollouts": [1]},
+        "cp 2": {"changes": again["cp 2"] | {"context_parallel_size": 2}, "rollouts": [1]},
         "tp 1": {"changes": again["tp 1"] | HOOKS | PROVIDER, "rollouts": [1]},
     }
     found: dict[str, Any] = {}
-    for ranks, names in ((2, list(runs)[:4]), (1, ["tp 1"])):
+    for ranks, names in ((2, list(runs)[:5]), (1, ["tp 1"])):
         file = folder / f"{ranks}.pt"
         plans = [runs[name] for name in names]
         trainer.on_ranks(ranks, megatron_ranks.run_actors, plans, str(tiny_random_tied_model), str(file))
@@ -57,7 +59,7 @@ def test_a_resumed_run_is_bit_equal(outcomes) -> None:
     assert differences(found["whole"]["before"], found["whole"]["after"]) > 1e-4
 
 
-@pytest.mark.parametrize("layout", ["tp 1", "dp 2", "pp 2"])
+@pytest.mark.parametrize("layout", ["tp 1", "dp 2", "pp 2", "cp 2"])
 def test_a_checkpoint_moves_to_other_ranks(outcomes, layout: str) -> None:
     _, found = outcomes
     assert differences(found[layout]["before"], found["tp 2"]["before"]) == 0.0

@@ -87,3 +87,33 @@ def test_weights_come_back_as_they_went_in(model: Path, results, layout: str) ->
     returned = results[layout]["start"]
     assert set(returned) == set(original)
     assert all(torch.equal(returned[name], value) for name, value in original.items())
+
+
+@pytest.fixture(scope="module")
+def resumed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """A run of two rollouts at EP 2, and its second rollout again from the checkpoint after the first, on other layouts."""
+    folder = tmp_path_factory.mktemp("moe-checkpoint")
+    whole = {"save": str(folder / "whole"), "save_hf": str(folder / "hf-{rollout_id}"), "expert_model_parallel_size": 2}
+    plans = {"whole": {"changes": STEPS | whole, "rollouts": [0, 1]}}
+    for name in ("ep 2 over data", "ep 2 over tensor", "tp 2"):
+        again = {"load": str(folder / "whole" / "iter_0000001"), "save": str(folder / name.replace(" ", "-"))}
+        plans[name] = {"changes": STEPS | LAYOUTS[name][1] | again, "rollouts": [1]}
+    file = folder / "out.pt"
+    trainer.on_ranks(2, megatron_ranks.run_actors, list(plans.values()), str(model), str(file))
+    return folder, dict(zip(plans, torch.load(file, weights_only=False), strict=True))
+
+
+@pytest.mark.parametrize("layout", ["ep 2 over data", "ep 2 over tensor", "tp 2"])
+def test_a_checkpoint_of_shared_experts_goes_on(resumed, layout: str) -> None:
+    found, whole = resumed[1][layout], resumed[1]["whole"]
+    differences = [float((found["after"][name] - value).abs().max()) for name, value in whole["after"].items()]
+    assert max(differences) <= (0.0 if layout == "ep 2 over data" else TOLERANCE)
+    moved = [float((found["before"][name] - value).abs().max()) for name, value in whole["after"].items()]
+    assert max(moved) > 1e-4
+
+
+def test_the_export_of_shared_experts_is_what_was_trained(resumed) -> None:
+    folder, found = resumed
+    exported = load_file(folder / "hf-1" / "model.safetensors")
+    assert set(exported) == set(found["whole"]["after"])
+    assert all(torch.equal(exported[name], value) for name, value in found["whole"]["after"].items())

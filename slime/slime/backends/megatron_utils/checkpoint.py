@@ -1,7 +1,7 @@
 """The state of the Megatron back end in a checkpoint: Megatron's distributed checkpoint ("torch_dist").
 
 Guarantees: weights and optimizer are stored by parameter with their place in the whole tensor, so other numbers of tensor,
-pipeline and data parallel ranks can load them; a checkpoint without an optimizer (a converted one) gives weights only.
+pipeline, context, expert and data parallel ranks can load them; a checkpoint without an optimizer (a converted one) gives weights only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from slime.backends.trainer.checkpoint_folder import read_meta
 from slime.exceptions import CheckpointError
 
 BACKEND = "megatron"
+_FORMAT = "fully_reshardable"
 
 
 def _metadata() -> dict[str, Any]:
     """Whole tensors of the optimizer too, so that any other split can read them."""
     copies = groups().get_data_parallel_group(with_context_parallel=True)
-    return {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": copies}
+    return {
+        "distrib_optim_sharding_type": _FORMAT,
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": copies,
+    }
 
 
 def save_state(path: Path, model: Any, optimizer: Any | None, device: torch.device) -> None:
@@ -68,21 +73,50 @@ def load_state(folder: Path, model: Any, optimizer: Any | None, device: torch.de
         state: dict[str, Any] = {"model": model.sharded_state_dict(metadata=_metadata())}
         if held is not None:
             _prepare_torch_adam(held)
-            state["optimizer"] = held.sharded_state_dict(state["model"], is_loading=True, metadata=_metadata())
+            state["optimizer"] = {
+                number: part.sharded_state_dict(state["model"], is_loading=True, metadata=_metadata())
+                for number, part in enumerate(_parts(held))
+            }
         loaded: Any = dist_checkpointing.load(state, str(folder / "state"))
         model.load_state_dict(loaded["model"])
         if held is not None:
-            held.load_state_dict(loaded["optimizer"])
+            saved = _saved_groups(loaded["optimizer"])
+            for number, part in enumerate(_parts(held)):
+                part.load_state_dict(
+                    {
+                        "optimizer": {
+                            "param_groups": [_as_saved(group, saved) for group in part.optimizer.param_groups]
+                        },
+                        "param_state": loaded["optimizer"][number]["param_state"],
+                        "param_state_sharding_type": _FORMAT,
+                    }
+                )
             _own_steps(held)
         elif optimizer is not None:
             optimizer.reload_model_params()
     return meta
 
 
+def _parts(optimizer: Any) -> list[Any]:
+    """The distributed optimizers inside: one, or with expert parallel ranks one for the experts besides."""
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def _saved_groups(state: dict[Any, Any]) -> list[dict[str, Any]]:
+    """The parameter groups of a checkpoint's optimizer, which was one part, or several by number."""
+    parts = [state, *(part for part in state.values() if isinstance(part, dict))]
+    return [group for part in parts for group in part.get("optimizer", {}).get("param_groups", [])]
+
+
+def _as_saved(group: dict[str, Any], saved: list[dict[str, Any]]) -> dict[str, Any]:
+    """The saved group like ``group``; whether it was one of experts on ranks of their own does not matter."""
+    like = next(other for other in saved if other.get("wd_mult") == group.get("wd_mult"))
+    return {**like, "is_expert_parallel": group["is_expert_parallel"]}
+
+
 def _torch_adams(optimizer: Any) -> list[Any]:
     """The distributed optimizers inside that use torch's AdamW, as they do without Transformer Engine."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part for part in parts if isinstance(part.optimizer, torch.optim.AdamW)]
+    return [part for part in _parts(optimizer) if isinstance(part.optimizer, torch.optim.AdamW)]
 
 
 def _prepare_torch_adam(optimizer: Any) -> None:
