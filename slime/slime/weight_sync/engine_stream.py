@@ -2,8 +2,8 @@
 
 The first stream that a model takes is loaded from whole tensors, as a checkpoint is. Then the model's own loader is run once without
 data (`slime.weight_sync.places`). Where it copies each tensor, or parts of it, while it has it in hand, later streams need no
-whole tensor: the loader runs without data again and each piece of the stream is copied to where the loader would have put it. A
-model whose loader does anything else keeps getting whole tensors.
+whole tensor: at their start the loader runs without data again, and each piece of the stream is copied to where the loader would
+have put it. A model whose loader does anything else keeps getting whole tensors.
 
 Guarantees: an engine whose trainer dies in the middle keeps running, with half new weights and its requests held; the stream alone
 sets no version.
@@ -28,10 +28,12 @@ logger = logging.getLogger(__name__)
 
 MAPPINGS = Mappings()
 """The trainer's memory in this process, from stream to stream."""
-IN_PLACE: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-"""Whether a model takes streams without whole tensors."""
-
 Kind = tuple[torch.dtype, list[int]]
+Part = tuple[Tensor, Tensor]
+"""A tensor of the model, and the view of a checkpoint's tensor (without data) that it gets."""
+
+TAKEN: weakref.WeakKeyDictionary[Any, dict[str, Kind]] = weakref.WeakKeyDictionary()
+"""The tensors that a model's first stream had; none when its loader needs them whole."""
 
 
 def load_stream(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -39,13 +41,13 @@ def load_stream(model: Any, request: dict[str, Any], tensors: dict[str, Tensor])
     rank = dist.get_rank() if dist.is_initialized() else 0
     try:
         with StreamReader(request["sources"][rank], MAPPINGS) as reader:
-            if IN_PLACE.get(model):
+            if TAKEN.get(model):
                 _load_in_place(model, reader)
             else:
                 kinds: dict[str, Kind] = {}
                 model.load_weights(_whole_tensors(reader, kinds))
-                if model not in IN_PLACE:
-                    IN_PLACE[model] = takes_pieces(model, kinds)
+                if model not in TAKEN:
+                    TAKEN[model] = kinds if _only_copies(model, kinds) else {}
     except (WriterGoneError, FileNotFoundError):
         logger.warning("the trainer ended in the middle of a push; requests are held until the next push")
 
@@ -65,52 +67,56 @@ def _assembled(reader: StreamReader, dtype: torch.dtype, shape: list[int]) -> Te
     return whole
 
 
-def takes_pieces(model: Any, kinds: dict[str, Kind]) -> bool:
-    """Whether the model's loader only copies the tensors or parts of them, each before it takes the next; nothing is copied."""
+def _only_copies(model: Any, kinds: dict[str, Kind]) -> bool:
+    try:
+        parts_of(model, kinds)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as reason:
+        logger.info("weights are loaded from whole tensors: %s", reason)
+        return False
+    return True
+
+
+def parts_of(model: Any, kinds: dict[str, Kind]) -> dict[str, list[Part]]:
+    """Return where the model's loader copies each tensor to; nothing is copied.
+
+    Raises:
+        NotImplementedError: when it does not copy a tensor or parts of it before it takes the next.
+    """
+    parts: dict[str, list[Part]] = {}
 
     def given() -> Iterator[tuple[str, Tensor]]:
         for name, (dtype, shape) in kinds.items():
             whole = places.tensor(name, shape, dtype)
             seen = len(places.found)
             yield name, whole
-            parts = places.found[seen:]
-            if any(not is_part(place, whole) for _, _, place in parts):
+            parts[name] = [(target, place) for _, target, place in places.found[seen:]]
+            if not parts[name] or not all(is_part(place, whole) for _, place in parts[name]):
                 raise NotImplementedError(f"{name} is not copied as it is")
-
-    try:
-        with Places() as places:
-            model.load_weights(given())
-    except (NotImplementedError, RuntimeError, TypeError, ValueError) as reason:
-        logger.info("weights are loaded from whole tensors: %s", reason)
-        return False
-    return {name for name, _, _ in places.found} == set(kinds)
-
-
-def _load_in_place(model: Any, reader: StreamReader) -> None:
-    def given() -> Iterator[tuple[str, Tensor]]:
-        for name, dtype, shape in reader.announced():
-            whole = places.tensor(name, shape, dtype)
-            places.found.clear()
-            yield name, whole
-            if not all(is_part(place, whole) for _, _, place in places.found):
-                raise RuntimeError(f"the model's loader does not copy {name} as it did before")
-            _fill(reader, whole, [(target, place) for _, target, place in places.found])
 
     with Places() as places:
         model.load_weights(given())
+    return parts
 
 
-def _fill(reader: StreamReader, whole: Tensor, parts: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy a tensor's pieces to ``parts``: pairs of a target and the view of ``whole`` (without data) that it gets."""
+def _load_in_place(model: Any, reader: StreamReader) -> None:
+    parts = parts_of(model, TAKEN[model])
+    for name, dtype, shape in reader.announced():
+        if (dtype, shape) != TAKEN[model].get(name):
+            raise RuntimeError(f"{name} is {dtype} {shape}, unlike in the first push")
+        _fill(reader, dtype, shape, parts[name])
+
+
+def _fill(reader: StreamReader, dtype: torch.dtype, shape: list[int], parts: list[Part]) -> None:
+    """Copy a tensor's pieces to its parts."""
     if not all(target.is_contiguous() and place.is_contiguous() for target, place in parts):
-        data = _assembled(reader, whole.dtype, list(whole.shape))
+        whole = _assembled(reader, dtype, shape)
         for target, place in parts:
-            target.copy_(data.as_strided(place.size(), place.stride(), place.storage_offset()))
+            target.copy_(whole.as_strided(place.size(), place.stride(), place.storage_offset()))
         return
     flat = [(target.view(-1), int(place.storage_offset())) for target, place in parts]
     start = 0
-    for piece in reader.pieces(whole.nbytes):
-        values = piece.view(whole.dtype)
+    for piece in reader.pieces(torch.Size(shape).numel() * dtype.itemsize):
+        values = piece.view(dtype)
         end = start + values.numel()
         for target, offset in flat:
             first, last = max(start, offset), min(end, offset + target.numel())

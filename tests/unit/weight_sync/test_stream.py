@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from slime.exceptions import ConfigurationError
-from slime.weight_sync import engine_stream, stream
+from slime.weight_sync import stream
 from slime.weight_sync.engine_calls import EngineCalls
-from slime.weight_sync.engine_stream import IN_PLACE, load_stream
+from slime.weight_sync.engine_stream import TAKEN, load_stream
 from slime.weight_sync.hosts import check_same_host, this_host
 from slime.weight_sync.segments import Mappings
 from slime.weight_sync.stream import StreamReader, StreamWriter, WriterGoneError
@@ -173,7 +173,7 @@ def test_a_model_holds_what_its_loader_would_have_loaded(
         write(writer, weights)
         loading.result(WAIT)
         expected.load_weights(weights.items())
-        assert IN_PLACE[model] is in_place
+        assert bool(TAKEN[model]) is in_place
         for name in names:
             assert torch.equal(model.parameters[name], expected.parameters[name])
     writer.close()
@@ -187,17 +187,28 @@ def test_a_number_is_filled_in(pool: ThreadPoolExecutor) -> None:
         write(writer, {"a": torch.tensor([number])})
         loading.result(WAIT)
         assert model.parameters["a"].item() == number
-        assert IN_PLACE[model]
+        assert TAKEN[model]
     writer.close()
 
 
-def test_a_loader_that_changes_its_mind_is_noticed(pool: ThreadPoolExecutor) -> None:
-    model = Model({"a": SHAPE}, copy_negative)
-    IN_PLACE[model] = True
+@pytest.mark.parametrize(
+    ("load", "kinds", "words"),
+    [
+        (copy_negative, {"a": (torch.float32, [4])}, "a is not copied as it is"),
+        (Tensor.copy_, {"a": (torch.bfloat16, [4])}, "unlike in the first push"),
+        (Tensor.copy_, {}, "unlike in the first push"),
+    ],
+)
+def test_what_is_unlike_the_first_push_is_noticed(
+    pool: ThreadPoolExecutor, load: Any, kinds: dict[str, Any], words: str
+) -> None:
+    model = Model({"a": [4]}, load)
+    TAKEN[model] = kinds or {"b": (torch.float32, [4])}
+    model.parameters["b"] = torch.zeros(4)
     writer = StreamWriter(1)
     loading = pool.submit(load_stream, model, {"sources": writer.sources()}, {})
     writer.send("a", torch.ones(4), never)
-    with pytest.raises(RuntimeError, match="does not copy a as it did before"):
+    with pytest.raises((NotImplementedError, RuntimeError), match=words):
         loading.result(WAIT)
     writer.close()
 
@@ -212,7 +223,7 @@ def test_an_engine_outlives_its_trainer(pool: ThreadPoolExecutor, caplog: pytest
     loading.result(WAIT)
     load_stream(model, request, {})
     assert caplog.text.count("the trainer ended in the middle of a push") == 2
-    assert engine_stream.IN_PLACE.get(model) is None
+    assert model not in TAKEN
 
 
 def test_an_engine_of_another_machine_is_named() -> None:
