@@ -58,6 +58,9 @@ class RolloutBatch(TypedDict):
 class RolloutManager:
     """See the module. Created as an actor by :func:`create_rollout_manager`."""
 
+    _newest_rollout = -1
+    _told_of_mark = False
+
     def __init__(self, args: Namespace, reserved: ReservedPlacement) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -180,6 +183,7 @@ class RolloutManager:
         if self.args.load_debug_rollout_data:
             samples, extra = self._load_debug_samples(rollout_id), {}
         else:
+            self._newest_rollout = rollout_id
             output = call_rollout_fn(self._generate, self.args, rollout_id, self._data_source, evaluation=False)
             if isinstance(output, RolloutFnEvalOutput):
                 raise PluginError(f"{self.args.rollout_function_path} returned an evaluation; it was asked for samples")
@@ -238,6 +242,15 @@ class RolloutManager:
     def save(self, rollout_id: int) -> None:
         """Save the position of the data source, once the trainer's checkpoint of this rollout is on disk."""
         self._data_source.save(rollout_id)
+        if self._newest_rollout > rollout_id and not hasattr(self._data_source, "mark") and not self._told_of_mark:
+            self._told_of_mark = True
+            logger.warning(
+                "%s has no mark(rollout_id): what it saved for rollout %d may be after prompts that rollout %d took, and a "
+                "resumed run skips those",
+                type(self._data_source).__name__,
+                rollout_id,
+                self._newest_rollout,
+            )
 
     def load(self, rollout_id: int | None = None) -> None:
         """Restore the data source to its state after ``rollout_id``."""

@@ -95,6 +95,26 @@ def test_an_evaluation_is_no_batch(manager: RolloutManager) -> None:
         manager.generate(0)
 
 
+def test_a_source_that_saves_what_is_under_way_is_told_of_once(
+    manager: RolloutManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved: list[int] = []
+    manager._data_source = Namespace(save=saved.append)
+    manager.generate(4)
+    manager.save(4)  # as train.py does it: nothing was taken since
+    assert not caplog.messages
+    for rollout_id in (5, 6, 7):
+        manager.generate(rollout_id)
+        manager.save(rollout_id - 1)
+    assert saved == [4, 4, 5, 6]
+    [message] = caplog.messages
+    assert "no mark(rollout_id)" in message
+    assert "saved for rollout 4 may be after prompts that rollout 5 took" in message
+    manager._told_of_mark, manager._data_source = False, Namespace(save=saved.append, mark=lambda rollout_id: None)
+    manager.save(6)
+    assert len(caplog.messages) == 1
+
+
 def test_an_epoch_is_as_long_as_the_source_or_its_dataset(manager: RolloutManager) -> None:
     manager.args.rollout_batch_size = 2
     manager._data_source = Namespace(dataset=[1, 2, 3, 4, 5])
