@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from slime.arguments.backend import backend_line
 from slime.arguments.machines import missing_machines
+from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
 
 MISSING_PATH = "no such folder"
@@ -20,7 +21,7 @@ def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> 
     """
     from slime.ray.placement import describe_placement  # which imports this package
 
-    wrong = [problem for problem in problems if MISSING_PATH not in problem]
+    wrong = [*(problem for problem in problems if MISSING_PATH not in problem), *missing_plugins(args)]
     try:
         lines = [*describe_placement(args).lines(), backend_line(args)] if not wrong else []
     except ConfigurationError as error:

@@ -53,7 +53,7 @@ def name_of_file(option: str, value: str) -> str:
         tree = ast.parse(file.read_text())
     except SyntaxError as error:
         raise ConfigurationError(f"{flag} {value}: {error}") from error
-    defined = _defined_names(tree)
+    defined = defined_names(tree)
     known = DEFAULT_NAMES.get(option, ())
     for candidate in known:
         if candidate in defined:
@@ -62,16 +62,18 @@ def name_of_file(option: str, value: str) -> str:
     raise ConfigurationError(f"{flag} {value}{expected} say which name to take, {file_name}:NAME")
 
 
-def _defined_names(tree: ast.Module) -> set[str]:
-    """Names that a module defines at its top level, imports included."""
+def defined_names(tree: ast.AST) -> set[str]:
+    """Names that a module defines outside its functions and classes, imports included; ``*`` for all of another's."""
     names: set[str] = set()
-    for node in tree.body:
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        else:
+            names |= defined_names(node)
     return names
 
 

@@ -20,7 +20,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from slime.arguments.backend import backend_line
-from slime.exceptions import LostError, ManagerLostError, RankLostError, TrainerError
+from slime.arguments.plugin_names import missing_plugins
+from slime.exceptions import ConfigurationError, LostError, ManagerLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.nodes import check_nodes, get_watching
@@ -87,6 +88,8 @@ class Run:
 
     def _start(self) -> None:
         args = self.args
+        if missing := missing_plugins(args):
+            raise ConfigurationError("; ".join(missing))
         placement = describe_placement(args)
         for line in placement.lines():
             say(line)

@@ -134,8 +134,11 @@ def test_the_demo_shows_its_plan(
     assert output.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 
-def test_the_example_method_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_method_shows_its_plan(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = shell_parts()[EXAMPLE][0]
+    monkeypatch.syspath_prepend(str((repository / EXAMPLE).parent))
     with pytest.raises(SystemExit) as stopped:
         parse_args(command[3:])
     lines = capsys.readouterr().out.splitlines()

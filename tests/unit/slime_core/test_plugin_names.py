@@ -1,0 +1,114 @@
+"""Plugins that are not there are named before anything starts; those that are there are not run for it."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime.arguments import parse_args
+from slime.arguments.plugin_names import PLUGIN_OPTIONS, missing_plugins
+from slime.contract import KINDS
+from slime.exceptions import ConfigurationError
+from slime.ray.run import Run
+from tests.helpers.arguments import default_args
+
+SOURCE = """
+raise SystemExit("this module was run")
+
+from elsewhere import borrowed
+
+def keep(args, group): ...
+
+class Source: ...
+
+if True:
+    chosen = 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path with a module and a package; both end the process that imports them."""
+    (tmp_path / "audited.py").write_text(SOURCE)
+    (tmp_path / "audited_package" / "inner").mkdir(parents=True)
+    for file in ("__init__.py", "inner/__init__.py", "inner/leaf.py"):
+        (tmp_path / "audited_package" / file).write_text(SOURCE)
+    (tmp_path / "audited_star.py").write_text("from os.path import *\n")
+    (tmp_path / "audited_broken.py").write_text("def keep(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    assert not [name for name in sys.modules if name.startswith("audited")]
+
+
+def missing(path: str) -> list[str]:
+    return missing_plugins(Namespace(dynamic_sampling_filter_path=path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("audited.keep", "audited.Source", "audited.borrowed", "audited.chosen", "audited_star.join"),
+        *("audited_package.inner.leaf.keep", "audited_package.inner.keep", "math.sqrt"),
+        "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std",
+    ],
+)
+def test_what_is_there_is_found_without_running_it(folder: Path, path: str) -> None:
+    assert missing(path) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("audited.kep", "has no 'kep'; did you mean 'keep'?"),
+        ("audited.nothing_like_it", "has no 'nothing_like_it'"),
+        ("audted.keep", "no module 'audted'; put its folder on PYTHONPATH"),
+        ("audited_package.outer.leaf.keep", "no module 'audited_package.outer.leaf'"),
+        ("audited.keep.more", "no module 'audited.keep'"),
+        ("keep", "write MODULE.NAME or FILE.py:NAME"),
+        ("audited_broken.keep", "audited_broken.py, line 1: "),
+    ],
+)
+def test_what_is_not_there_is_named_with_its_flag(folder: Path, path: str, why: str) -> None:
+    [line] = missing(path)
+    assert line.startswith(f"--dynamic-sampling-filter-path {path}: ")
+    assert why in line
+
+
+def test_files_lists_and_evaluation_sets(folder: Path) -> None:
+    file = folder / "audited.py"
+    dataset = Namespace(name="facts", custom_rm_path="audited.other", custom_generate_function_path=None)
+    args = Namespace(
+        custom_rm_path=f"{file}:reward",
+        rollout_sample_hook_path=["audited.keep", "audited.hook"],
+        rollout_function_path="nowhere.rollout",
+        eval_function_path="nowhere.rollout",
+        eval_datasets=[dataset],
+    )
+    lines = missing_plugins(args)
+    assert [line.split(": ")[0] for line in lines] == [
+        "--rollout-function-path nowhere.rollout",
+        f"--custom-rm-path {file}:reward",
+        "--rollout-sample-hook-path audited.hook",
+        "evaluation set facts",
+    ]
+
+
+def test_the_options_are_those_of_the_contract() -> None:
+    assert {kind.option for kind in KINDS.values()} - set(PLUGIN_OPTIONS) == {"custom_arguments_path"}
+    assert set(PLUGIN_OPTIONS) <= {kind.option for kind in KINDS.values()}
+
+
+def test_neither_a_run_nor_a_dry_run_starts_with_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"--custom-loss-function-path audited\.loss: .* has no 'loss'"):
+        Run(default_args(custom_loss_function_path="audited.loss"))._start()
+    words = "--num-rollout 1 --rollout-batch-size 1 --disable-rollout-global-dataset --device cpu --actor-num-gpus-per-node 1"
+    with pytest.raises(SystemExit) as ended:
+        parse_args([*words.split(), "--hf-checkpoint", str(tmp_path), "--custom-rm-path", "audited.rm", "--dry-run"])
+    assert ended.value.code == 2
+    assert "--custom-rm-path audited.rm: " in capsys.readouterr().err
