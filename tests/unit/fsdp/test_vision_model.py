@@ -70,6 +70,19 @@ def test_log_probs_are_those_of_each_sample_alone(start, model, expected, change
         torch.testing.assert_close(ours.double(), theirs, atol=2e-6, rtol=0)
 
 
+def test_log_probs_of_a_rollout_of_text(start, model) -> None:
+    actor = start()
+    data = vision_samples.train_data(model, [[]] * 4)
+    text = {name: values for name, values in data.items() if name != "multimodal_train_inputs"}
+    shard = trainer.shards(actor.args, text, 1)[0]
+    values = in_order(log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device), shard["partition"])
+    reference = vision_samples.reference_model(model)
+    for index, ours in enumerate(values):
+        with torch.no_grad():
+            theirs = vision_samples.reference_log_probs(reference, data, index, 0.7)
+        torch.testing.assert_close(ours.double(), theirs, atol=2e-6, rtol=0)
+
+
 def test_bfloat16_is_close(start, model, expected) -> None:
     actor = start(train_dtype="bfloat16", max_tokens_per_gpu=30)
     shard = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]

@@ -68,19 +68,18 @@ def token_kinds(config: Any, tokens: Sequence[int], grids: Tensor) -> Tensor:
         ValueError: when the images of ``grids`` are not all found, in their order.
     """
     merged = config.vision_config.spatial_merge_size**2
+    start, part = config.vision_start_token_id, config.image_token_id
+    sizes = (grids.prod(dim=-1) // merged).tolist()
+    starts = iter([place for place, token in enumerate(tokens) if token == start] if sizes else [])
     kinds = torch.zeros(len(tokens), dtype=torch.int64)
-    ids, cursor = list(tokens), 0
-    for number, size in enumerate((grids.prod(dim=-1) // merged).tolist(), start=1):
-        wanted = [config.vision_start_token_id, *[config.image_token_id] * size]
-        while cursor < len(ids) and ids[cursor : cursor + size + 1] != wanted:
-            cursor += 1
-        if cursor == len(ids):
+    for number, size in enumerate(sizes, start=1):
+        first = next((at + 1 for at in starts if list(tokens[at + 1 : at + 1 + size]) == [part] * size), None)
+        if first is None:
             raise ValueError(
-                f"image {number} of {len(grids)} of a sample has no place: there are no {size} tokens "
-                f"{config.image_token_id} behind a token {config.vision_start_token_id} for it"
+                f"image {number} of {len(sizes)} of a sample has no place: there are no {size} tokens {part} behind a "
+                f"token {start} for it"
             )
-        kinds[cursor + 1 : cursor + size + 1] = 1
-        cursor += size + 1
+        kinds[first : first + size] = 1
     return kinds
 
 
