@@ -46,8 +46,7 @@ def image_arrays(name: str, inputs: Mapping[str, Any] | None) -> dict[str, np.nd
     missing = sorted({PIXELS, GRID} - set(inputs))
     if missing:
         raise TrainDataError(CLAUSE, f"{name}: multimodal_train_inputs has no {missing[0]}")
-    pixels = np.asarray(inputs[PIXELS], dtype=np.float32)
-    grids = np.asarray(inputs[GRID], dtype=np.int64)
+    pixels, grids = _array(inputs[PIXELS], np.float32), _array(inputs[GRID], np.int64)
     if pixels.ndim != 2 or grids.ndim != 2 or grids.shape[1] != 3:
         shapes = f"{PIXELS} {list(pixels.shape)} and {GRID} {list(grids.shape)}"
         raise TrainDataError(CLAUSE, f"{name}: {shapes} are not [patches, D] and [images, 3]")
@@ -55,6 +54,14 @@ def image_arrays(name: str, inputs: Mapping[str, Any] | None) -> dict[str, np.nd
     if patches != len(pixels):
         raise TrainDataError(CLAUSE, f"{name}: {GRID} says {patches} patches, {PIXELS} has {len(pixels)}")
     return {PIXELS: pixels, GRID: grids} if len(grids) else None
+
+
+def _array(values: Any, dtype: Any) -> np.ndarray:
+    """An array of an array, of lists, or of a torch tensor of any precision on any device."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if dtype is np.float32 else values
+    return np.asarray(values, dtype=dtype)
 
 
 def image_fields(samples: Sequence[Sample]) -> dict[str, list[dict[str, np.ndarray] | None]]:

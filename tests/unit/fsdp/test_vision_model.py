@@ -17,6 +17,7 @@ from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.fsdp_utils.vision import token_kinds
 from slime.backends.fsdp_utils.weights import gather
 from slime.backends.megatron_utils.train_step import log_prob_pass as megatron_log_prob_pass
+from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.utils.http_utils import find_available_port
 from tests.helpers import tiny_random, tiny_vision, trainer, trainer_ranks, vision_ranks, vision_samples
@@ -147,6 +148,18 @@ def test_a_rollout_of_text_leaves_the_tower_alone(start, model: Path) -> None:
     after = trainer_ranks.full_parameters(actor)
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {name for name in before if ".visual." in name}
+
+
+def test_a_rank_without_a_sample_runs_the_tower_for_nothing(start, model: Path) -> None:
+    actor = start()
+    shard = RolloutShard(trainer.shards(actor.args, vision_samples.train_data(model), 1)[0])
+    loss, metrics = micro_batch_loss(actor.args, actor.policy, shard, [], actor.device)
+    loss.backward()
+    assert metrics == {}
+    gradients = trainer_ranks.full_parameters(actor, lambda parameter: parameter.grad)
+    assert {name for name in gradients if ".visual." in name}
+    assert set(gradients) == set(trainer_ranks.full_parameters(actor))
+    assert not any(value.any() for value in gradients.values())
 
 
 def config() -> Any:

@@ -69,6 +69,17 @@ def test_images_reach_the_batch_of_the_sample_they_belong_to() -> None:
     assert counts == {0: 2, 1: 0, 2: 1}
 
 
+def test_half_precision_and_lists_become_float32() -> None:
+    inputs = processed()
+    half = {"pixel_values": inputs["pixel_values"].bfloat16().requires_grad_(), "image_grid_thw": [[1, 2, 2]]}
+    found = convert(arguments(), [sample(0, half), sample(1), sample(2)])["multimodal_train_inputs"][0]
+    assert {name: value.dtype.name for name, value in found.items()} == {
+        "pixel_values": "float32",
+        "image_grid_thw": "int64",
+    }
+    assert np.array_equal(found["pixel_values"], inputs["pixel_values"].bfloat16().float().numpy())
+
+
 @pytest.mark.parametrize("inputs", [None, {}, {"mm_token_type_ids": torch.zeros(1, 3)}])
 def test_a_rollout_of_text_has_no_such_field(inputs: Any) -> None:
     data = convert(arguments(), [sample(index, inputs, {"images": None, "videos": None}) for index in range(3)])
