@@ -1,4 +1,4 @@
-"""The real router before two stand-in engines: a session stays on the engine that has its prefix."""
+"""The real router before two stand-in engines: a session stays on the engine that has its prefix, and its pictures arrive."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from slime.utils.types import Sample
 from tests.helpers.mock_engine import serve
 
 SESSIONS, TURNS = 8, 4
+SCREENSHOT = "data:image/png;base64," + "A" * 3_000_000
 
 
-def stand_in(seen: list[int]) -> FastAPI:
+def stand_in(seen: list[dict[str, Any]]) -> FastAPI:
     """What the router asks an engine, and a list of the requests."""
     app = FastAPI()
     facts: dict[str, Any] = {
@@ -36,7 +37,7 @@ def stand_in(seen: list[int]) -> FastAPI:
 
     @app.post("/generate")
     async def generate(request: Request) -> dict[str, Any]:
-        seen.append((await request.json())["input_ids"][1])
+        seen.append(await request.json())
         return {"text": "x", "meta_info": {}}
 
     return app
@@ -45,8 +46,8 @@ def stand_in(seen: list[int]) -> FastAPI:
 @pytest.mark.timeout(200)
 async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_utils, "_http_client", None)
-    first: list[int] = []
-    second: list[int] = []
+    first: list[dict[str, Any]] = []
+    second: list[dict[str, Any]] = []
     args = Namespace(run_dir=str(tmp_path), router="auto", sglang_router_request_timeout_secs=60)
     async with serve(stand_in(first)) as one, serve(stand_in(second)) as two:
         address = await asyncio.to_thread(serve_behind_one_address, args, "policy", [one, two])
@@ -58,13 +59,16 @@ async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest
             samples = [Sample(session_id=f"session {n}") if n % 2 else Sample(group_index=n) for n in range(SESSIONS)]
             for turn in range(TURNS):
                 for number, sample in enumerate(samples):
-                    payload = {"input_ids": [turn, number], "sampling_params": {}}
+                    images = [SCREENSHOT if turn == 0 else "data:,x"]
+                    payload = {"input_ids": [turn, number], "sampling_params": {}, "image_data": images}
                     await post(f"{router_url(args)}/generate", payload, 3, routing_headers(sample))
         finally:
             address.router.stop()
     places: dict[int, set[int]] = defaultdict(set)
     for place, seen in enumerate((first, second)):
-        for name in seen:
-            places[name].add(place)
+        for request in seen:
+            turn, number = request["input_ids"]
+            places[number].add(place)
+            assert request["image_data"] == [SCREENSHOT if turn == 0 else "data:,x"]
     assert len(first) + len(second) == SESSIONS * TURNS
     assert all(len(found) == 1 for found in places.values()), places

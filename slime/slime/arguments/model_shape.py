@@ -69,6 +69,11 @@ def check_trainable(args: Namespace, config: dict) -> list[str]:
                 f"{name} is a vision-language model, which --train-backend megatron does not train: "
                 "add --train-backend fsdp"
             )
+    elif args.multimodal_keys:
+        problems.append(
+            f"--multimodal-keys: {name} is trained as a language model, which sees no pictures; remove it, or use a "
+            f"checkpoint of type {', '.join(VISION_LANGUAGE_TYPES)}"
+        )
     if number_of_experts(text) and args.train_backend == "fsdp":
         problems.append(f"{name} is a mixture of experts, which --train-backend fsdp does not train; use a dense model")
     if config.get("quantization_config"):

@@ -162,7 +162,9 @@ def test_vision_language_shapes_are_those_of_the_text_models() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_that_the_back_end_cannot_train_is_refused_by_name(shape: str) -> None:
-    args = Namespace(train_backend="fsdp", pack_sequences=parsed(shape).pack_sequences, hf_checkpoint="model")
+    args = Namespace(
+        train_backend="fsdp", pack_sequences=parsed(shape).pack_sequences, hf_checkpoint="model", multimodal_keys=None
+    )
     problems = check_trainable(args, hf_config(shape))
     if shape == "qwen3-30B-A3B":
         assert [problem for problem in problems if "(qwen3_moe) is a mixture of experts" in problem]
@@ -183,12 +185,20 @@ def test_a_model_that_the_back_end_cannot_train_is_refused_by_name(shape: str) -
     ],
 )
 def test_vision_language_models_are_trained_with_fsdp(backend: str, kind: str, says: list[str]) -> None:
-    args = Namespace(train_backend=backend, pack_sequences=True, hf_checkpoint="model")
+    args = Namespace(train_backend=backend, pack_sequences=True, hf_checkpoint="model", multimodal_keys=None)
     problems = check_trainable(args, hf_config("qwen3-vl-8B") | {"model_type": kind})
     assert len(problems) == len(says)
     assert all(text in problem for text, problem in zip(says, problems, strict=True))
 
 
+@pytest.mark.parametrize(("shape", "problems"), [("qwen3-4B", 1), ("qwen3.5-4B", 1), ("qwen3-vl-8B", 0)])
+def test_pictures_need_a_model_that_is_trained_with_its_tower(shape: str, problems: int) -> None:
+    keys = {"image": "images"}
+    args = Namespace(train_backend="fsdp", pack_sequences=False, hf_checkpoint="model", multimodal_keys=keys)
+    refused = check_trainable(args, hf_config(shape))
+    assert ["which sees no pictures; remove it" in problem for problem in refused] == [True] * problems
+
+
 def test_linear_attention_is_not_packed() -> None:
-    args = Namespace(train_backend="fsdp", pack_sequences=True, hf_checkpoint="model")
+    args = Namespace(train_backend="fsdp", pack_sequences=True, hf_checkpoint="model", multimodal_keys=None)
     assert "add --no-pack-sequences" in check_trainable(args, hf_config("qwen3.5-4B"))[0]
