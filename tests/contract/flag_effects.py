@@ -34,6 +34,8 @@ EFFECTS = {
     f"{COLOCATE}::test_the_engines_have_the_gpus_of_the_trainer": "colocate",
     f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-train offload-rollout",
     f"{COLOCATE}::test_what_does_not_go_together": "offload",
+    f"{FSDP}/test_memory_history.py::test_a_snapshot_is_written_where_and_when_the_flags_say": """record-memory-history
+        memory-snapshot-dir memory-snapshot-path memory-snapshot-num-steps""",
     f"{RAY}/test_placement.py::test_one_gpu_is_shared_by_all_roles": "share-gpu",
     f"{CORE}/test_arguments.py::test_more_gpus_than_there_are": "num-gpus",
     f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """num-gpus-per-node

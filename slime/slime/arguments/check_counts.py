@@ -32,6 +32,7 @@ _COUNTS = (
     "sglang_server_concurrency",
     "update_weight_buffer_size",
     "lora_rank",
+    "memory_snapshot_num_steps",
 )
 # Here none is a number too.
 _COUNTS_FROM_NONE = ("num_rollout", "rollout_num_gpus", "prm_num_gpus")

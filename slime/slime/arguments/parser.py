@@ -22,6 +22,7 @@ from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.fixed import add_fixed_arguments
 from slime.arguments.judge import JUDGE
 from slime.arguments.megatron import MEGATRON
+from slime.arguments.memory_history import MEMORY_HISTORY
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.optimizer import OPTIMIZER
 from slime.arguments.plugin_paths import AddArguments, method_arguments, resolve_plugin_files
@@ -53,6 +54,7 @@ GROUPS = (
     MEGATRON,
     TRACKING,
     DEBUG,
+    MEMORY_HISTORY,
     ENVIRONMENTS,
 )
 

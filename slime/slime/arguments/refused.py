@@ -18,7 +18,6 @@ _DELTA = (
     "is not offered: --update-weight-mode delta sends index and value, --check-weight-update-equal checks; remove it"
 )
 _DISK = "is not offered: engines read --update-weight-disk-dir themselves; remove it"
-_PROFILE = "is not offered; the traces of --use-pytorch-profiler show memory too"
 _CI = "belongs to another project's CI; the tests here check it instead"
 _ROUTER = "is not needed, there is one router; use --router"
 _EXTERNAL = "is not implemented yet; use --sglang-router-ip and --sglang-router-port of engines that run already"
@@ -52,11 +51,7 @@ REFUSED: dict[str, str] = {
     "update-weight-delta-checksum": _DELTA,
     "update-weight-local-checkpoint-dir": _DISK,
     "custom-update-weight-post-write-path": _DISK,
-    "record-memory-history": _PROFILE,
-    "memory-snapshot-path": _PROFILE,
-    "memory-snapshot-dir": _PROFILE,
-    "memory-snapshot-num-steps": _PROFILE,
-    "memory-recorder": _PROFILE,
+    "memory-recorder": "is not offered: torch records; use --record-memory-history",
     "ci-test": _CI,
     "ci-disable-kl-checker": _CI,
     "ci-metric-checker-key": _CI,

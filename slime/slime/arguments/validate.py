@@ -31,6 +31,7 @@ from slime.arguments.fixed import check_fixed
 from slime.arguments.judge import check_judge
 from slime.arguments.machines import check_given, derive_machines
 from slime.arguments.megatron import check_megatron, check_megatron_shape, derive_megatron
+from slime.arguments.memory_history import check_memory_history
 from slime.arguments.model_shape import check_model_shape, check_trainable
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
 
@@ -75,6 +76,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
         *eval_config.check_eval_datasets(args),
         *check_tracking(args),
         *check_trainer(args),
+        *check_memory_history(args),
         *check_weight_sync(args),
         *check_environments(args),
         *check_fixed(args),

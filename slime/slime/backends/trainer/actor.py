@@ -14,6 +14,7 @@ import logging
 from abc import abstractmethod
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from slime.backends.trainer import checkpoint_folder
 from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.flops import forward_flops, speeds, step_flops
 from slime.backends.trainer.hf_folder import export_hf
+from slime.backends.trainer.memory_history import MemoryHistory
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.postprocess import postprocess
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
@@ -61,6 +63,7 @@ class TrainActor(TrainRank):
         self._data: RolloutShard | None = None
         self.weight_version = 0
         self._changed_since_push = False
+        self._history: MemoryHistory | None = None
 
     @abstractmethod
     def _build(self) -> None:
@@ -88,6 +91,8 @@ class TrainActor(TrainRank):
         """Build everything, load a checkpoint if there is one to load, and return the first rollout to train on."""
         self._begin(args)
         args = self.args
+        if args.record_memory_history:
+            self._history = MemoryHistory(args, self.rank)
         if args.loss_type == "custom_loss":
             load_function(args.custom_loss_function_path)  # what is wrong with it shows before the model is read
         self._build()
@@ -125,7 +130,7 @@ class TrainActor(TrainRank):
         """
         self._check_memory()
         self._rollout_id = rollout_id
-        with self._timed("train"):
+        with self._watched(), self._timed("train"):
             with self._timed("data_preprocess"):
                 self._data = data = RolloutShard(fetch(shard))
             if values:
@@ -148,11 +153,13 @@ class TrainActor(TrainRank):
         data, self._data = self._data, None
         assert data is not None, "call prepare first"
         steps = []
-        with self._timed("train"), self._timed("actor_train"):
+        with self._watched(), self._timed("train"), self._timed("actor_train"):
             for number in range(len(data.micro_batches) if learn else 0):
                 metrics = self._optimizer_step(data, rollout_id, number)
                 self._changed_since_push |= not metrics["skipped_steps"]
                 steps.append(metrics)
+        if self._history is not None:
+            self._history.trained()
         rollout = self._describe(data)
         if self.rank != 0:
             return None
@@ -164,6 +171,9 @@ class TrainActor(TrainRank):
             **rollout,
             **self._take_seconds(),
         }
+
+    def _watched(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._history is None else self._history.watched()
 
     def _prepare(self, data: RolloutShard) -> None:
         """Old and reference log probabilities, then advantages."""

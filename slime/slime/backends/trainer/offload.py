@@ -55,6 +55,7 @@ class HostMemory:
                 total += -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
         self._away |= {key: _Away(storage, storage.nbytes(), None) for key, storage in empty.items()}
         host = self._room(total)
+        self._synchronize()  # what other streams still do with them
         for away in self._away.values():
             if away.start is not None:
                 host[away.start : away.start + away.size].copy_(_bytes(away.storage), non_blocking=True)

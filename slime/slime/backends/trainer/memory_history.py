@@ -1,0 +1,55 @@
+"""Who allocated what on a rank's GPU: ``--record-memory-history``.
+
+Guarantees: recording begins before the model is built and ends with the snapshot, which is written once: after the rollouts of
+``--memory-snapshot-num-steps``, or when the rank runs out of memory. The file is what https://pytorch.org/memory_viz reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+MAX_ENTRIES = 1_000_000
+"""Events that are kept, the newest."""
+
+
+class MemoryHistory:
+    """Owned by one rank."""
+
+    def __init__(self, args: Namespace, rank: int) -> None:
+        """Begin to record."""
+        self._file = Path(args.memory_snapshot_dir).resolve() / f"rank{rank}_{args.memory_snapshot_path}"
+        self._left = args.memory_snapshot_num_steps or 1
+        self._records = True
+        torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Write the snapshot when what is done within the context runs out of memory."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            self._write()
+            raise
+
+    def trained(self) -> None:
+        """A rollout was trained on."""
+        self._left -= 1
+        if self._left <= 0:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._records:
+            return
+        self._records = False
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(self._file))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        logger.info("memory snapshot: %s", self._file)

@@ -1,0 +1,95 @@
+"""Snapshots of GPU memory: when they are written and where, and who cannot have one. What is in them is torch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slime.arguments import parse_args
+from slime.backends.trainer.actor import TrainActor
+from slime.backends.trainer.memory_history import MemoryHistory
+from tests.helpers.arguments import refusal
+from tests.helpers.checkpoints import config_only
+from tests.helpers.trainer import shards, train_data, trainer_args
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What torch was told."""
+    told: list[Any] = []
+
+    def record(**keywords: Any) -> None:
+        told.append("off" if keywords.get("enabled", 1) is None else "on")
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda file: told.append(Path(file)))
+    return told
+
+
+class Rank(TrainActor):  # pyright: ignore[reportImplicitAbstractClass]
+    """A rank whose step does nothing, or runs out of memory."""
+
+    full = False
+
+    def _optimizer_step(self, data: Any, rollout_id: int, step: int) -> Any:
+        if self.full:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"skipped_steps": 0.0}
+
+    def _describe(self, data: Any) -> Any:
+        return {}
+
+
+Rank.__abstractmethods__ = frozenset()
+
+
+def rank_of(**flags: Any) -> Rank:
+    args = trainer_args("", record_memory_history=True, loss_type="sft_loss", **flags)
+    made = Rank(1, 3, "localhost", 1)
+    made.args = args
+    made._history = MemoryHistory(args, 3)
+    return made
+
+
+def train(rank: Rank, rollouts: int) -> None:
+    for rollout in range(rollouts):
+        rank.train(rollout, shards(rank.args, train_data(2), 1)[0])
+
+
+@pytest.mark.parametrize(("steps", "before"), [(None, 0), (1, 0), (3, 2)])
+def test_a_snapshot_is_written_where_and_when_the_flags_say(
+    calls: list[Any], tmp_path: Path, steps: int | None, before: int
+) -> None:
+    place = {"memory_snapshot_dir": str(tmp_path / "memory"), "memory_snapshot_path": "x.pickle"}
+    rank = rank_of(memory_snapshot_num_steps=steps, **place)
+    train(rank, before)
+    assert calls == ["on"]
+    train(rank, 3)
+    assert calls == ["on", tmp_path / "memory" / "rank3_x.pickle", "off"], "it is written once"
+    assert (tmp_path / "memory").is_dir()
+
+
+def test_running_out_of_memory_writes_it_at_once(calls: list[Any], tmp_path: Path) -> None:
+    rank = rank_of(memory_snapshot_num_steps=5, memory_snapshot_dir=str(tmp_path))
+    rank.full = True
+    with pytest.raises(torch.OutOfMemoryError):
+        train(rank, 1)
+    assert calls == ["on", tmp_path / "rank3_snapshot.pickle", "off"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--record-memory-history --device cpu", "--record-memory-history needs a GPU"),
+        ("--memory-snapshot-dir x", "--memory-snapshot-dir has no effect without --record-memory-history"),
+        ("--memory-snapshot-num-steps 0", "--memory-snapshot-num-steps 0: give 1 or more"),
+        ("--memory-recorder memray", "--memory-recorder is not offered: torch records"),
+    ],
+)
+def test_what_cannot_be_recorded(capsys: Any, tmp_path: Path, words: str, says: str) -> None:
+    base = f"--hf-checkpoint {config_only(tmp_path / 'model')} --rollout-batch-size 16 --num-rollout 2".split()
+    assert says in refusal(capsys, [*base, *words.split()])
+    assert parse_args([*base, "--device", "cuda", "--record-memory-history"]).record_memory_history is True
