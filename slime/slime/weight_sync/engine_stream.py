@@ -71,7 +71,7 @@ def _only_copies(model: Any, kinds: dict[str, Kind]) -> bool:
     try:
         parts_of(model, kinds)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as reason:
-        logger.info("weights are loaded from whole tensors: %s", reason)
+        logger.warning("weights are loaded from whole tensors, which takes longer: %s", reason)
         return False
     return True
 
