@@ -146,7 +146,7 @@ def test_lora_is_merged_into_a_copy(tiny_random_tied_model: Path, engines: list[
 def test_a_lora_run_sends_nothing_but_its_adapter(
     tmp_path: Path, tiny_random_model: Path, engines: list[FakeWeightEngine]
 ) -> None:
-    args = trainer.trainer_args(tiny_random_model, use_lora=True, update_weight_mode="adapter")
+    args = trainer.trainer_args(tiny_random_model, use_lora=True, update_weight_mode="adapter", run_dir=str(tmp_path))
     args.lora_target_modules = ["q_proj", "down_proj"]
     actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
     try:
