@@ -13,7 +13,6 @@ import asyncio
 import json
 import random
 import re
-import resource
 import secrets
 import subprocess
 import sys
@@ -26,6 +25,15 @@ from tiny_models.words import NAMES
 MAX_TOKENS = 1024
 CODE_SECONDS = 5
 CODE_BYTES = 2**30
+# The limits are set by an interpreter that then becomes the program's: between fork and exec of a process with threads
+# (Ray, an HTTP client) no Python may run, or it can wait for ever for a lock that another thread held.
+LIMITED = f"""
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({CODE_SECONDS}, {CODE_SECONDS}))
+resource.setrlimit(resource.RLIMIT_AS, ({CODE_BYTES}, {CODE_BYTES}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+os.execv(sys.executable, [sys.executable, "-I", "-c", sys.argv[1]])
+"""
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -104,19 +112,13 @@ def code_of(reply: str) -> str:
 
 def passes(code: str, check: str) -> bool:
     """Run ``code`` and say whether ``check`` holds: isolated interpreter, empty environment, a folder and limits of its own."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (CODE_SECONDS, CODE_SECONDS))
-        resource.setrlimit(resource.RLIMIT_AS, (CODE_BYTES, CODE_BYTES))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
     token = secrets.token_hex(16)  # a program that ends early has not passed
     program = f"{code}\n\nif ({check}) is True:\n    print({token!r})\n"
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-c", program],
-                cwd=folder, env={}, capture_output=True, timeout=2 * CODE_SECONDS, preexec_fn=limit, check=False,
+                [sys.executable, "-I", "-c", LIMITED, program],
+                cwd=folder, env={}, capture_output=True, timeout=2 * CODE_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return False
