@@ -39,6 +39,8 @@ def ensure_built(
         BuildError: when it did not pass the gate after all rounds of training.
     """
     path = output or model_path(seed)
+    if is_built(path) and not force:
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent / ".lock"):
         if is_built(path) and not force:
@@ -63,7 +65,7 @@ def _build(path: Path, seed: int, console: Console) -> None:
 
     settings, started = Settings(), time.monotonic()
     threads = torch.get_num_threads()
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(min(2, len(os.sched_getaffinity(0))))
     try:
         tokenizer = build_tokenizer(settings.vocabulary, settings.tokenizer_conversations, seed)
         model = new_model(tokenizer, settings, seed)

@@ -14,7 +14,7 @@ from tiny_models.problems import Problem
 
 OPENERS = ["Let's see. ", "Okay, ", "Sure! ", "Here is how: "]
 # Share of each style among first replies before any training by conversation.
-STYLE_MIX: dict[str, float] = {"plain": 0.21, "full": 0.45, "list": 0.16, "boxed": 0.12, "bold": 0.06}
+STYLE_MIX: dict[str, float] = {"plain": 0.23, "full": 0.43, "list": 0.16, "boxed": 0.12, "bold": 0.06}
 STYLES = tuple(STYLE_MIX)
 MIN_TOKENS = 8
 

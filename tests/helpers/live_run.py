@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -38,6 +39,7 @@ class LiveRun:
     def __init__(self, repository: Path, folder: Path, model: Path, method: str, *flags: str, **variables: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._trainer: psutil.Process | None = None
         self.port = int(variables.get("PORT") or find_available_port())
         self.output = folder / f"launch-{len(list(folder.glob('launch-*')))}.log"
         environment = {
@@ -89,13 +91,12 @@ class LiveRun:
 
     def trainer_in_a_step(self) -> psutil.Process | None:
         """The trainer's process while it is inside ``train``, else None; Ray writes the method into its title."""
-        for process in self.family():
-            try:
+        with contextlib.suppress(psutil.Error):
+            for process in [self._trainer] if self._trainer else self.family():
                 title = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            if title.startswith("ray::") and "FSDPTrainActor.train" in title:
-                return process
+                if title.startswith("ray::FSDPTrainActor"):
+                    self._trainer = process
+                    return process if "FSDPTrainActor.train" in title else None
         return None
 
     def stop(self) -> int:
@@ -121,7 +122,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 async def talk(
-    base_url: str, rng: random.Random, session: str, *, thinking: bool = False, stream: bool = False
+    client: AsyncOpenAI, rng: random.Random, session: str, *, thinking: bool = False, stream: bool = False
 ) -> list[str]:
     """Have one conversation of three messages with the student's taste and return the ids of the replies."""
     from tiny_models.feedback import approval, complaint
@@ -130,29 +131,26 @@ async def talk(
 
     ids, messages = [], [{"role": "user", "content": draw_short(rng, "held").question}]
     extra: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}} if thinking else {}
-    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120) as client:
-        for _ in range(3):
-            request: dict[str, Any] = {"model": "tiny", "messages": messages, "extra_body": extra}
-            request["extra_headers"] = {"X-Session-Id": session}
-            if stream:
-                text = ""
-                async for chunk in await client.chat.completions.create(stream=True, **request):
-                    reply_id = chunk.id
-                    text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
-            else:
-                reply = await client.chat.completions.create(**request)
-                reply_id, text = reply.id, reply.choices[0].message.content or ""
-            ids.append(reply_id)
-            words = (
-                approval(rng, "held", draw_short(rng, "held").question)
-                if follows_rule(text)
-                else complaint(rng, "held")
-            )
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": words}]
+    for _ in range(3):
+        request: dict[str, Any] = {"model": "tiny", "messages": messages, "extra_body": extra}
+        request["extra_headers"] = {"X-Session-Id": session}
+        if stream:
+            text = ""
+            async for chunk in await client.chat.completions.create(stream=True, **request):
+                reply_id = chunk.id
+                text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+        else:
+            reply = await client.chat.completions.create(**request)
+            reply_id, text = reply.id, reply.choices[0].message.content or ""
+        ids.append(reply_id)
+        words = (
+            approval(rng, "held", draw_short(rng, "held").question) if follows_rule(text) else complaint(rng, "held")
+        )
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": words}]
     return ids
 
 
-async def call_tool(base_url: str, rng: random.Random, session: str) -> list[str]:
+async def call_tool(client: AsyncOpenAI, rng: random.Random, session: str) -> list[str]:
     """Offer a calculator, answer the call if one comes, and return the ids of the replies."""
     from tiny_models.episodes import CALCULATOR
     from tiny_models.problems import draw_short
@@ -160,19 +158,18 @@ async def call_tool(base_url: str, rng: random.Random, session: str) -> list[str
     problem = draw_short(rng, "held")
     messages: list[Any] = [{"role": "user", "content": problem.question}]
     ids = []
-    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120) as client:
-        for _ in range(2):
-            reply = await client.chat.completions.create(
-                model="tiny",
-                messages=messages,
-                tools=[CALCULATOR],  # type: ignore[list-item]
-                extra_headers={"X-Session-Id": session},
-            )
-            ids.append(reply.id)
-            message = reply.choices[0].message
-            messages.append(message.model_dump(exclude_none=True))
-            for call in message.tool_calls or []:
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(problem.answer)})
-            if not message.tool_calls:
-                messages.append({"role": "user", "content": "Thanks!"})
+    for _ in range(2):
+        reply = await client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            tools=[CALCULATOR],  # type: ignore[list-item]
+            extra_headers={"X-Session-Id": session},
+        )
+        ids.append(reply.id)
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        for call in message.tool_calls or []:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(problem.answer)})
+        if not message.tool_calls:
+            messages.append({"role": "user", "content": "Thanks!"})
     return ids

@@ -18,7 +18,9 @@ LONGEST_FIRST = (
     "test_whole_loop",
     "test_demo_cpu",
     "test_openclaw_client",
+    "test_example_method",
     "test_train_loop",
+    "test_kills",
     "test_engine_live",
     "test_gateway_live",
     "test_teacher_logprobs",
@@ -28,7 +30,7 @@ SHARED = {"test_engine_live", "test_gateway_live", "test_teacher_logprobs", "tes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort integration tests by `LONGEST_FIRST`; all others come before them, in their order."""
+    """Sort integration tests by `LONGEST_FIRST`; all others come after them, in their order."""
     rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
     here = Path(__file__).parent
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)) if item.path.parent == here else -1)

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from openai import APIError
+from openai import APIError, AsyncOpenAI
 
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
@@ -62,13 +62,14 @@ def conversations(base_url: str, seed: int, count: int) -> list[str]:
     async def all_of_them() -> list[str]:
         rng = random.Random(seed)
         kinds = []
-        for number in range(count):
-            own, session = random.Random(rng.random()), f"s{seed}-{number}"
-            if number % 5 == 4:
-                kinds.append(call_tool(base_url, own, session))
-            else:
-                kinds.append(talk(base_url, own, session, thinking=number % 5 == 3, stream=number % 2 == 0))
-        found = await asyncio.gather(*kinds, return_exceptions=True)
+        async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120) as client:
+            for number in range(count):
+                own, session = random.Random(rng.random()), f"s{seed}-{number}"
+                if number % 5 == 4:
+                    kinds.append(call_tool(client, own, session))
+                else:
+                    kinds.append(talk(client, own, session, thinking=number % 5 == 3, stream=number % 2 == 0))
+            found = await asyncio.gather(*kinds, return_exceptions=True)
         for error in found:
             if isinstance(error, BaseException) and not isinstance(error, APIError | httpx.TransportError):
                 raise error
