@@ -56,6 +56,13 @@ async def nothing(args: Namespace, sample: Sample, sampling_params: dict[str, An
     return []
 
 
+async def aborted_for_odd(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Give up on an odd index after two tokens, as plugins do whose environment went away; answer the others."""
+    sample.tokens, sample.response_length = [1, 2, 3], 2
+    sample.status = Sample.Status.ABORTED if (sample.index or 0) % 2 else Sample.Status.COMPLETED
+    return sample
+
+
 async def always_aborted(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Give up on the first try of a prompt, and answer on the second."""
     if args.seen.setdefault(sample.index, 0):

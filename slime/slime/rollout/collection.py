@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime.rollout.base_types import RolloutFnTrainOutput
-from slime.rollout.drop_streak import EMPTY, DropStreak
+from slime.rollout.drop_streak import ABORTED, EMPTY, DropStreak
 from slime.rollout.filter_hub.base_types import call_dynamic_filter
 from slime.rollout.metrics import flatten
 from slime.utils.misc import load_function
@@ -37,13 +37,17 @@ class Collection:
     def add(self, group: Group) -> bool:
         """Take a finished group; False when it is not trained on, at least for now.
 
-        One without samples, from a generate function that returned empty lists, is dropped as ``empty`` and shown to no filter.
+        One without samples, from a generate function that returned empty lists, is dropped as ``empty``, and one with an aborted
+        sample without a reward, though nobody aborted it, as ``aborted``; no filter sees them.
 
         Raises:
             PluginError: when that goes on, see `slime.rollout.drop_streak`.
         """
         if not flatten(group):
             self._drop(EMPTY)
+            return False
+        if not is_whole(group):
+            self._drop(ABORTED)
             return False
         verdict = call_dynamic_filter(self._filter, self._args, group)
         self._finished.append(group)

@@ -1,8 +1,8 @@
 """Groups that are dropped one after the other: a rollout that gets nowhere says so, and one that cannot get anywhere ends.
 
 A filter may rightly drop many groups, so that it draws warnings only: after `WARN_BATCHES` batches in a row, and at each
-doubling. Groups without samples are an error of the generate function: `MOST_EMPTY_BATCHES` batches of nothing else, but at
-least `MOST_EMPTY` groups, end the rollout.
+doubling. Groups without samples, or aborted by nobody else, are an error of the generate function or of what it needs:
+`MOST_EMPTY_BATCHES` batches of nothing else, but at least `MOST_EMPTY` groups, end the rollout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime.exceptions import PluginError
 
 logger = logging.getLogger(__name__)
 
-EMPTY = "empty"
+EMPTY, ABORTED = "empty", "aborted"
 WARN_BATCHES = 4
 MOST_EMPTY_BATCHES = 16
 MOST_EMPTY = 64
@@ -39,22 +39,26 @@ class DropStreak:
         """Count a dropped group; ``kept`` are those of the rollout so far.
 
         Raises:
-            PluginError: when the generate function gives nothing but empty lists.
+            PluginError: when the generate function gives nothing but empty lists and aborted samples.
         """
         self._reasons[reason] += 1
         count = self._reasons.total()
-        if self._reasons[EMPTY] == count >= max(MOST_EMPTY, MOST_EMPTY_BATCHES * self._batch):
+        if self._unusable() == count >= max(MOST_EMPTY, MOST_EMPTY_BATCHES * self._batch):
             raise PluginError(
-                f"--custom-generate-function-path {self._args.custom_generate_function_path} returned no sample for {count} "
-                "groups in a row; return at least one, with remove_sample=True where it must not be trained on"
+                f"--custom-generate-function-path {self._args.custom_generate_function_path} returned no sample, or aborted ones "
+                f"without a reward, for {count} groups in a row; return at least one sample, with a reward and "
+                "remove_sample=True where it must not be trained on"
             )
         if count >= self._warn_at:
             self._warn_at *= 2
             logger.warning("%s", self._advice(count, kept))
 
+    def _unusable(self) -> int:
+        return self._reasons[EMPTY] + self._reasons[ABORTED]
+
     def _advice(self, count: int, kept: int) -> str:
         reasons = ", ".join(f"{reason} {number}" for reason, number in self._reasons.most_common())
-        filtered = self._reasons.total() - self._reasons[EMPTY]
+        filtered = self._reasons.total() - self._unusable()
         change = (
             f"loosen --dynamic-sampling-filter-path {self._args.dynamic_sampling_filter_path}, raise --rollout-temperature or "
             "--n-samples-per-prompt, or take prompts of another difficulty"

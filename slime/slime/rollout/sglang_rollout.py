@@ -2,7 +2,7 @@
 
 Guarantees: collection stops with exactly ``rollout_batch_size`` groups that the filter kept; no request of the surplus is left
 running on any engine. With ``--partial-rollout`` the surplus goes back to the data source with what it has; without, it is
-dropped and counted. The prompt of a group that is too stale goes back in any case. Plugins import their names from here.
+dropped and counted; so it is with a group that a generate function gave up. The prompt of a group that is too stale goes back in any case. Plugins import their names from here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-from slime.rollout.collection import Collection, to_go_on
+from slime.rollout.collection import Collection, is_whole, to_go_on
 from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.evaluation import eval_rollout, eval_rollout_single_dataset
 from slime.rollout.generation import GenerateState, Group, generate, generate_and_rm, generate_and_rm_group
@@ -85,6 +85,8 @@ async def generate_rollout_async(
                     state.remaining_batch_size -= 1
                 elif not collection.add(group):
                     state.remaining_batch_size -= 1
+                    if args.partial_rollout and not is_whole(group):
+                        again.append(to_go_on(group, state.prompts[task], rollout_id))
     except BaseException:
         for task in state.prompts:
             task.cancel()

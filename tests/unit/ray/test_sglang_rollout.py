@@ -143,6 +143,29 @@ async def test_a_group_without_samples_is_dropped_and_counted(
     assert output.metrics["rollout/dynamic_filter/drop_empty"] >= 1
 
 
+@pytest.mark.parametrize("partial", [False, True])
+async def test_a_group_that_nobody_else_aborted_is_replaced_and_counted(
+    engine: RolloutEngine, args: Namespace, partial: bool
+) -> None:
+    args.custom_generate_function_path, args.partial_rollout = f"{PLUGINS}.aborted_for_odd", partial
+    output, again = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
+    assert [sample.index for sample in flatten(output.samples)] == [0, 2]
+    assert all(sample.reward == 0.5 for sample in flatten(output.samples))
+    assert output.metrics is not None
+    assert output.metrics["rollout/dynamic_filter/drop_aborted"] >= 1
+    indices = [sample.index for sample in flatten(again)]
+    assert indices[:1] == [1] * partial  # 3 may be finished only when the batch is whole
+    assert set(indices) <= {1, 3}
+    assert all(sample.metadata == {"start_rollout_id": 0} for sample in flatten(again))
+
+
+async def test_a_generate_function_that_only_gives_up_ends_the_rollout(engine: RolloutEngine, args: Namespace) -> None:
+    args.custom_generate_function_path = f"{PLUGINS}.aborted_for_odd"
+    odd = ([[prompt(2 * number + 1)] for number in range(count)] for count in iter(lambda: 2, 0))
+    with pytest.raises(PluginError, match=r"aborted ones without a reward, for 64 groups in a row"):
+        await sglang_rollout.generate_rollout_async(args, 0, lambda count: next(odd))
+
+
 async def test_a_group_without_responses_is_not_stale(engine: RolloutEngine, args: Namespace) -> None:
     args.custom_generate_function_path, args.max_weight_staleness = f"{PLUGINS}.failed", 1
     output, _ = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
