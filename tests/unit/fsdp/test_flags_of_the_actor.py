@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from slime.backends.fsdp_utils import critic
 from slime.backends.fsdp_utils.critic import FSDPCriticActor
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer import actor as module
@@ -71,6 +72,24 @@ def test_where_the_weights_come_from(tmp_path: Path) -> None:
     assert Rank(args)._start_weights() == str(reference)
     args.load = str(start)
     assert Rank(args)._start_weights() == str(start)
+
+
+def test_a_critic_begins_with_the_backbone_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    restored: list[Path] = []
+    monkeypatch.setattr(critic, "build_critic", lambda args, folder, device: built.append(folder))
+    monkeypatch.setattr(critic, "build_optimizer", lambda *_: None)
+    for name in ("_set_model", "_seed"):
+        monkeypatch.setattr(FSDPCriticActor, name, lambda *_: None)
+    monkeypatch.setattr(FSDPCriticActor, "_begin", lambda self, args: vars(self).update(args=args, device=None))
+    monkeypatch.setattr(FSDPCriticActor, "_restore", lambda self, folder: restored.append(folder))
+    other = config_only(tmp_path / "other")
+    for folder in (None, str(other)):
+        actor = FSDPCriticActor(1, 0, "localhost", 1)
+        actor.init(trainer_args("policy", load=None, ref_load=None, critic_load=folder))
+        actor.load_checkpoint(0)
+    assert built == ["policy", str(other)]
+    assert restored == []
 
 
 def test_the_first_rollout_and_the_schedule_after_a_checkpoint(tmp_path: Path, one_rank: None) -> None:
