@@ -197,8 +197,11 @@ EFFECTS = {
         optimizer-cpu-offload overlap-cpu-optimizer-d2h-h2d""",
     f"{MEGATRON}::test_ranks_that_share_experts_are_in_the_configuration": "expert-model-parallel-size",
     f"{MEGATRON}::test_a_specification_of_ones_own_is_used": "spec",
+    f"{INTEGRATION}/test_megatron_checkpoint.py::test_a_model_of_ones_own_is_trained_like_the_built_in_one": (
+        "custom-model-provider-path"
+    ),
     f"{INTEGRATION}/test_megatron_checkpoint.py::test_the_reference_stays_and_the_hooks_are_called": """
-        custom-model-provider-path custom-megatron-init-path custom-megatron-before-log-prob-hook-path
+        custom-megatron-init-path custom-megatron-before-log-prob-hook-path
         custom-megatron-before-train-step-hook-path""",
     # Tracking
     f"{TRACKING}::test_json_lines_are_there_when_log_returns": "run-dir",

@@ -88,7 +88,7 @@ def test_kept_and_spare_groups_end_it_in_a_collection(caplog: pytest.LogCaptureF
 
 async def test_the_default_rollout_ends_with_the_error(engine: RolloutEngine, args: Namespace) -> None:
     groups = iter([Sample(index=number, group_index=number, prompt=PROMPT)] for number in range(10_000))
-    with pytest.raises(PluginError, match="returned no sample, or .* for 64 groups in a row"):
+    with pytest.raises(PluginError, match=r"returned no sample, or .* for 64 groups in a row"):
         await sglang_rollout.generate_rollout_async(args, 0, lambda count: [next(groups) for _ in range(count)])
 
 
@@ -97,7 +97,7 @@ def test_so_does_the_asynchronous_one(engine: RolloutEngine, args: Namespace, tm
     prompts.write_text(f'{{"prompt": "{PROMPT}"}}\n' * 3)
     args.prompt_data, args.input_key, args.rollout_global_dataset = str(prompts), "prompt", True
     try:
-        with pytest.raises(PluginError, match="returned no sample, or .* for 64 groups in a row"):
+        with pytest.raises(PluginError, match=r"returned no sample, or .* for 64 groups in a row"):
             fully_async_rollout.generate_rollout_fully_async(args, 0, RolloutDataSourceWithBuffer(args))
     finally:
         fully_async_rollout.stop()
