@@ -29,10 +29,7 @@ def train(run: Run) -> None:
 
 def main() -> int:
     """Run the loop with the arguments of the command line and return the exit code."""
-    arguments = parse_args()
-    if problems := check_asynchronous(arguments, "train_async.py"):
-        sys.exit("\n".join(f"train_async.py: {line}" for line in problems))
-    return execute(arguments, train)
+    return execute(parse_args(check=lambda args: check_asynchronous(args, "train_async.py")), train)
 
 
 if __name__ == "__main__":

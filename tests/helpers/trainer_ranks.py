@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,6 +14,8 @@ from slime.backends.fsdp_utils import train_step
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.fsdp_utils.critic import FSDPCriticActor
 from slime.backends.fsdp_utils.weights import gather
+from slime.backends.trainer.offload import storage_of
+from slime.exceptions import TrainerError
 from tests.helpers import gradient_cases, trainer
 
 CPU = torch.device("cpu")
@@ -105,6 +108,39 @@ def train_save_train(
             out,
         )
     actor.shutdown()
+
+
+def stay_and_leave(rank: int, world_size: int, changes: dict[str, Any], model: str, place: str) -> None:
+    """Train as a rank that stays on its device and as one that leaves it between rollouts; fail unless they are equal.
+
+    While it is away none of its tensors has memory; what a push sends is the same, and so are weights and moments after every step.
+    """
+    outcomes = []
+    for leaves in (False, True):
+        args = trainer.trainer_args(model, **changes)
+        actor, _ = start_actor(args, rank, world_size, trainer.meeting_port(rank, f"{place}.{leaves}"))
+        found: dict[str, Tensor] = {}
+        for step in range(3):
+            if leaves:
+                actor.offload()
+                left = [tensor for tensors in actor._device_tensors() for tensor in tensors]
+                assert len(left) > len(list(actor.policy.parameters()))
+                assert not any(storage_of(tensor).nbytes() for tensor in left)
+                with pytest.raises(TrainerError, match="call onload first"):
+                    actor.train(step, {})
+            sent = {**dict(actor._sync_weights()), **dict(actor._weights())}
+            found |= {f"push {step} {name}": value.clone() for name, value in sent.items()}
+            if leaves:
+                actor.onload()
+            actor.train(step, trainer.shards(args, trainer.train_data(seed=step), world_size)[rank])
+        for number, state in enumerate(actor.optimizer.state.values()):
+            found |= {f"{number} {name}": gather(value, CPU).clone() for name, value in state.items()}
+        outcomes.append(found | full_parameters(actor))
+        actor.shutdown()
+    stayed, left = outcomes
+    assert set(stayed) == set(left)
+    different = [name for name, value in stayed.items() if not torch.equal(value, left[name])]
+    assert not different, different
 
 
 class CriticBesideActor(FSDPCriticActor):

@@ -10,9 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime.backends.fsdp_utils.train_step import log_prob_pass
-from slime.backends.trainer.offload import storage_of
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.exceptions import TrainerError
 from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.reference_steps import sft_steps
@@ -60,45 +58,23 @@ def test_three_steps_of_adamw_are_those_of_float64(tiny_random_model: Path) -> N
         assert float((after[name].double() - value).abs().max()) <= 1e-5, name
 
 
-TURNS = {
-    "kl": {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1},
-    "lora": {"use_lora": True, "update_weight_mode": "adapter"},
-    "bfloat16": {"train_dtype": "bfloat16", "adam_beta1": 0.8},
+TURNS: dict[str, tuple[int, dict[str, Any]]] = {
+    "kl": (2, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1}),
+    "lora": (1, {"use_lora": True, "update_weight_mode": "adapter"}),
+    "bfloat16": (1, {"train_dtype": "bfloat16", "adam_beta1": 0.8}),
 }
 
 
 @pytest.mark.parametrize("name", TURNS)
 def test_a_trainer_that_leaves_the_device_between_rollouts_is_the_one_that_stays(
-    tiny_random_model: Path, name: str
+    tiny_random_model: Path, tmp_path: Path, name: str
 ) -> None:
-    """While it is away none of its tensors has memory, what a push sends is the same, and so is every later step."""
-
-    def outcome(offload: bool) -> tuple[dict[str, Any], ...]:
-        args = trainer.trainer_args(tiny_random_model, **TURNS[name])
-        actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
-        pushed = {}
-        try:
-            for step in range(3):
-                if offload:
-                    actor.offload()
-                    left = [tensor for tensors in actor._device_tensors() for tensor in tensors]
-                    assert len(left) > len(list(actor.policy.parameters()))
-                    assert not any(storage_of(tensor).nbytes() for tensor in left)
-                    with pytest.raises(TrainerError, match="call onload first"):
-                        actor.train(step, {})
-                sent = {**dict(actor._sync_weights()), **dict(actor._weights())}
-                pushed |= {f"{step} {key}": value.clone() for key, value in sent.items()}
-                if offload:
-                    actor.onload()
-                actor.train(step, trainer.shards(args, trainer.train_data(seed=step), 1)[0])
-            return trainer_ranks.full_parameters(actor), moments(actor), pushed
-        finally:
-            actor.shutdown()
-
-    for stayed, left in zip(outcome(False), outcome(True), strict=True):
-        assert set(stayed) == set(left)
-        assert stayed
-        assert all(torch.equal(value, left[name]) for name, value in stayed.items())
+    ranks, changes = TURNS[name]
+    arguments = (changes, str(tiny_random_model), str(tmp_path / "x"))
+    if ranks == 1:
+        trainer_ranks.stay_and_leave(0, 1, *arguments)
+    else:
+        trainer.on_ranks(ranks, trainer_ranks.stay_and_leave, *arguments)
 
 
 @pytest.mark.parametrize("use_lora", [False, True])

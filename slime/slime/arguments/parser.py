@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -133,12 +133,14 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namesp
 def parse_args(
     argv: Sequence[str] | None = None,
     add_custom_arguments: AddArguments | None = None,
+    check: Callable[[argparse.Namespace], list[str]] | None = None,
 ) -> argparse.Namespace:
     """Parse, derive and validate the command line.
 
     Args:
         argv: words after the program; default: ``sys.argv[1:]``.
         add_custom_arguments: declares flags of a plugin.
+        check: returns what speaks against these arguments in the program that calls, a line per problem.
 
     Returns:
         Flat arguments under the contract's names.
@@ -149,6 +151,7 @@ def parse_args(
     argv = sys.argv[1:] if argv is None else argv
     parser = parser_for(argv, add_custom_arguments)
     args, problems = read_arguments(parser, argv)
+    problems += check(args) if check is not None else []
     if args.dry_run:
         problems = show_plan(args, argv, problems)
     if problems:

@@ -138,7 +138,12 @@ def test_what_does_not_go_together(base: list[str], capsys: Any, words: str, say
     assert says in refusal(capsys, [*base, *words.split()])
 
 
-def test_collecting_beside_the_trainer_is_refused_by_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_async.sys, "argv", ["train_async.py", *base, "--colocate"])
-    with pytest.raises(SystemExit, match="has both work at the same time"):
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_collecting_beside_the_trainer_is_refused_by_name(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setattr(train_async.sys, "argv", ["train_async.py", *base, "--colocate", *words])
+    with pytest.raises(SystemExit) as ended:
         train_async.main()
+    assert ended.value.code == 2
+    assert "train_async.py has both work at the same time; use slime/train.py" in capsys.readouterr().err
