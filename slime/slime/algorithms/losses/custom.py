@@ -4,6 +4,8 @@
 :data:`BATCH_KEYS`; one that the rollout does not have is present with the value None. ``logits`` is ``[1, T, V]`` float32 of
 the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
 holds and its part of every per-token list; its loss and metrics are a part too, and add up over the ranks.
+``multimodal_train_inputs`` has per sample a dict of tensors (``pixel_values``, ``image_grid_thw``) or None, and
+``multimodal_num_items`` its number of images.
 """
 
 from __future__ import annotations
