@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineError
 from slime.utils.process import group_alive
@@ -138,6 +139,41 @@ def test_a_push_by_each_transport_is_exact(
         running.result()
     assert worst_error(result, references) < TOLERANCE
     assert worst_error(stream(engine.url(), prompts(2)[1], 10), references) < TOLERANCE
+
+
+def test_a_sleeping_engine_holds_requests_through_a_push(
+    engine: SGLangEngine, random_models: list[Path], references: list[Any], tmp_path: Path
+) -> None:
+    """The calls of ``--offload-rollout`` in their order. Without a GPU no memory is freed, and all else is as with one."""
+    args = default_args(
+        run_dir=str(tmp_path),
+        hf_checkpoint=str(random_models[0]),
+        device="cpu",
+        distributed_timeout_minutes=1,
+        colocate=True,
+        **TRANSPORTS["shared"],
+    )
+    before, during = (Stream(prompt) for prompt in prompts(2))
+    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync, ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(stream, engine.url(), before.prompt, 300, before)]
+        assert before.some.wait(30)
+        for version in ("1", "2"):
+            engine.sleep()
+            engine.sleep()
+            assert engine.health()
+            if version == "1":
+                running.append(pool.submit(stream, engine.url(), during.prompt, 20, during))
+            engine.wake(WEIGHTS)
+            sync.push(iter(load_file(random_models[int(version) % 2] / "model.safetensors").items()), version)
+            assert engine.get_weight_version() == version
+            if version == "1":
+                assert not during.ids, "no request runs before the cache is back"
+            engine.wake(CACHE)
+            engine.wake(CACHE)
+        for one in running:
+            one.result()
+    assert (len(before.ids), len(during.ids)) == (300, 20)
+    assert max(worst_error(result, references) for result in (before, during)) < TOLERANCE
 
 
 def test_its_workers_are_forks(engine: SGLangEngine) -> None:

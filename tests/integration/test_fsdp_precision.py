@@ -59,9 +59,8 @@ def test_three_steps_of_adamw_are_those_of_float64(tiny_random_model: Path) -> N
 
 
 TURNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "kl": (2, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1}),
+    "kl": (2, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1, "train_dtype": "bfloat16"}),
     "lora": (1, {"use_lora": True, "update_weight_mode": "adapter"}),
-    "bfloat16": (1, {"train_dtype": "bfloat16", "adam_beta1": 0.8}),
 }
 
 
