@@ -103,6 +103,7 @@ def test_only_cpu_engines_see_the_standins() -> None:
     assert cpu["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in gpu
     assert cpu["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
+    assert cpu["SGLANG_VLM_CACHE_SIZE_MB"] == gpu["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
 
 
 def test_router_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     # Health is a look at the process; a generation would wait while an update holds the engine.
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+    # What the vision tower made of an image would outlive the tower's weights: a flush of the prefix cache leaves it.
+    environment["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
     environment["PYTHONUNBUFFERED"] = "1"
     if cpu:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
