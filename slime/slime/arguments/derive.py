@@ -43,6 +43,7 @@ def derive_roles(args: Namespace) -> None:
         args.device = "cuda" if visible_gpus() else "cpu"
     if args.load_debug_rollout_data:
         args.debug_train_only = True
+        args.rollout_global_dataset &= bool(args.prompt_data)  # what is replayed needs no prompts
     if args.debug_train_only:
         args.eval_interval = None  # nobody to answer
     if args.prm_router_ip or not args.prm_enable:

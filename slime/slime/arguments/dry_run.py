@@ -6,6 +6,7 @@ import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 
+from slime.arguments.at_start import missing_prompt_file, no_prompts
 from slime.arguments.backend import backend_line
 from slime.arguments.machines import missing_machines
 from slime.arguments.plugin_names import missing_plugins
@@ -17,19 +18,21 @@ MISSING_PATH = "no such folder"
 def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> list[str]:
     """Print placement and command line; return the problems that end a run on any machine.
 
-    A folder that is not there is a warning: the plan may be for another machine.
+    A folder or a file of prompts that is not there is a warning: the plan may be for another machine.
     """
     from slime.ray.placement import describe_placement  # which imports this package
 
-    wrong = [*(problem for problem in problems if MISSING_PATH not in problem), *missing_plugins(args)]
+    wrong = [problem for problem in problems if MISSING_PATH not in problem]
+    wrong += [*no_prompts(args), *missing_plugins(args)]
     try:
         lines = [*describe_placement(args).lines(), backend_line(args)] if not wrong else []
     except ConfigurationError as error:
         lines, wrong = [], [str(error)]
     lines += [f"model    {args.hf_checkpoint}", f"flags    {shlex.join(argv)}"]
-    lines += [f"warning: not found on this machine: {problem}" for problem in problems if MISSING_PATH in problem]
-    if not wrong and (missing := missing_machines(args)):
-        lines.append(f"warning: {missing}")
+    missing = [*(problem for problem in problems if MISSING_PATH in problem), *missing_prompt_file(args)]
+    lines += [f"warning: not found on this machine: {problem}" for problem in missing]
+    if not wrong and (machines := missing_machines(args)):
+        lines.append(f"warning: {machines}")
     if not wrong:
         lines.append("dry run: the plan is valid, nothing was started")
     print("\n".join(lines))

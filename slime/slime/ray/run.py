@@ -19,8 +19,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
-from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
@@ -88,7 +88,7 @@ class Run:
 
     def _start(self) -> None:
         args = self.args
-        if missing := missing_plugins(args):
+        if missing := missing_at_start(args):
             raise ConfigurationError("; ".join(missing))
         placement = describe_placement(args)
         for line in placement.lines():

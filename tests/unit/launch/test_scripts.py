@@ -150,6 +150,7 @@ def test_the_example_method_shows_its_plan(
 
 def test_a_dry_run_of_the_trainer_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"--hf-checkpoint {tmp_path} --rollout-batch-size 4 --num-rollout 1 --device cpu".split()
+    words.append("--disable-rollout-global-dataset")
     assert parse_args(words).num_rollout == 1
     with pytest.raises(SystemExit) as stopped:
         parse_args([*words, "--dry-run"])

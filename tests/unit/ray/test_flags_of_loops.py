@@ -85,7 +85,8 @@ def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pyte
     monkeypatch.setattr(run_module, "release_placement", lambda reserved: None)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
-    run = Run(default_args(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1))
+    own_prompts = {"rollout_global_dataset": False}
+    run = Run(default_args(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1, **own_prompts))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     monkeypatch.setattr(run, "wait", lambda answer: answer)
     run._start()

@@ -248,6 +248,7 @@ def test_a_signal_during_a_loss_ends_the_run_without_a_restart(world: World) -> 
 def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     """A run that goes through its start."""
     run = make_run(world, **values)
+    monkeypatch.setattr(run_module, "missing_at_start", lambda args: [])
     monkeypatch.setattr(run_module, "describe_placement", lambda args: NOWHERE.placement)
     monkeypatch.setattr(run_module, "create_placement", lambda args, stop: NOWHERE)
     monkeypatch.setattr(run_module, "ray_cluster", lambda args, **_: contextlib.nullcontext())

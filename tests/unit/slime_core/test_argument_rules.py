@@ -95,6 +95,7 @@ def test_a_judge_has_gpus_that_divide(base: list[str], capsys: pytest.CaptureFix
 def test_replaying_a_dump_trains_only(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     args = parse_args([*base, "--load-debug-rollout-data", "d/{rollout_id}.pt"])
     assert (args.debug_train_only, args.rollout_num_gpus) == (True, 0)
+    assert not args.rollout_global_dataset  # it needs no prompts
     held_out = [
         "--eval-interval",
         "1",

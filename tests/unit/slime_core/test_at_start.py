@@ -1,4 +1,4 @@
-"""Plugins that are not there are named before anything starts; those that are there are not run for it."""
+"""Plugins and prompts that are not there are named before anything starts; plugins that are there are not run for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
+from slime.arguments.at_start import missing_at_start
 from slime.arguments.plugin_names import PLUGIN_OPTIONS, missing_plugins
 from slime.contract import KINDS
 from slime.exceptions import ConfigurationError
@@ -102,11 +103,35 @@ def test_the_options_are_those_of_the_contract() -> None:
     assert set(PLUGIN_OPTIONS) <= {kind.option for kind in KINDS.values()}
 
 
+def test_prompts_are_there_before_a_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.touch()
+    for given in (str(file), f"{file}@[0:3]"):
+        assert missing_at_start(default_args(prompt_data=given)) == []
+    assert missing_at_start(default_args(prompt_data="gone.jsonl@[:3]")) == [
+        "--prompt-data gone.jsonl@[:3]: no such file"
+    ]
+    for own in ({"rollout_global_dataset": False}, {"data_source_path": "slime.utils.types.Sample"}):
+        assert missing_at_start(default_args(**own)) == []
+    with pytest.raises(ConfigurationError, match="no prompts: add --prompt-data FILE"):
+        Run(default_args())._start()
+    words = "--num-rollout 1 --rollout-batch-size 1 --device cpu --actor-num-gpus-per-node 1 --dry-run"
+    for prompts, code, says in (
+        ([], 2, "no prompts: add"),
+        (["--prompt-data", "gone.jsonl"], 0, "gone.jsonl: no such file"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            parse_args([*words.split(), "--hf-checkpoint", str(tmp_path), "--rollout-max-response-len", "8", *prompts])
+        assert ended.value.code == code
+        printed = capsys.readouterr()
+        assert says in (printed.err if code else printed.out)
+
+
 def test_neither_a_run_nor_a_dry_run_starts_with_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"--custom-loss-function-path audited\.loss: .* has no 'loss'"):
-        Run(default_args(custom_loss_function_path="audited.loss"))._start()
+        Run(default_args(custom_loss_function_path="audited.loss", rollout_global_dataset=False))._start()
     words = "--num-rollout 1 --rollout-batch-size 1 --disable-rollout-global-dataset --device cpu --actor-num-gpus-per-node 1"
     with pytest.raises(SystemExit) as ended:
         parse_args([*words.split(), "--hf-checkpoint", str(tmp_path), "--custom-rm-path", "audited.rm", "--dry-run"])

@@ -1,0 +1,36 @@
+"""What a run needs where it starts, besides what its flags say: its prompts and its plugins.
+
+Guarantee: nothing is read but names; found before any process is started.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from slime.arguments.plugin_names import missing_plugins
+
+_CORE_SOURCES = "slime.rollout.data_source."
+
+
+def missing_at_start(args: Namespace) -> list[str]:
+    """Return a line per thing that is not there."""
+    return [*no_prompts(args), *missing_prompt_file(args), *missing_plugins(args)]
+
+
+def no_prompts(args: Namespace) -> list[str]:
+    """Return a line when the core's data source has no file to read."""
+    if args.prompt_data or not _reads_prompts(args):
+        return []
+    return ["no prompts: add --prompt-data FILE, or --disable-rollout-global-dataset"]
+
+
+def missing_prompt_file(args: Namespace) -> list[str]:
+    """Return a line when the core's data source would read a file that is not there; ``@[a:b]`` after it is a slice."""
+    if not args.prompt_data or not _reads_prompts(args) or Path(args.prompt_data.partition("@[")[0]).is_file():
+        return []
+    return [f"--prompt-data {args.prompt_data}: no such file"]
+
+
+def _reads_prompts(args: Namespace) -> bool:
+    return args.rollout_global_dataset and args.data_source_path.startswith(_CORE_SOURCES)
