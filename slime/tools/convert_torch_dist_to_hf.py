@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make a Hugging Face checkpoint out of a checkpoint of a Megatron run, whatever ranks wrote it.
+"""Make a Hugging Face checkpoint out of a checkpoint of a Megatron run, whatever ranks wrote it; a LoRA run's adapter is merged.
 
 ``--save-hf`` of a run writes the same folder with every checkpoint.
 """
@@ -12,8 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import merge_lora
+
 from slime.backends.megatron_utils.one_rank import one_rank
-from slime.backends.trainer.checkpoint_folder import find
+from slime.backends.trainer.checkpoint_folder import find, read_meta
 from slime.backends.trainer.hf_folder import export_hf
 from slime.utils import tool
 
@@ -23,7 +25,7 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
 
     Args:
         source: a run's checkpoints, or one of them.
-        origin: the Hugging Face checkpoint the run began with: configuration and tokenizer.
+        origin: the Hugging Face checkpoint the run began with: configuration, tokenizer and, for LoRA, base weights.
         output: the folder to write.
         dtype: of the weights; default: that of ``origin``.
         force: replace ``output``.
@@ -37,6 +39,8 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
     folder = find(source)
     if folder is None:
         raise tool.ToolError(f"{source} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
+    if read_meta(folder)["lora"]:
+        return merge_lora.merge(origin, folder / "adapter", output, dtype=dtype, force=force)
     tool.check_output(output, [origin, folder], force=force)
     kind = tool.output_dtype(dtype, origin)
     with one_rank(origin) as (model, shape, device):

@@ -100,5 +100,12 @@ def test_files_of_flags_decide_too(model: list[str], tmp_path: Path) -> None:
 
 
 def test_what_only_fsdp_trains_says_so(model: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    text = refusal(capsys, [*model, *SHORT.split(), "--use-lora", "--tensor-model-parallel-size", "2"])
-    assert "--use-lora is trained by FSDP2 only: use --train-backend fsdp" in text
+    text = refusal(
+        capsys, [*model, *SHORT.split(), "--advantage-estimator", "ppo", "--tensor-model-parallel-size", "2"]
+    )
+    assert "--advantage-estimator ppo needs a critic, which FSDP2 has: use --train-backend fsdp" in text
+
+
+def test_lora_has_layers_of_plain_torch_by_default(model: list[str]) -> None:
+    args = parse_args([*model, *SHORT.split(), "--use-lora", "--tensor-model-parallel-size", "2"])
+    assert (args.train_backend, args.transformer_impl) == ("megatron", "local")

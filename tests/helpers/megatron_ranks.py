@@ -128,6 +128,7 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
         after = _pushed(actor, leaves)
         results.append(
             {"start": start, "before": before, "after": after, "metrics": metrics, "steps": actor.schedule.steps}
+            | {"sent": {name: value.clone() for name, value in actor._sync_weights()}}
             | {"calls": megatron_hooks.calls(), "left": [child.name for child in multiprocessing.active_children()]}
         )
         actor.shutdown()
@@ -148,12 +149,34 @@ def _pushed(actor: Any, leaves: bool) -> dict[str, Tensor]:
     return weights
 
 
+def randomise_lora(model: Any) -> None:
+    """Fill the adapters with the same random values on any number of ranks."""
+    from slime.backends.megatron_utils.parallel import groups
+
+    size = groups().get_tensor_model_parallel_world_size()
+    for linear in model.adapters.linears():
+        for name in linear.targets:
+            generator = torch.Generator().manual_seed(len(f"{linear.prefix}{name}") + int(linear.prefix.split(".")[2]))
+            (rank, inner), (outer, _) = (side.shape for side in linear.pair(name))
+            inner, outer = (inner * size, outer) if linear.is_row else (inner, outer * size)
+            values = [torch.randn(shape, generator=generator) * 0.1 for shape in ((rank, inner), (outer, rank))]
+            linear.put(name, *values)
+
+
+def plain_names(adapters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Under the names of the reference: module name, ``.lora_A`` or ``.lora_B``."""
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".weight"): value.clone()
+        for name, value in adapters.items()
+    }
+
+
 def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]], model: str, out: str) -> None:
-    """For each case take a step of the actor on one copy of the model; write ``(metrics, gradients, {})`` of each."""
+    """For each case take a step of the actor on one copy of the model; write ``(metrics, gradients, adapters)`` of each."""
     from slime.backends.megatron_utils import train_step
     from slime.backends.megatron_utils.actor import MegatronTrainActor
     from slime.backends.megatron_utils.model import unwrapped
-    from slime.backends.megatron_utils.weights import full_weights
+    from slime.backends.megatron_utils.weights import adapter_weights, full_weights
 
     warnings.filterwarnings("ignore")
     original = train_step.apply_gradients
@@ -163,17 +186,25 @@ def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]],
         actor = MegatronTrainActor(world_size, rank, "127.0.0.1", trainer.meeting_port(rank, f"{out}.{number}"))
         actor.init(args)
         gradients: dict[str, Tensor] = {}
+        adapters: dict[str, Tensor] = {}
+        if args.use_lora:
+            randomise_lora(unwrapped(actor.model))
+            adapters = plain_names(adapter_weights(unwrapped(actor.model)))
+            actor.optimizer.reload_model_params()
 
         def capture(wrapped, *rest, actor=actor, gradients=gradients, **named):
             _share_gradients(wrapped)
-            whole = full_weights(unwrapped(wrapped), actor.shape, of=_gradient)
-            gradients |= {name: value.clone() for name, value in whole}
+            if actor.args.use_lora:
+                gradients |= plain_names(adapter_weights(unwrapped(wrapped), of=_gradient))
+            else:
+                whole = full_weights(unwrapped(wrapped), actor.shape, of=_gradient)
+                gradients |= {name: value.clone() for name, value in whole}
             return original(wrapped, *rest, **named)
 
         train_step.apply_gradients = capture
         metrics = actor.train(0, trainer.shards(args, gradient_cases.data_of(args), 1)[0])
         train_step.apply_gradients = original
-        results.append((metrics, gradients, {}))
+        results.append((metrics, gradients, adapters))
         actor.shutdown()
     if rank == 0:
         torch.save(results, out)

@@ -14,8 +14,12 @@ import torch
 from tests.helpers import megatron_ranks, pairs, trainer, trainer_ranks
 from tests.helpers.gradient_cases import LOSSES, check_case
 
-# How one copy of the model is split, by the number of ranks.
-MEGATRON = {1: [{}], 2: [{"tensor_model_parallel_size": 2}, {"context_parallel_size": 2}]}
+TP2 = {"tensor_model_parallel_size": 2}
+# How one copy of the model is split, by the number of ranks: full and LoRA.
+MEGATRON: dict[str, dict[int, list[dict[str, Any]]]] = {
+    "Megatron, full": {1: [{}], 2: [TP2, {"context_parallel_size": 2}]},
+    "Megatron, LoRA": {1: [{}], 2: [TP2, TP2 | {"sequence_parallel": True}]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +35,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_model: Path) 
     results = torch.load(file, weights_only=False)
     for number, key in enumerate((name, column) for column in ("FSDP2, full", "FSDP2, LoRA") for name in names):
         found[key] = [results[number]]
-    for ranks, layouts in MEGATRON.items():
+    for ranks in (1, 2):
         file = str(folder / f"megatron-{ranks}.pt")
-        cases = [change | layout for layout in layouts for change in changes]
+        plan = [(column, layout, name) for column in MEGATRON for layout in MEGATRON[column][ranks] for name in names]
+        cases = [LOSSES[name] | layout | {"use_lora": "LoRA" in column} for column, layout, name in plan]
         trainer.on_ranks(ranks, megatron_ranks.gradients_of_losses, cases, model, file)
-        for name, result in zip(names * len(layouts), torch.load(file, weights_only=False), strict=True):
-            found.setdefault((name, "Megatron, full"), []).append(result)
+        for (column, _, name), result in zip(plan, torch.load(file, weights_only=False), strict=True):
+            found.setdefault((name, column), []).append(result)
     return found
 
 

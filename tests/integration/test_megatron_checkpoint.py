@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ HOOKS = {
 }
 PROVIDER = {"custom_model_provider_path": "tests.helpers.megatron_hooks.model_provider"}
 TP2 = {"tensor_model_parallel_size": 2}
+LORA = {"use_lora": True, "update_weight_mode": "adapter"}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, tiny_random_tied_model: P
         "cp 2": {"changes": again["cp 2"] | {"context_parallel_size": 2}, "rollouts": [1]},
         "tp 1": {"changes": again["tp 1"] | HOOKS | PROVIDER, "rollouts": [1]},
     }
+    lora = KL | LORA | {"save": str(folder / "lora")}
+    resumed = KL | LORA | {"load": str(folder / "lora" / "iter_0000001"), "save": str(folder / "lora-again")}
+    runs["lora"] = {"changes": lora | TP2, "rollouts": [0, 1]}
+    runs["lora, tp 2"] = {"changes": resumed | TP2, "rollouts": [1]}
+    runs["lora, pp 2"] = {"changes": resumed | {"pipeline_model_parallel_size": 2}, "rollouts": [1]}
     found: dict[str, Any] = {}
-    for ranks, names in ((2, list(runs)[:5]), (1, ["tp 1"])):
+    for ranks, names in ((2, [name for name in runs if name != "tp 1"]), (1, ["tp 1"])):
         file = folder / f"{ranks}.pt"
         plans = [runs[name] for name in names]
         trainer.on_ranks(ranks, megatron_ranks.run_actors, plans, str(tiny_random_tied_model), str(file))
@@ -91,6 +99,37 @@ def test_the_export_is_what_was_trained(outcomes) -> None:
     exported = load_file(folder / "hf-1" / "model.safetensors")
     assert differences(exported, found["whole"]["after"]) == 0.0
     assert AutoModelForCausalLM.from_pretrained(folder / "hf-1").config.tie_word_embeddings
+
+
+def test_a_resumed_lora_run_goes_on_and_moves_to_other_ranks(outcomes) -> None:
+    _, found = outcomes
+    assert differences(found["lora, tp 2"]["after"], found["lora"]["after"]) == 0.0
+    assert differences(found["lora, pp 2"]["after"], found["lora"]["after"]) <= 1e-5
+    assert differences(found["lora"]["before"], found["lora"]["after"]) > 1e-4
+
+
+def test_the_tool_merges_the_adapter(outcomes, tiny_random_tied_model: Path, repository: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    folder, found = outcomes
+    tool = repository / "slime" / "tools" / "convert_torch_dist_to_hf.py"
+    words = ["--input-dir", folder / "lora", "--origin-hf-dir", tiny_random_tied_model, "--output-dir", tmp_path / "hf"]
+    done = subprocess.run([sys.executable, tool, *words], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert differences(load_file(tmp_path / "hf" / "model.safetensors"), found["lora"]["after"]) <= 1e-6
+
+
+def test_peft_reads_the_adapter_that_was_trained_and_sent(outcomes, tiny_random_tied_model: Path) -> None:
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    folder, found = outcomes
+    adapter = folder / "lora" / "iter_0000002" / "adapter"
+    assert differences(load_file(adapter / "adapter_model.safetensors"), found["lora"]["sent"]) == 0.0
+    base = AutoModelForCausalLM.from_pretrained(tiny_random_tied_model, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(base, adapter).merge_and_unload()
+    assert differences(dict(merged.named_parameters()), found["lora"]["after"]) <= 1e-6
 
 
 def test_a_save_leaves_no_process_behind(outcomes) -> None:

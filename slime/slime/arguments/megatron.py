@@ -22,7 +22,7 @@ MEGATRON = Group(
         Option("--expert-tensor-parallel-size", "ranks that split an expert; default: as the layers", int),
         Option(
             "--transformer-impl",
-            "layers of plain torch, or of Transformer Engine (GPU); default: by --device",
+            "layers of plain torch, or of Transformer Engine (GPU); default: by --device, local for LoRA",
             str,
             None,
             ("local", "transformer_engine"),
@@ -53,6 +53,7 @@ MEGATRON = Group(
     ),
 )
 
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _GPU_ONLY = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
 _SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
@@ -65,9 +66,9 @@ _FSDP_ONLY = (
 
 
 def derive_megatron(args: Namespace) -> None:
-    """Choose the layers by the device: the one switch between what runs anywhere and what needs a GPU."""
+    """Choose the layers by the device, and for LoRA those of plain torch: the one switch between what runs anywhere and what needs a GPU."""
     if args.transformer_impl is None and args.train_backend == "megatron":
-        args.transformer_impl = "transformer_engine" if args.device == "cuda" else "local"
+        args.transformer_impl = "transformer_engine" if args.device == "cuda" and not args.use_lora else "local"
 
 
 def check_megatron(args: Namespace) -> list[str]:
@@ -80,7 +81,8 @@ def check_megatron(args: Namespace) -> list[str]:
             f"{' '.join(given)} : only with --train-backend megatron. With fsdp all actor GPUs share the model; to recompute "
             "use --gradient-checkpointing, to save GPU memory use --fsdp-cpu-offload"
         ]
-    return [*_check_ranks(args), *_check_device(args), *_check_recompute(args), *_check_not_offered(args)]
+    checks = (_check_ranks, _check_device, _check_recompute, _check_lora, _check_not_offered)
+    return [problem for check in checks for problem in check(args)]
 
 
 def _check_ranks(args: Namespace) -> list[str]:
@@ -115,7 +117,9 @@ def _check_experts(args: Namespace, config: dict) -> list[str]:
     ranks = args.expert_model_parallel_size
     if not number_of_experts(config):
         return [f"--expert-model-parallel-size {ranks}: {args.hf_checkpoint} has no experts; remove it"] * (ranks > 1)
-    problems = []
+    problems = [
+        "--use-lora of a model with experts is not offered with megatron; use --train-backend fsdp"
+    ] * args.use_lora
     if tensor > 1 and not args.sequence_parallel:
         problems.append(f"--tensor-model-parallel-size {tensor} of a model with experts needs --sequence-parallel")
     if ranks == 1 and expert_tensor not in (None, tensor):
@@ -173,13 +177,27 @@ def _check_recompute(args: Namespace) -> list[str]:
     return problems
 
 
+def _check_lora(args: Namespace) -> list[str]:
+    if not args.use_lora:
+        return []
+    problems = []
+    if args.transformer_impl == "transformer_engine":
+        problems.append("--use-lora with --train-backend megatron needs --transformer-impl local")
+    if args.lora_dropout:
+        problems.append("--lora-dropout is FSDP2's; remove it, or use --train-backend fsdp")
+    unknown = sorted(set(args.lora_target_modules) - set(LORA_TARGETS))
+    if unknown:
+        problems.append(
+            f"--lora-target-modules {','.join(unknown)}: with --train-backend megatron choose of {','.join(LORA_TARGETS)}"
+        )
+    return problems
+
+
 def _check_not_offered(args: Namespace) -> list[str]:
     only_fsdp = [flag_of(name) for name in _FSDP_ONLY if getattr(args, name)]
     problems = (
         [f"{', '.join(only_fsdp)}: FSDP2 has it, Megatron does not; use --train-backend fsdp"] if only_fsdp else []
     )
-    if args.use_lora:
-        problems.append("--use-lora is trained by FSDP2 only: use --train-backend fsdp")
     if args.gradient_checkpointing:
         problems.append(
             "--gradient-checkpointing is FSDP2's; use --recompute-granularity full --recompute-method uniform "

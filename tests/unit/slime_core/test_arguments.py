@@ -115,7 +115,6 @@ def test_what_is_not_there_is_refused_by_name(base: list[str], capsys: pytest.Ca
 
 
 MEGATRON_REFUSALS = {
-    "--use-lora": "--train-backend fsdp",
     "--no-pack-sequences": "always packed",
     "--gradient-checkpointing": "--recompute-granularity full",
     "--fsdp-cpu-offload": "--optimizer-cpu-offload",

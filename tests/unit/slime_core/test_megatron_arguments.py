@@ -24,7 +24,9 @@ REFUSED = {
     "--attention-backend flash": "--attention-backend has no effect with --transformer-impl local",
     "--recompute-granularity full": "needs --recompute-method uniform --recompute-num-layers 1",
     "--recompute-num-layers 1": "need --recompute-granularity full",
-    "--use-lora": "--use-lora is trained by FSDP2 only",
+    "--use-lora --transformer-impl transformer_engine": "--use-lora with --train-backend megatron needs --transformer-impl local",
+    "--use-lora --lora-dropout 0.1": "--lora-dropout is FSDP2's",
+    "--use-lora --lora-target-modules q_proj,lm_head": "--lora-target-modules lm_head: with --train-backend megatron choose of",
     "--advantage-estimator ppo": "use --train-backend fsdp",
     "--spec module": "--spec takes two words",
     "--spec m n --custom-model-provider-path m.f": "--spec has no effect with --custom-model-provider-path",
@@ -34,6 +36,7 @@ REFUSED = {
 OF_EXPERTS = {
     "--tensor-model-parallel-size 2": "of a model with experts needs --sequence-parallel",
     "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1": "needs --expert-model-parallel-size 2 or more",
+    "--use-lora": "--use-lora of a model with experts is not offered with megatron",
     "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1": None,
     "--tensor-model-parallel-size 2 --sequence-parallel": None,
     "--context-parallel-size 2 --expert-model-parallel-size 2": None,

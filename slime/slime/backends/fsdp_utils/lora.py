@@ -1,4 +1,4 @@
-"""LoRA adapters inside the policy: adding, switching off, and what their merged weights would be.
+"""LoRA adapters inside the policy: adding them and switching them off.
 
 The adapters live in the modules (injected with PEFT); the base weights are frozen and never changed, merging included.
 """
@@ -10,30 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+from slime.backends.trainer.lora import lora_config
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
 ADAPTER = "default"
-DEFAULT_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
-
-
-def lora_config(args: Namespace):
-    """Return the ``peft.LoraConfig`` of ``args.lora_rank``, ``lora_alpha``, ``lora_dropout`` and ``lora_target_modules``."""
-    from peft import LoraConfig
-
-    targets = args.lora_target_modules or DEFAULT_TARGETS
-    names = targets if isinstance(targets, list) else [name.strip() for name in targets.split(",")]
-    return LoraConfig(
-        r=args.lora_rank,
-        lora_alpha=args.lora_alpha,
-        lora_dropout=args.lora_dropout,
-        target_modules=names,
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
 
 
 def add_adapters(args: Namespace, model: nn.Module) -> None:
@@ -66,8 +50,3 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
-
-
-def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
-    """Return ``W + scaling * B A`` in float32 (Hu et al. 2021) as a new tensor."""
-    return torch.addmm(base.float(), lora_b.float(), lora_a.float(), alpha=scaling)

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from slime.backends.fsdp_utils import lora
 from slime.backends.fsdp_utils.model import PolicyModel
+from slime.backends.trainer.lora import merged_weight
 
 Of = Callable[[Tensor], Tensor]
 
@@ -41,7 +42,7 @@ def full_weights(
         if owner in adapters and owner != name:
             sides = (parameters[f"{owner}.lora_{side}.{lora.ADAPTER}.weight"] for side in "AB")
             lora_a, lora_b = (gather(of(side), device) for side in sides)
-            value = lora.merged_weight(value, lora_a, lora_b, adapters[owner].scaling[lora.ADAPTER])
+            value = merged_weight(value, lora_a, lora_b, adapters[owner].scaling[lora.ADAPTER])
         yield name.replace(".base_layer.", "."), value.to(dtype)
 
 

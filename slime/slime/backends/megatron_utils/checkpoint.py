@@ -1,7 +1,7 @@
 """The state of the Megatron back end in a checkpoint: Megatron's distributed checkpoint ("torch_dist").
 
 Guarantees: weights and optimizer are stored by parameter with their place in the whole tensor, so other numbers of tensor,
-pipeline, context, expert and data parallel ranks can load them; a checkpoint without an optimizer (a converted one) gives weights only.
+pipeline, context, expert and data parallel ranks can load them; of a LoRA run they are the adapters'; a checkpoint without an optimizer (a converted one) gives weights only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from slime.backends.megatron_utils.cpu_device import model_device
+from slime.backends.megatron_utils.lora import adapters_of
 from slime.backends.megatron_utils.parallel import groups
 from slime.backends.trainer.checkpoint_folder import read_meta
 from slime.exceptions import CheckpointError
@@ -35,13 +36,19 @@ def save_state(path: Path, model: Any, optimizer: Any | None, device: torch.devi
     from megatron.core import dist_checkpointing
 
     with model_device(device):
-        state = {"model": model.sharded_state_dict(metadata=_metadata())}
+        state = {"model": _trained(model).sharded_state_dict(metadata=_metadata())}
         if optimizer is not None:
             state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=_metadata())
         try:
             dist_checkpointing.save(state, str(path))
         finally:
             _end_helper_process()
+
+
+def _trained(model: Any) -> Any:
+    """What a checkpoint holds of the unwrapped ``model``: all of it, or its adapters."""
+    adapters = adapters_of(model)
+    return model if adapters is None else adapters
 
 
 def _end_helper_process() -> None:
@@ -58,19 +65,22 @@ def load_state(folder: Path, model: Any, optimizer: Any | None, device: torch.de
     """Load the checkpoint ``folder`` into the unwrapped ``model`` and ``optimizer`` and return its meta; collective.
 
     Raises:
-        CheckpointError: when another back end wrote it.
+        CheckpointError: when another back end wrote it, or it holds adapters and the model has none, or the reverse.
     """
-    from megatron.core import dist_checkpointing
-
     meta = read_meta(folder)
     if meta.get("backend") != BACKEND:
         raise CheckpointError(
             f"{folder} was not written by Megatron: use --train-backend fsdp, or make a Hugging Face folder of it with "
             "slime/tools/convert_fsdp_to_hf.py"
         )
+    if meta["lora"] != (adapters_of(model) is not None):
+        kind = "LoRA adapters" if meta["lora"] else "full weights"
+        raise CheckpointError(f"{folder} holds {kind}: {'add' if meta['lora'] else 'remove'} --use-lora")
+    from megatron.core import dist_checkpointing
+
     held: Any = optimizer if meta["optimizer"] else None
     with model_device(device):
-        state: dict[str, Any] = {"model": model.sharded_state_dict(metadata=_metadata())}
+        state: dict[str, Any] = {"model": _trained(model).sharded_state_dict(metadata=_metadata())}
         if held is not None:
             _prepare_torch_adam(held)
             state["optimizer"] = {
@@ -78,7 +88,7 @@ def load_state(folder: Path, model: Any, optimizer: Any | None, device: torch.de
                 for number, part in enumerate(_parts(held))
             }
         loaded: Any = dist_checkpointing.load(state, str(folder / "state"))
-        model.load_state_dict(loaded["model"])
+        _trained(model).load_state_dict(loaded["model"])
         if held is not None:
             saved = _saved_groups(loaded["optimizer"])
             for number, part in enumerate(_parts(held)):

@@ -1,7 +1,7 @@
 """Whole weights under the names of the Hugging Face checkpoint, one parameter at a time.
 
 Guarantees: names, shapes and values are those of the checkpoint that the weights came from, padding of the vocabulary
-removed and a tied LM head left out; every rank sees the same names in the same order, so gathering is safe as a collective;
+removed, a tied LM head left out and LoRA merged into a copy; every rank sees the same names in the same order, so gathering is safe as a collective;
 at most one parameter is whole at a time.
 """
 
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from slime.backends.megatron_utils.config import Shape
 from slime.backends.megatron_utils.load_hf import first_layer
+from slime.backends.megatron_utils.lora import adapters_of
 from slime.backends.megatron_utils.mapping import from_megatron, recipe
 from slime.backends.megatron_utils.parallel import groups
+from slime.backends.trainer.lora import merged_weight
 
 Of = Callable[[Tensor], Tensor]
 
@@ -32,10 +34,33 @@ def _gathered(value: Tensor, group: Any) -> list[Tensor]:
     return parts
 
 
+def _stage_adapters(model: Any, of: Of) -> Iterator[tuple[str, float, Tensor, Tensor]]:
+    """Module, scale and whole A and B of this pipeline stage's adapters; collective over its tensor parallel ranks."""
+    group = groups().get_tensor_model_parallel_group()
+    for linear in adapters_of(model).linears():
+        for name in linear.targets:
+            lora_a, lora_b = (of(side) for side in linear.pair(name))
+            if linear.is_row:
+                lora_a = torch.cat(_gathered(lora_a, group), dim=1)
+            else:
+                lora_b = torch.cat(_gathered(lora_b, group))
+            yield linear.prefix + name, linear.scale, lora_a, lora_b
+
+
+def _merged_stage(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tensor]]:
+    """As :func:`_stage_weights`, with the adapters merged."""
+    adapters = {f"{name}.weight": adapter for name, *adapter in _stage_adapters(model, of)}
+    for name, value in _stage_weights(model, shape, of):
+        if name in adapters:
+            scale, lora_a, lora_b = adapters[name]
+            value = merged_weight(value, lora_a, lora_b, scale)
+        yield name, value
+
+
 def _stage_weights(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tensor]]:
     """The Hugging Face tensors of this pipeline stage; collective over its tensor and expert parallel ranks."""
     for name, parameter in model.named_parameters():
-        if name == "output_layer.weight" and shape.tied:
+        if (name == "output_layer.weight" and shape.tied) or name.startswith("adapters."):
             continue
         value, layer = of(parameter), first_layer(model)
         if not recipe(name, shape).is_expert:
@@ -62,16 +87,36 @@ def full_weights(
 
     ``of`` chooses something else of each parameter than its value, of the same shape. Must be run to its end.
     """
+    stage_weights = _stage_weights if adapters_of(model) is None else _merged_stage
+    yield from _of_all_stages(model, lambda: stage_weights(model, shape, of), dtype)
+
+
+@torch.no_grad()
+def adapter_weights(model: Any, *, of: Of = torch.Tensor.detach) -> dict[str, Tensor]:
+    """Return the adapters of the unwrapped ``model`` under PEFT's file names, whole, on the CPU; collective over all ranks."""
+
+    def stage() -> Iterator[tuple[str, Tensor]]:
+        for name, _, lora_a, lora_b in _stage_adapters(model, of):
+            yield f"base_model.model.{name}.lora_A.weight", lora_a
+            yield f"base_model.model.{name}.lora_B.weight", lora_b
+
+    return {name: value.cpu() for name, value in _of_all_stages(model, stage, None)}
+
+
+def _of_all_stages(
+    model: Any, stage_tensors: Callable[[], Iterator[tuple[str, Tensor]]], dtype: torch.dtype | None
+) -> Iterator[tuple[str, Tensor]]:
+    """What ``stage_tensors`` gives on each pipeline stage in turn, cast to ``dtype``; collective over all ranks."""
     group = groups().get_pipeline_model_parallel_group()
     mine = groups().get_pipeline_model_parallel_rank()
     for stage in range(dist.get_world_size(group)):
         if dist.get_world_size(group) == 1:
-            for name, tensor in _stage_weights(model, shape, of):
+            for name, tensor in stage_tensors():
                 yield name, tensor.to(dtype or tensor.dtype)
             continue
         source = dist.get_global_rank(group, stage)
         device = next(model.parameters()).device
-        own = _stage_weights(model, shape, of) if stage == mine else iter(())
+        own = stage_tensors() if stage == mine else iter(())
         while True:
             item = next(own, None) if stage == mine else None
             header = [None if item is None else (item[0], item[1].shape, dtype or item[1].dtype)]

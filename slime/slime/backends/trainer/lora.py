@@ -1,0 +1,53 @@
+"""What LoRA is on every back end: its configuration, its merged weights, and the folder of an adapter in PEFT's format."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slime.backends.trainer.checkpoint_folder import fresh_folder, replace_folder
+
+DEFAULT_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+
+
+def target_modules(args: Namespace) -> list[str]:
+    """Return the names of the linear layers that get an adapter."""
+    targets = args.lora_target_modules or DEFAULT_TARGETS
+    return targets if isinstance(targets, list) else [name.strip() for name in targets.split(",")]
+
+
+def lora_config(args: Namespace):
+    """Return the ``peft.LoraConfig`` of ``args.lora_rank``, ``lora_alpha``, ``lora_dropout`` and ``lora_target_modules``."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
+        target_modules=target_modules(args),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
+    """Return ``W + scaling * B A`` in float32 (Hu et al. 2021) as a new tensor."""
+    return torch.addmm(base.float(), lora_b.float(), lora_a.float(), alpha=scaling)
+
+
+def write_adapter(args: Namespace, tensors: dict[str, Tensor], path: Path) -> None:
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json`` as ``PeftModel.from_pretrained`` reads them.
+
+    The folder appears whole, by rename, or not at all. ``tensors`` have PEFT's names and lie on the CPU.
+    """
+    temporary = fresh_folder(path)
+    save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = lora_config(args)
+    config.base_model_name_or_path = str(args.hf_checkpoint)
+    config.inference_mode = True
+    config.save_pretrained(str(temporary))
+    replace_folder(temporary, path)
