@@ -37,7 +37,7 @@ def _gathered(value: Tensor, group: Any) -> list[Tensor]:
 def _stage_adapters(model: Any, of: Of) -> Iterator[tuple[str, float, Tensor, Tensor]]:
     """Module, scale and whole A and B of this pipeline stage's adapters; collective over its tensor parallel ranks."""
     group = groups().get_tensor_model_parallel_group()
-    for linear in adapters_of(model).linears():
+    for linear in model.adapters.linears():
         for name in linear.targets:
             lora_a, lora_b = (of(side) for side in linear.pair(name))
             if linear.is_row:
@@ -49,12 +49,9 @@ def _stage_adapters(model: Any, of: Of) -> Iterator[tuple[str, float, Tensor, Te
 
 def _merged_stage(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tensor]]:
     """As :func:`_stage_weights`, with the adapters merged."""
-    adapters = {f"{name}.weight": adapter for name, *adapter in _stage_adapters(model, of)}
+    adapters = {f"{name}.weight": (a, b, scale) for name, scale, a, b in _stage_adapters(model, of)}
     for name, value in _stage_weights(model, shape, of):
-        if name in adapters:
-            scale, lora_a, lora_b = adapters[name]
-            value = merged_weight(value, lora_a, lora_b, scale)
-        yield name, value
+        yield name, merged_weight(value, *adapters[name]) if name in adapters else value
 
 
 def _stage_weights(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tensor]]:
