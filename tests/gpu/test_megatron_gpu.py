@@ -45,6 +45,7 @@ EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def outcome(model: Path, folder: Path, ranks: int, changes: dict[str, Any]) -> dict[str, Any]:
     """Train two rollouts and return what became of it."""
+    folder.mkdir(exist_ok=True)
     file = folder / "out.pt"
     plan = {"changes": changes | {"save": str(folder / "save")}, "rollouts": ROLLOUTS}
     trainer.on_ranks(ranks, megatron_ranks.run_actors, [plan], str(model), str(file))
@@ -75,6 +76,16 @@ def test_two_rollouts_are_those_of_the_cpu(
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} CUDA devices")
     check_same(outcome(tiny_random_model, tmp_path, ranks, CUDA | changes), on_the_cpu)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_adapters_are_those_of_the_cpu(ranks: int, tiny_random_model: Path, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} CUDA devices")
+    lora = {"use_lora": True, "transformer_impl": "local"}
+    expected = outcome(tiny_random_model, tmp_path / "cpu", 1, CPU | lora)
+    changes = CUDA | lora | {"tensor_model_parallel_size": ranks, "sequence_parallel": ranks > 1}
+    check_same(outcome(tiny_random_model, tmp_path / "cuda", ranks, changes), expected)
 
 
 @pytest.mark.parametrize("layout", EXPERTS)
