@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import multiprocessing
 import statistics
@@ -244,6 +245,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rows, arguments.vocabulary, arguments.chunk, arguments.repeats = 64, 8192, 16, 3
+    # Torch imports its compiler at the first call of a checkpointed function; once here, not once in each of the forks.
+    importlib.import_module("torch._dynamo")
     results = []
     for name in (*POLICY_CASES, *DISTILLATION_CASES):
         results.append(compare(name, arguments))
