@@ -7,10 +7,10 @@ are a pure function of position and id. Owns the server task; use it as an async
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 Script = Callable[[list[int]], Sequence[int]]
+GRACE_SECONDS = 2.0
 
 
 def logprob_of(position: int, token: int) -> float:
@@ -160,15 +161,41 @@ class MockEngine:
 
 
 class _Server(uvicorn.Server):
+    """Ends as soon as it is told to; uvicorn's own looks ten times a second, which is most of what a small test takes."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.end = asyncio.Event()
+
     def install_signal_handlers(self) -> None:
         """Leave the signals to the test runner."""
 
+    async def main_loop(self) -> None:
+        """Serve until `end` is set."""
+        await self.on_tick(0)
+        await self.end.wait()
 
-@asynccontextmanager
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what listens, let answers under way end for `GRACE_SECONDS`, then end the application."""
+        for listener in [*self.servers, *(sockets or [])]:
+            listener.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(0.001)
+        for task in state.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
+
+
+@contextlib.asynccontextmanager
 async def serve(app: Any) -> AsyncIterator[str]:
     """Serve an ASGI application on a free loopback port; yield its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, lifespan="on")
+    config = uvicorn.Config(app, log_level="warning", lifespan="on")
     server = _Server(config)
     task = asyncio.create_task(server._serve([listener]))
     try:
@@ -179,12 +206,12 @@ async def serve(app: Any) -> AsyncIterator[str]:
             await asyncio.sleep(0.005)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.end.set()
         await task
         listener.close()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def mock_engine(script: Script) -> AsyncIterator[MockEngine]:
     """Serve a stand-in engine."""
     engine = MockEngine(script)
