@@ -32,7 +32,7 @@ class TrainerError(SlimeError, RuntimeError):
 
 
 class LostError(TrainerError):
-    """A process of the run died; the run can go on from its last checkpoint."""
+    """A process or a machine of the run is gone; the run can go on from its last checkpoint."""
 
 
 class RankLostError(LostError):
@@ -51,8 +51,12 @@ class ManagerLostError(LostError):
     """The rollout manager died, and its engines and batches with it."""
 
 
+class NodeLostError(LostError):
+    """A machine that held a part of the run left the cluster."""
+
+
 class NodeError(SlimeError, RuntimeError):
-    """A machine did not join the cluster, or left it."""
+    """A cluster or a machine is not there, or not free."""
 
 
 class CheckpointError(SlimeError, RuntimeError):

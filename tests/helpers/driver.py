@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -30,8 +30,15 @@ class Driver:
     """A run with its output in a file; flags come after `COMMON`, so they win."""
 
     def __init__(
-        self, repository: Path, run_dir: Path, model: Path, *flags: str, script: str = "train_async.py"
+        self,
+        repository: Path,
+        run_dir: Path,
+        model: Path,
+        *flags: str,
+        script: str = "train_async.py",
+        through: Sequence[str] = (),
     ) -> None:
+        """``through``: words before the program that submit it to something else."""
         prompts = run_dir / "prompts.jsonl"
         run_dir.mkdir(parents=True, exist_ok=True)
         prompts.write_text("\n".join(json.dumps({"prompt": f"def f{number}(x):"}) for number in range(PROMPTS)))
@@ -46,7 +53,7 @@ class Driver:
             "--save",
             run_dir / "checkpoints",
         ]
-        command = [sys.executable, repository / "slime" / script, *COMMON, *own, *flags]
+        command = [*through, sys.executable, repository / "slime" / script, *COMMON, *own, *flags]
         environment = {**os.environ, "PYTHONPATH": f"{repository / 'slime'}{os.pathsep}{repository}"}
         with self.output.open("wb") as log:
             self.process = subprocess.Popen(

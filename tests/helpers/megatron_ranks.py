@@ -125,6 +125,7 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
         for rollout in plan["rollouts"]:
             metrics.append(actor.train(rollout, trainer.shards(args, trainer.train_data(seed=rollout), copies)[place]))
             actor.save(rollout)
+            actor.publish(rollout)
         after = _pushed(actor, leaves)
         results.append(
             {"start": start, "before": before, "after": after, "metrics": metrics, "steps": actor.schedule.steps}

@@ -101,9 +101,10 @@ def run(
         die_at("trained", rollout_id)
         if rollout_id % 2 == 1:
             actor.save(rollout_id)
-            die_at("saved", rollout_id)
             if source is not None:
                 source.save(rollout_id)
+            die_at("saved", rollout_id)
+            actor.publish(rollout_id)
     states = trainer_ranks.from_all_ranks(random_state())
     found = {"start": start, "weights": trainer_ranks.full_parameters(actor), "moments": moments(actor)}
     if rank == 0:

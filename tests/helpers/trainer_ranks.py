@@ -92,6 +92,7 @@ def train_save_train(
         shard = trainer.shards(args, trainer.train_data(seed=step), world_size)[rank]
         metrics.append(actor.train(step, shard))
         actor.save(step)
+        actor.publish(step)
     after = full_parameters(actor)
     random_number = float(torch.rand(()))
     if dist.get_rank() == 0:

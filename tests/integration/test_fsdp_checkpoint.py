@@ -72,6 +72,7 @@ def test_exports_load_in_other_programs(tmp_path: Path, tiny_random_model: Path)
     try:
         trainer_ranks.randomise_lora(actor)
         folder = Path(actor.save(4))
+        actor.publish(4)
         shard = trainer.shards(args, trainer.train_data(count=1), 1)[0]
         ids = torch.tensor([shard["tokens"][0]])
         from slime.backends.fsdp_utils.train_step import log_prob_pass

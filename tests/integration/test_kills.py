@@ -1,7 +1,8 @@
 """A run that loses its processes to SIGKILL ends with the weights of one that loses none, and leaves nothing behind.
 
 The run that is killed is on two machines: two Ray nodes with loopback addresses of their own. It loses a rank, the
-rollout manager, and at the end the second machine.
+rollout manager, and at the end the second machine, which comes back. The run that loses none is a job in a cluster that exists, and
+so is one whose driver is killed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,6 +22,7 @@ from safetensors.torch import load_file
 
 from slime.utils.http_utils import find_available_port
 from tests.helpers.driver import Driver, assert_all_gone
+from tests.helpers.foreign_cluster import ForeignCluster, foreign_cluster
 from tests.helpers.steady_rollout import hold_file
 
 FLAGS = (
@@ -34,8 +37,12 @@ TUNED = {
 }
 
 
-def run(repository: Path, run_dir: Path, model: Path, *flags: str) -> Driver:
-    return Driver(repository, run_dir, model, *FLAGS, *flags, "--save-hf", str(run_dir / "hf"), script="train.py")
+TWO_MACHINES = ("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "1")
+
+
+def run(repository: Path, run_dir: Path, model: Path, *flags: str, through: Sequence[str] = ()) -> Driver:
+    every = (*FLAGS, *TWO_MACHINES, *flags, "--save-hf", str(run_dir / "hf"))
+    return Driver(repository, run_dir, model, *every, script="train.py", through=through)
 
 
 def process(driver: Driver, title: str) -> psutil.Process:
@@ -68,13 +75,38 @@ def environment_of(one: psutil.Process) -> dict[str, str]:
         return {}
 
 
+def run_as_jobs(repository: Path, whole: Path, model: Path) -> None:
+    """Run to the end in a cluster that exists, then be killed there; the cluster stays, without anything of the runs."""
+    whole.mkdir()
+    paths = f"{repository / 'slime'}{os.pathsep}{repository}"
+    with foreign_cluster(whole) as cluster:
+        through = cluster.submit({"PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"})
+        driver = run(repository, whole, model, through=through)
+        assert driver.wait_end() == 0, driver.text()
+        eventually_no_actors(cluster)
+        # All GPUs are free again, so another run finds them.
+        driver = run(repository, whole / "killed", model, "--num-rollout", "1", "--serve-when-done", through=through)
+        driver.wait_for("serving until")
+        assert cluster.actors()
+        cluster.driver().kill()
+        assert driver.wait_end() != 0
+        eventually_no_actors(cluster)
+        assert all(machine.is_running() for machine in cluster.machines)
+
+
+def eventually_no_actors(cluster: ForeignCluster) -> None:
+    deadline = time.monotonic() + 60
+    while (left := cluster.actors()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
 @pytest.mark.timeout(900)
 def test_kills_on_two_machines(
     repository: Path, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    driver = run(repository, whole, tiny_random_model, "--actor-num-gpus-per-node", "2")
-    assert driver.wait_end() == 0, driver.text()
+    run_as_jobs(repository, whole, tiny_random_model)
 
     killed.mkdir()
     for rollout_id in (3, 5):
@@ -85,15 +117,7 @@ def test_kills_on_two_machines(
     with second_machine(repository, tmp_path, head) as (machine, output):
         driver = run(
             *(repository, killed, tiny_random_model, "--num-nodes", "2", "--head-address", head),
-            *(
-                "--actor-num-nodes",
-                "2",
-                "--actor-num-gpus-per-node",
-                "1",
-                "--num-gpus-per-node",
-                "1",
-                "--serve-when-done",
-            ),
+            *("--num-gpus-per-node", "1", "--serve-when-done"),
         )
         driver.wait_for("2 of 2 nodes")
         driver.wait_for("step 2 ")
@@ -110,15 +134,23 @@ def test_kills_on_two_machines(
         driver.wait_for("going on at rollout 4")
         driver.wait_for("serving until")
 
-        here, there = driver.family(), machine.children(recursive=True)
+        there = machine.children(recursive=True)
         next(one for one in there if one.name() == "raylet").kill()
-        assert driver.wait_end() == 1, driver.text()
         assert machine.wait(60) == 1
+        assert "Ray ended on this machine" in output.read_text().splitlines()[-1]
+        driver.wait_for("waiting for a machine in place of the lost one")
+        assert_all_gone(there)
+    with second_machine(repository, tmp_path, head) as (machine, output):
+        driver.wait_for("going on at rollout 6")
+        driver.wait_until(lambda: driver.text().count("serving until") == 2, "the end of the rollouts")
+        here, there = driver.family(), machine.children(recursive=True)
+        driver.process.terminate()
+        assert driver.wait_end() == 0, driver.text()
+        assert machine.wait(60) == 0
         assert_all_gone([*here, *there])
 
     said = driver.text()
-    assert f"the run failed: node {OTHER} left the cluster; bring it back" in said.splitlines()[-1]
-    assert "Ray ended on this machine" in output.read_text().splitlines()[-1]
+    assert f"node {OTHER} left the cluster. Going on from the last checkpoint" in said
     assert "died in train" in said
     assert "the rollout manager died" in said
     assert [line.split()[1] for line in driver.steps()] == ["0", "1", "2", "2", "3", "4", "4", "5"]

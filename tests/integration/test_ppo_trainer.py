@@ -65,6 +65,7 @@ def run(model: Path, rollouts: list[int], critic_only: int = 0, **changes: Any) 
             if args.save:
                 critic.save(rollout)
                 actor.save(rollout)
+                actor.publish(rollout)
                 critic.publish(rollout)
         result |= {"policy": trainer_ranks.whole(actor.policy), "critic": trainer_ranks.whole(critic.model)}
         return result | {"version": actor._next_version()}

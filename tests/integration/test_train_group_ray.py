@@ -22,11 +22,20 @@ from tests.helpers.arguments import default_args
 class StandInActor:
     """A rank that does what it is told in its shard."""
 
-    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
+    def __init__(self, world_size: int, rank: int, master_addr: str) -> None:
         self.rank = rank
-        self.facts = (world_size, rank, os.environ["RANK"], os.environ["MASTER_PORT"] == str(master_port))
+        self.port = 0
+        self.facts = (world_size, rank, os.environ["RANK"])
+
+    def open_rendezvous(self) -> int:
+        self.port = 4000
+        return self.port
+
+    def meet_at(self, port: int) -> None:
+        self.port = port
 
     def init(self, args: Namespace) -> int:
+        assert self.port == 4000, "every rank knows where they meet"
         return args.starts[self.rank]
 
     def train(self, rollout_id: int, shard: Any) -> Any:
@@ -79,7 +88,7 @@ def test_every_rank_gets_its_shard(args: Namespace, reserved: ReservedPlacement)
     ranks = group(args, reserved)
     assert ranks.init() == 3
     assert ranks.train(5, [ray.put("first"), ray.put("second")]) == {
-        "facts": (2, 0, "0", True),
+        "facts": (2, 0, "0"),
         "shard": "first",
         "rollout": 5,
     }

@@ -3,7 +3,7 @@
 Guarantees: a call returns when every rank has returned; when a rank dies or raises, the call raises
 :class:`RankLostError` or :class:`TrainerError` that names the rank, also while the others wait for it in a collective
 operation. An error that a rank has because another one died is told as that death. While it waits, the loss of a machine raises
-NodeError.
+NodeLostError.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ class TrainGroup:
         self._ranks: list[Any] = []
         for rank, gpu in enumerate(gpus):
             variables = {
-                "MASTER_ADDR": master.node_ip,
-                "MASTER_PORT": str(master.free_port),
                 "WORLD_SIZE": str(len(gpus)),
                 "RANK": str(rank),
                 "TQDM_DISABLE": "1",
@@ -65,7 +63,7 @@ class TrainGroup:
             variables |= {name: str(value) for name, value in args.train_env_vars.items()}
             options = reserved.options(gpu, ACTOR_GPU_SHARE)
             actor = actor_class.options(runtime_env={"env_vars": variables}, **options)
-            self._ranks.append(actor.remote(len(gpus), rank, master.node_ip, master.free_port))
+            self._ranks.append(actor.remote(len(gpus), rank, master.node_ip))
 
     def init(self) -> int:
         """Build model and optimizer on every rank, load a checkpoint, and return the first rollout to train on."""
@@ -75,7 +73,10 @@ class TrainGroup:
         return starts[0]
 
     def send_init(self) -> list[Any]:
-        """Start ``init`` on every rank, without waiting; return the references for :meth:`gather`."""
+        """Start ``init`` on every rank once rank 0 listens for the others; return the references for :meth:`gather`."""
+        (port,) = self.gather("open_rendezvous", [self._ranks[0].open_rendezvous.remote()])
+        for rank in self._ranks[1:]:
+            rank.meet_at.remote(port)
         return [rank.init.remote(self._args) for rank in self._ranks]
 
     def connect_rollout_engines(self, engines: list[Any]) -> None:
@@ -94,6 +95,10 @@ class TrainGroup:
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
         return self._call("save", rollout_id)[0]
 
+    def publish(self, rollout_id: int) -> None:
+        """Name the checkpoint of ``rollout_id`` as the latest one."""
+        self._call("publish", rollout_id)
+
     def ask(self, method: str, *arguments: Any) -> list[Any]:
         """Call ``method(*arguments)`` on each rank, without waiting; return the references for :meth:`gather`."""
         return [getattr(rank, method).remote(*arguments) for rank in self._ranks]
@@ -110,8 +115,8 @@ class TrainGroup:
 
     def shutdown(self) -> None:
         """Leave the process groups and end the actors."""
-        references = [rank.shutdown.remote() for rank in self._ranks]
-        ray.wait(references, num_returns=len(references), timeout=_SHUTDOWN_TIMEOUT_SECONDS)
+        if references := [rank.shutdown.remote() for rank in self._ranks]:
+            ray.wait(references, num_returns=len(references), timeout=_SHUTDOWN_TIMEOUT_SECONDS)
         self.kill()
 
     def kill(self) -> None:

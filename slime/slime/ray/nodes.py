@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from slime.exceptions import NodeError
+from slime.exceptions import NodeError, NodeLostError
 from slime.utils.process import Stopped, StopRequested
 
 POLL_SECONDS = 2.0
@@ -20,17 +20,17 @@ def live_nodes() -> dict[str, str]:
 
 
 def check_nodes(used: Mapping[str, str]) -> None:
-    """Raise NodeError when a node of ``used`` (``{node id: address}``) is down."""
+    """Raise NodeLostError when a node of ``used`` (``{node id: address}``) is down."""
     if not used:
         return
     up = live_nodes()
     lost = sorted({address for node, address in used.items() if node not in up})
     if lost:
-        raise NodeError(f"node {', '.join(lost)} left the cluster; bring it back and start the run again with --resume")
+        raise NodeLostError(f"node {', '.join(lost)} left the cluster")
 
 
 def get_watching(reference: Any, used: Mapping[str, str]) -> Any:
-    """The value of ``reference``, which may wait for actors to start; raises NodeError when a node of ``used`` goes meanwhile."""
+    """The value of ``reference``, which may wait for actors to start; raises NodeLostError when a node of ``used`` goes meanwhile."""
     while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
         check_nodes(used)
     return ray.get(reference)

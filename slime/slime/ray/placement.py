@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ipaddress
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from slime.arguments.critic import critic_gpus
 from slime.backends.sglang_utils.server_args import EngineSpec, Role
-from slime.exceptions import ConfigurationError
+from slime.exceptions import ConfigurationError, NodeError, NodeLostError
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -125,7 +125,6 @@ class Bundle:
     bundle_index: int
     node_ip: str
     gpu_id: int
-    free_port: int
     node_id: str = ""
 
 
@@ -186,30 +185,47 @@ def release_placement(reserved: ReservedPlacement) -> None:
         remove_placement_group(reserved.group)
 
 
-def with_fresh_ports(reserved: ReservedPlacement) -> ReservedPlacement:
-    """Return the same placement with other free ports; raises NodeError when one of its machines is gone."""
-    if reserved.group is None:
-        return reserved
-    probed = _probe_bundles(reserved.group, len(reserved.bundles), reserved.nodes)
-    return replace(reserved, bundles=tuple(probed))
+def with_replacements(
+    reserved: ReservedPlacement, lost: str, seconds: float, stop: StopRequested | None = None
+) -> ReservedPlacement:
+    """Return the placement with other machines for those that are gone, once there are any.
 
+    Args:
+        reserved: as it was.
+        lost: what was lost, for messages.
+        seconds: how long to wait.
+        stop: ends the wait.
 
-def _probe_bundles(group: PlacementGroup, count: int, used: Mapping[str, str] | None = None) -> list[Bundle]:
-    """Ask a short-lived actor on every bundle where it is; sorted by node address, then node, then GPU.
-
-    Raises NodeError when a node of ``used`` goes meanwhile.
+    Raises:
+        NodeError: when there are none after ``seconds``.
+        Stopped: on a signal.
     """
+    from slime.ray.reserve import wait_until_whole
+
+    assert reserved.group is not None, "a run without GPUs has no machines to lose"
+    print(f"waiting for a machine in place of the lost one, {seconds:.0f} s at most", flush=True)
+    try:
+        wait_until_whole(reserved.group, f"a machine in place of the lost one ({lost})", seconds, stop)
+    except NodeError as error:
+        raise NodeError(
+            f"{lost}, and none took its place within {seconds:.0f} s (--node-timeout); bring it back and start the run again "
+            "with --resume"
+        ) from error
+    return replace(reserved, bundles=tuple(_probe_bundles(reserved.group, len(reserved.bundles))))
+
+
+def _probe_bundles(group: PlacementGroup, count: int) -> list[Bundle]:
+    """Ask a short-lived actor on every bundle where it is; sorted by node address, then node, then GPU."""
     import ray
+    from ray.exceptions import RayActorError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    from slime.ray.nodes import get_watching, live_nodes
+    from slime.ray.nodes import live_nodes
 
     @ray.remote(num_cpus=ACTOR_GPU_SHARE, num_gpus=ACTOR_GPU_SHARE)
     class Probe:
-        def where(self) -> tuple[str, int, int]:
-            from slime.utils.http_utils import find_available_port
-
-            return ray.get_runtime_context().get_node_id(), int(ray.get_gpu_ids()[0]), find_available_port(host="")
+        def where(self) -> tuple[str, int]:
+            return ray.get_runtime_context().get_node_id(), int(ray.get_gpu_ids()[0])
 
     probes: list[Any] = [
         Probe.options(
@@ -220,13 +236,14 @@ def _probe_bundles(group: PlacementGroup, count: int, used: Mapping[str, str] | 
         for index in range(count)
     ]
     try:
-        asked = [probe.where.remote() for probe in probes]
-        places = [get_watching(reference, used or {}) for reference in asked]
+        places = ray.get([probe.where.remote() for probe in probes])
+    except RayActorError as error:
+        raise NodeLostError("a machine left the cluster while its GPUs were counted") from error
     finally:
         for probe in probes:
             ray.kill(probe)
     addresses = live_nodes()
-    bundles = [Bundle(index, addresses[node], gpu, port, node) for index, (node, gpu, port) in enumerate(places)]
+    bundles = [Bundle(index, addresses[node], gpu, node) for index, (node, gpu) in enumerate(places)]
     return sorted(bundles, key=lambda bundle: (_address_key(bundle.node_ip), bundle.node_id, bundle.gpu_id))
 
 

@@ -27,6 +27,14 @@ _COLUMNS = (
 )
 
 
+def times(train: dict[str, Any], seconds: float, waited: float) -> dict[str, float]:
+    """Metrics of a step's seconds, and of the trainer's wait for its batch where there was a step."""
+    if not train:
+        return {"perf/step_time": seconds}
+    ratio = waited / max(waited + seconds, 1e-9)
+    return {"perf/step_time": seconds, "perf/train_wait_time": waited, "perf/wait_time_ratio": ratio}
+
+
 def step_line(rollout_id: int, metrics: dict[str, Any], weight_version: str) -> str:
     """One line about a step; what is not known is left out."""
     cells = [f"{name} {form.format(metrics[key])}" for name, key, form in _COLUMNS if metrics.get(key) is not None]

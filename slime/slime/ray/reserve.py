@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from slime.exceptions import ConfigurationError, NodeError
+from slime.ray.nodes import live_nodes
 from slime.utils.process import Stopped, StopRequested
 
 SAY_SECONDS = 10.0
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 
 
 def usable_gpus(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -61,17 +62,23 @@ def reserve(wanted: int, roles: str, seconds: float, stop: StopRequested | None 
     check_fits(wanted, roles, usable_gpus(ray.nodes()))
     group = placement_group([{"GPU": 1, "CPU": 1}] * wanted, strategy="PACK")
     try:
-        wait_until_reserved(group, f"{wanted} GPUs ({roles}), each with a CPU core", seconds, stop)
+        wait_until_whole(group, f"{wanted} GPUs ({roles}), each with a CPU core", seconds, stop)
     except BaseException:
         remove_placement_group(group)
         raise
     return group
 
 
-def wait_until_reserved(group: PlacementGroup, what: str, seconds: float, stop: StopRequested | None = None) -> None:
+def is_whole(group: PlacementGroup) -> bool:
+    """Whether every bundle of ``group`` is on a machine that is up; Ray moves those of a lost machine to another one that has room."""
+    table = placement_group_table(group)
+    return table["state"] == "CREATED" and set(table["bundles_to_node_id"].values()) <= live_nodes().keys()
+
+
+def wait_until_whole(group: PlacementGroup, what: str, seconds: float, stop: StopRequested | None = None) -> None:
     """Return when ``group`` has all its bundles; see :func:`reserve` for what is raised."""
     start = said = time.monotonic()
-    while not group.wait(_POLL_SECONDS):
+    while not is_whole(group):
         if stop:
             raise Stopped
         now = time.monotonic()
@@ -85,3 +92,4 @@ def wait_until_reserved(group: PlacementGroup, what: str, seconds: float, stop: 
         if now - said >= SAY_SECONDS:
             print(f"waiting for {what}; free are {state} ({now - start:.0f} s)", flush=True)
             said = now
+        time.sleep(_POLL_SECONDS)

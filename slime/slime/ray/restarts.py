@@ -1,4 +1,4 @@
-"""What lets a run go on by itself after it lost a training rank or the rollout manager.
+"""What lets a run go on by itself after it lost a training rank, the rollout manager or a machine.
 
 Guarantees: batches that are in no checkpoint yet are kept, so a trainer that goes back to the checkpoint trains on the very same
 samples, and neither the data source nor its leases go back; they are lost only with the rollout manager, then the data source goes back
@@ -84,6 +84,11 @@ def death_line(what: str, error: RayActorError) -> str:
         return f"{what}: {error}"
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{what} at its start: {next(filter(_ERROR.match, reversed(lines)), lines[-1])}"
+
+
+def raised_itself(lost: LostError) -> bool:
+    """Whether an actor is gone because its own code raised while it was made: that will happen again."""
+    return isinstance(lost.__cause__, RayActorError) and lost.__cause__.actor_init_failed
 
 
 def first_line(error: BaseException) -> str:

@@ -240,7 +240,7 @@ class RolloutManager:
     # State
 
     def save(self, rollout_id: int) -> None:
-        """Save the position of the data source, once the trainer's checkpoint of this rollout is on disk."""
+        """Save the position of the data source, once the trainer's checkpoint of this rollout is written."""
         self._data_source.save(rollout_id)
         if self._newest_rollout > rollout_id and not hasattr(self._data_source, "mark") and not self._told_of_mark:
             self._told_of_mark = True

@@ -3,7 +3,7 @@
 Guarantees: leaving the ``with`` block ends everything the run started, whatever happened inside; engines that came back
 after a crash get the trainer's weights before anything else is done with them, and an engine that fails while it gets them is
 started again and gets them again; a training rank or a rollout manager that dies is started again from the last checkpoint
-(`slime.ray.restarts`), a lost machine ends the run with its name; SIGTERM and SIGINT are noticed within two seconds,
+(`slime.ray.restarts`), after the loss of a machine on another one that takes its place; SIGTERM and SIGINT are noticed within two seconds,
 except inside a training step, which is finished.
 """
 
@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
-from slime.exceptions import ConfigurationError, LostError, ManagerLostError, RankLostError, TrainerError
+from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.nodes import check_nodes, get_watching
@@ -30,10 +30,10 @@ from slime.ray.placement import (
     create_placement,
     describe_placement,
     release_placement,
-    with_fresh_ports,
+    with_replacements,
 )
-from slime.ray.report import Step, evaluation_line, say, step_line
-from slime.ray.restarts import Restarts, death_line
+from slime.ray.report import Step, evaluation_line, say, step_line, times
+from slime.ray.restarts import Restarts, death_line, raised_itself
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.trainer import Trainer
 from slime.ray.turns import Turns
@@ -63,6 +63,7 @@ class Run:
         self.weight_version = ""
         self._rollouts_per_epoch: int | None = None
         self._manager: Any = None
+        self._loaded = False
         self._trainer: Trainer | None = None
         self._resources = contextlib.ExitStack()
         self._free_since = time.monotonic()
@@ -102,28 +103,41 @@ class Run:
         self._resources.callback(release_placement, reserved)
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
-        self._manager = create_rollout_manager(args, reserved)
         self._resources.callback(self._dispose_manager)
-        if args.num_rollout is None:
-            self._rollouts_per_epoch = self.wait(self._manager.rollouts_per_epoch.remote())
-            args.num_rollout = args.num_epoch * self._rollouts_per_epoch
+        self._resources.callback(self._end_trainer)
         if placement.actor:
             self._restarts = Restarts(args.save, args.max_trainer_restarts)
+        try:
+            self._bring_up(args)
+        except LostError as error:
+            if raised_itself(error):
+                raise
+            self._lost = error  # `repeat` starts again
+
+    def _bring_up(self, args: Namespace) -> None:
+        """Make the trainer, and the rollout manager if there is none, bring both to the same rollout, and send the weights."""
+        assert self._reserved is not None
+        if self._manager is None:
+            self._manager = create_rollout_manager(args, self._reserved)
+            self._loaded = False
+        if args.num_rollout is None:
+            self._rollouts_per_epoch = self.wait(self._manager.rollouts_per_epoch.remote())
+            self.args.num_rollout = args.num_rollout = args.num_epoch * self._rollouts_per_epoch
+        if self._reserved.placement.actor:
             if self._turns.engines_sleep:
                 self.wait(self._manager.addresses.remote())  # its engines are up, which takes minutes
             self._turns.before_a_trainer()
-            self._trainer = Trainer(args, reserved)
-            self._resources.callback(self._end_trainer)
+            self._trainer = Trainer(args, self._reserved)
             self.start_rollout_id = self._trainer.init()
-            self._saved = self.start_rollout_id - 1
-        for role, url in self.wait(self._manager.addresses.remote()).items():
-            say(f"{role} engine: {url}")
-        self.wait(self._manager.load.remote(self.start_rollout_id - 1))
-        if self._trainer and (placement.rollout or args.rollout_external_engine_addrs):
-            try:
-                self._hand_over(connect=True)
-            except LostError as error:
-                self._lost = error  # `repeat` starts again
+            if self.start_rollout_id - 1 > self._saved:
+                self._note_saved(self.start_rollout_id - 1)
+        if not self._loaded:
+            for role, url in self.wait(self._manager.addresses.remote()).items():
+                say(f"{role} engine: {url}")
+            self.wait(self._manager.load.remote(self.start_rollout_id - 1))
+            self._loaded = True
+        if self._serves_engines():
+            self._hand_over(connect=True)
         self._free_since = time.monotonic()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
@@ -140,7 +154,8 @@ class Run:
             self._trainer.shutdown()
 
     def _dispose_manager(self) -> None:
-        assert self._manager is not None
+        if self._manager is None:
+            return
         ray.wait([self._manager.dispose.remote()], timeout=_DISPOSE_TIMEOUT_SECONDS)
         ray.kill(self._manager)
 
@@ -157,7 +172,7 @@ class Run:
                 self.recover()
 
     def _nodes(self) -> dict[str, str]:
-        """The machines whose loss ends the run; the driver ends with its own."""
+        """The machines to watch; the driver ends with its own."""
         return self._reserved.other_nodes if self._reserved else {}
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -178,7 +193,7 @@ class Run:
     def repeat(self, loop: Callable[[Run], None]) -> None:
         """Run ``loop``, and again after a loss, as long as `Restarts` allow; each time it starts at ``start_rollout_id``.
 
-        A loss in the first push counts too: the loop runs once there was a push that succeeded.
+        A loss in the start counts too: the loop runs once everything was up.
         """
         lost, self._lost = self._lost, None
         while True:
@@ -190,34 +205,29 @@ class Run:
                 lost = error
 
     def _restart(self, lost: LostError) -> None:
-        """Start the trainer again from the last checkpoint, and the rollout manager if it died, and send the weights."""
+        """Start the trainer, and the rollout manager if it died, again from the last checkpoint; on another machine if one is lost."""
         if self.stop:
             self._trained = None  # what was trained since the checkpoint went with the process
             raise Stopped
         line = self._restarts.spend(lost)
-        assert self._trainer is not None
         assert self._reserved is not None
         logger.exception("a process of the run is gone", exc_info=lost)
         say(line)
-        self._trainer.kill()
-        new_manager = not self._manager_lives()
-        if not new_manager and isinstance(lost, RankLostError) and lost.method in WEIGHT_METHODS:
-            self._ask("hold_engines")
+        if self._trainer is not None:
+            self._trainer.kill()
         self.weight_version, self._trained = "", None
-        args = self._restarts.arguments(self.args)
-        self._reserved = with_fresh_ports(self._reserved)
-        if new_manager:
+        if isinstance(lost, NodeLostError):
+            if self._manager is not None:
+                ray.kill(self._manager)
+            self._manager = None
+            self._reserved = with_replacements(self._reserved, str(lost), self.args.node_timeout, self.stop)
+        elif self._manager is not None and not self._manager_lives():
+            self._manager = None
+        elif isinstance(lost, RankLostError) and lost.method in WEIGHT_METHODS:
+            self._ask("hold_engines")
+        if self._manager is None:
             self._restarts.batches_lost()
-            self._manager = create_rollout_manager(args, self._reserved)
-        self._turns.before_a_trainer()
-        self._trainer = Trainer(args, self._reserved)
-        self.start_rollout_id = self._trainer.init()
-        if new_manager:
-            self.wait(self._manager.load.remote(self.start_rollout_id - 1))
-        elif self.start_rollout_id - 1 > self._saved:  # a rank died once its checkpoint was there
-            self._note_saved(self.start_rollout_id - 1)
-        if self._serves_engines():
-            self._hand_over(connect=True)
+        self._bring_up(self._restarts.arguments(self.args))
         say(f"going on at rollout {self.start_rollout_id}")
 
     def _manager_lives(self) -> bool:
@@ -272,7 +282,7 @@ class Run:
         return should_run_periodic_action(rollout_id, self.args.update_weights_interval, None, self.args.num_rollout)
 
     def recover(self) -> None:
-        """Give engines that were started again the trainer's weights; raises NodeError when a machine is lost."""
+        """Give engines that were started again the trainer's weights; raises NodeLostError when a machine is lost."""
         check_nodes(self._nodes())
         revived = self._engines_came_back()
         if revived and self._serves_engines():
@@ -329,17 +339,17 @@ class Run:
         return bool(self.args.save) and self._trained is not None and self._trained != self._saved
 
     def save(self, rollout_id: int | None) -> None:
-        """Write a checkpoint of the weights after ``rollout_id``."""
+        """Write a checkpoint of the weights after ``rollout_id`` and the data source; a run resumes from it once both are there."""
         if self._trainer is None or self._manager is None or rollout_id is None:
             return
-        self._ask("addresses")  # a checkpoint without the data source's part could not be resumed
         self._turns.for_trainer(self._trainer)
         folder = self._trainer.save(rollout_id)
+        self._ask("save", rollout_id)
+        self._trainer.publish(rollout_id)
         self._note_saved(rollout_id)
         say(f"saved {folder}")
 
     def _note_saved(self, rollout_id: int) -> None:
-        self._ask("save", rollout_id)
         self._saved = rollout_id
         self._restarts.saved(rollout_id)
 
@@ -377,10 +387,8 @@ class Run:
     def _report(
         self, rollout_id: int, rollout: dict[str, Any], train: dict[str, Any], seconds: float, waited: float = 0.0
     ) -> None:
-        where = {"perf/step_time": seconds, "rollout/step": compute_rollout_step(self.args, rollout_id)}
-        if train:
-            where |= {"perf/train_wait_time": waited, "perf/wait_time_ratio": waited / max(waited + seconds, 1e-9)}
-        rollout = {**rollout, **rollout_part(train), **where}
+        rollout = {**rollout, **rollout_part(train), **times(train, seconds, waited)}
+        rollout["rollout/step"] = compute_rollout_step(self.args, rollout_id)
         if self.weight_version.isdigit():
             rollout["rollout/weight_version"] = int(self.weight_version)
         logging_utils.log(self.args, rollout, step_key="rollout/step")

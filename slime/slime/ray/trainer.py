@@ -1,7 +1,7 @@
 """What trains in a run, as the driver sees it: the policy's ranks, and with PPO the critic's.
 
 Guarantees: values come from the critic's weights before its step, as old log probabilities do from the policy's; the steps of
-the two run side by side; a checkpoint of the policy never exists without the critic's of the same rollout.
+the two run side by side; a checkpoint of the policy is never published without the critic's of the same rollout.
 """
 
 from __future__ import annotations
@@ -54,13 +54,19 @@ class Trainer:
         return self._actor.update_weights()
 
     def save(self, rollout_id: int) -> str:
-        """Write checkpoints that contain the step of ``rollout_id`` and return the policy's folder."""
-        if self._critic is None:
-            return self._actor.save(rollout_id)
-        self._critic.save(rollout_id)
-        folder = self._actor.save(rollout_id)
-        self._critic.gather("publish", self._critic.send("publish", rollout_id))
-        return folder
+        """Write checkpoints that contain the step of ``rollout_id`` and return the policy's folder.
+
+        A run resumes from them once they are published.
+        """
+        if self._critic is not None:
+            self._critic.save(rollout_id)
+        return self._actor.save(rollout_id)
+
+    def publish(self, rollout_id: int) -> None:
+        """Name the checkpoints of ``rollout_id`` as the latest ones and delete those that are not kept."""
+        self._actor.publish(rollout_id)
+        if self._critic is not None:
+            self._critic.publish(rollout_id)
 
     def offload(self) -> None:
         """Move what the ranks have on their GPUs to the host; weights can be pushed meanwhile, nothing else."""

@@ -40,7 +40,10 @@ class DataSource(abc.ABC):
 
     @abc.abstractmethod
     def save(self, rollout_id: int) -> None:
-        """A checkpoint that contains ``rollout_id`` is on disk: keep the position that belongs to it."""
+        """A checkpoint that contains ``rollout_id`` is on disk: keep the position that belongs to it.
+
+        It becomes the one to resume from when this has returned; after a loss in between it is saved again.
+        """
 
     @abc.abstractmethod
     def load(self, rollout_id: int | None = None) -> None:
@@ -255,7 +258,7 @@ class RolloutDataSource(DataSource):
         import torch
 
         state = self._marks.get(rollout_id, self._state())
-        self._marks = {marked: kept for marked, kept in self._marks.items() if marked > rollout_id}
+        self._marks = {marked: kept for marked, kept in self._marks.items() if marked >= rollout_id}
         if not self.args.save or not self.args.rollout_global_dataset:
             return
         file = self._file(self.args.save, rollout_id)

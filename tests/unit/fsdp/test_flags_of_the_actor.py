@@ -111,6 +111,8 @@ def test_what_a_checkpoint_leaves_behind(tmp_path: Path, one_rank: None, monkeyp
     args = trainer_args("m", save=str(tmp_path), save_keep=5)
     monkeypatch.setattr(Rank, "_meta", lambda self, rollout_id: {})
     Rank(args).save(7)
+    assert published_as == []
+    Rank(args).publish(7)
     assert (published_as, exported) == ([(tmp_path, 8, 5)], [])
     args.save_hf, args.train_dtype = str(tmp_path / "hf-{rollout_id}"), "bfloat16"
     Rank(args).save(7)
@@ -196,6 +198,7 @@ def test_a_push_has_buckets_of_the_flags_size() -> None:
 def test_ranks_wait_for_each_other_as_long_as_the_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(rank.dist, "init_process_group", lambda *_, **options: given.update(options))
+    monkeypatch.setattr(rank, "TCPStore", lambda *_, **options: SimpleNamespace(port=7))
     monkeypatch.setattr(rank.torch, "set_num_threads", lambda count: None)
     made = Rank(trainer_args("", distributed_timeout_minutes=7))
     assert made._join() == torch.device("cpu")

@@ -49,6 +49,7 @@ def test_only_the_named_parameters_move_and_a_checkpoint_holds_all(tiny_random_m
         actor.train(0, shard(actor))
         after = weights(actor.policy)
         actor.save(0)
+        actor.publish(0)
     moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert moved
     assert all("layers.0." in name for name in moved)
@@ -73,6 +74,7 @@ def test_the_reference_follows_the_policy_and_is_in_the_checkpoint(tiny_random_m
         assert all(torch.equal(value, policy[name]) for name, value in followed.items())
         actor.train(2, shard(actor, seed=2))
         actor.save(2)
+        actor.publish(2)
     with started(tiny_random_model, resume=True, load=str(tmp_path), **flags) as (actor, start_id):
         assert start_id == 3
         assert actor._reference is not None

@@ -40,7 +40,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) 
     monkeypatch.setattr(Remote, "started", [])
     monkeypatch.setattr(actor_group.ray, "remote", Remote)
     placement = Placement(actor=(0, 1), rollout=(), judge=(), critic=(0, 1))
-    bundle = SimpleNamespace(node_ip="127.0.0.1", free_port=5)
+    bundle = SimpleNamespace(node_ip="127.0.0.1")
     reserved: Any = SimpleNamespace(
         placement=placement, bundles=[bundle] * 2, options=lambda gpu, share: {}, other_nodes={}
     )

@@ -12,6 +12,7 @@ import train
 import train_async
 
 from slime.ray import run as run_module
+from slime.ray.placement import Placement, ReservedPlacement
 from slime.ray.run import Run
 from tests.helpers.arguments import default_args
 
@@ -80,8 +81,9 @@ def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pyte
         def __getattr__(self, name: str) -> Any:
             return SimpleNamespace(remote=lambda *_: {"rollouts_per_epoch": 5}.get(name, {}))
 
+    nowhere = ReservedPlacement(Placement((), (0,), ()), None, ())
     monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(run_module, "create_placement", lambda args, stop: None)
+    monkeypatch.setattr(run_module, "create_placement", lambda args, stop: nowhere)
     monkeypatch.setattr(run_module, "release_placement", lambda reserved: None)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)

@@ -8,6 +8,7 @@ import pytest
 
 from slime.exceptions import ConfigurationError, NodeError
 from slime.ray import reserve as module
+from slime.ray.placement import Placement, ReservedPlacement, with_replacements
 from slime.ray.reserve import reserve, usable_gpus
 from slime.utils.process import Stopped, StopRequested
 
@@ -21,15 +22,19 @@ class Cluster:
         self.stop = StopRequested()
         monkeypatch.setattr(module, "placement_group", lambda bundles, strategy: self)
         monkeypatch.setattr(module, "remove_placement_group", self.removed.append)
+        monkeypatch.setattr(module, "placement_group_table", lambda group: group.table())
+        monkeypatch.setattr(module, "live_nodes", lambda: {"n1": "10.0.0.1", "n2": "10.0.0.2"})
+        monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
         monkeypatch.setattr(module.ray, "nodes", lambda: [node("10.0.0.1", 2), node("10.0.0.2", 2)])
         monkeypatch.setattr(module.ray, "available_resources", lambda: {"GPU": 1.0, "CPU": 7.0})
         monkeypatch.setattr(module.ray, "cluster_resources", lambda: {"GPU": 4.0, "CPU": 8.0})
 
-    def wait(self, seconds: float) -> bool:
+    def table(self) -> dict[str, Any]:
         self.looks += 1
         if self.looks == 4:
             self.stop._handle(15, None)
-        return self.looks == self.ready
+        there = self.looks == self.ready
+        return {"state": "CREATED" if there else "PENDING", "bundles_to_node_id": {0: "n1", 1: "n2"} if there else {}}
 
 
 def node(address: str, gpus: int, cpus: int = 8, *, alive: bool = True) -> dict[str, Any]:
@@ -81,3 +86,24 @@ def test_gpus_that_stay_taken_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         reserve(4, "actor 4", 0.0)
     assert cluster.removed == [cluster]
+
+
+def test_a_reservation_is_whole_when_its_machines_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "live_nodes", lambda: {"n1": "10.0.0.1", "n3": "10.0.0.3"})
+    table: dict[str, Any] = {"state": "CREATED", "bundles_to_node_id": {0: "n1", 1: "n2"}}
+    monkeypatch.setattr(module, "placement_group_table", lambda group: table)
+    group: Any = object()
+    assert not module.is_whole(group)
+    table["state"] = "RESCHEDULING"
+    assert not module.is_whole(group)
+    table.update(state="CREATED", bundles_to_node_id={0: "n1", 1: "n3"})
+    assert module.is_whole(group)
+
+
+def test_a_machine_that_nobody_replaces_ends_the_run_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster: Any = Cluster(monkeypatch, ready=0)
+    reserved = ReservedPlacement(Placement((0,), (), ()), cluster, ())
+    with pytest.raises(
+        NodeError, match=r"^node 10.0.0.2 left the cluster, and none took its place within 0 s .*--resume$"
+    ):
+        with_replacements(reserved, "node 10.0.0.2 left the cluster", 0.0)

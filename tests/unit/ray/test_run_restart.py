@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from slime.exceptions import ConfigurationError, LostError, ManagerLostError, RankLostError, TrainerError
+from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.ray import execute as execute_module
 from slime.ray import run as run_module
 from slime.ray.execute import execute
@@ -96,9 +96,12 @@ class Trainer:
 
     def save(self, rollout_id: int) -> str:
         self._do(f"save {rollout_id}")
-        (self.world.save / "latest_checkpointed_iteration.txt").write_text(str(rollout_id + 1))
-        self._do(f"saved {rollout_id}")
         return "folder"
+
+    def publish(self, rollout_id: int) -> None:
+        self._do(f"publish {rollout_id}")
+        (self.world.save / "latest_checkpointed_iteration.txt").write_text(str(rollout_id + 1))
+        self._do(f"published {rollout_id}")
 
     def connect_rollout_engines(self, engines: list[Any]) -> None:
         self._do("connect")
@@ -124,7 +127,6 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
     monkeypatch.setattr(run_module, "create_rollout_manager", world.manager)
     monkeypatch.setattr(run_module, "Trainer", world.trainer)
-    monkeypatch.setattr(run_module, "with_fresh_ports", lambda reserved: reserved)
     monkeypatch.setattr(Run, "_report", lambda *_: None)
     return world
 
@@ -138,6 +140,7 @@ def make_run(world: World, *, save: bool = True, allowed: int = 2, interval: int
     run = Run(args)
     run._reserved = NOWHERE
     run._manager = world.manager(args, NOWHERE)
+    run._loaded = True
     run._trainer = world.trainer(args, NOWHERE)
     run._restarts = Restarts(args.save, args.max_trainer_restarts)
     run.weight_version = "0"
@@ -257,6 +260,7 @@ def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     run.args = Namespace(**{**vars(run.args), "rollout_external_engine_addrs": ["10.0.0.1:30000"]})
     monkeypatch.setattr(run.stop, "install", lambda: run.stop)
     world.made = {"manager": 0, "trainer": 0}
+    run._manager, run._trainer, run._loaded = None, None, False
     run._start()
     return run
 
@@ -278,20 +282,105 @@ def test_a_rank_that_dies_in_the_first_push_ends_a_run_without_restarts(
     assert steps(world) == []
 
 
-def test_no_checkpoint_is_written_that_the_data_source_would_miss_in(world: World) -> None:
+def test_a_manager_that_dies_while_a_checkpoint_is_written_leaves_the_one_before(world: World) -> None:
     run = make_run(world)
-    world.manager_dead = True
-    with pytest.raises(ManagerLostError):
-        run.save(1)
-    assert not any(" save " in line for line in world.log)
+    save = Trainer.save
+
+    def dies_meanwhile(trainer: Trainer, rollout_id: int) -> str:
+        world.manager_dead = rollout_id == 3 and world.made["manager"] == 1
+        return save(trainer, rollout_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "save", dies_meanwhile)
+        run.repeat(loop)
+    assert [line for line in world.log if "publish" in line] == [
+        *("trainer 1 publish 1", "trainer 1 published 1"),
+        *("trainer 2 publish 3", "trainer 2 published 3"),
+    ]
+    assert "manager 2 load 1" in world.log
+    assert [line for line in steps(world) if "trainer 2" in line] == [
+        f"trainer 2 train {number} on manager 2 batch {number}" for number in (2, 3)
+    ]
 
 
-def test_the_data_source_hears_of_a_checkpoint_whose_rank_died_right_after(world: World) -> None:
-    world.deaths = [("saved 1", RankLostError("a rank died", "save"))]
+def test_a_checkpoint_is_published_once_all_its_parts_are_there(world: World) -> None:
     make_run(world).repeat(loop)
-    assert [line for line in world.log if line.startswith("manager 1 save")] == ["manager 1 save 1", "manager 1 save 3"]
-    assert world.log.index("trainer 2 init") < world.log.index("manager 1 save 1")
-    assert steps(world)[2] == "trainer 2 train 2 on manager 1 batch 2"
+    parts = [line for line in world.log if " save " in line or " publish " in line]
+    assert parts[:3] == ["trainer 1 save 1", "manager 1 save 1", "trainer 1 publish 1"]
+
+
+@pytest.mark.parametrize(("dies", "first"), [("publish 3", 2), ("published 3", 4)])
+def test_a_rank_that_dies_around_the_publication_goes_on_from_what_is_published(
+    world: World, dies: str, first: int
+) -> None:
+    world.deaths = [(dies, RankLostError("a rank died", "publish"))]
+    run = make_run(world)
+    run.repeat(loop)
+    assert [line for line in steps(world) if "trainer 2" in line] == [
+        f"trainer 2 train {number} on manager 1 batch {number}" for number in range(first, 4)
+    ]
+    assert run._saved == 3
+
+
+def test_a_rank_that_dies_while_the_run_starts_is_started_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.deaths = [("init", RankLostError("a rank died", "init"))]
+    start(world, monkeypatch).repeat(loop)
+    assert world.made == {"manager": 1, "trainer": 2}
+    assert [line for line in world.log if " load " in line] == ["manager 1 load -1"]
+    assert [line.split(" on ")[0] for line in steps(world)] == [f"trainer 2 train {number}" for number in range(4)]
+
+
+def test_a_manager_that_dies_while_the_run_starts_is_started_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world.manager
+
+    def dies_first(args: Namespace, reserved: ReservedPlacement) -> Namespace:
+        manager = made(args, reserved)
+        world.manager_dead = world.made["manager"] == 1
+        return manager
+
+    monkeypatch.setattr(run_module, "create_rollout_manager", dies_first)
+    start(world, monkeypatch).repeat(loop)
+    assert world.made == {"manager": 2, "trainer": 2}
+    assert "manager 2 load -1" in world.log
+
+
+def test_a_manager_that_raises_while_it_is_made_is_not_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = ConfigurationError("--prompt-data x.jsonl: no such file")
+    error = ActorDiedError(RayTaskError("RolloutManager.__init__", f"x.ConfigurationError: {inner}", inner))
+
+    def raises(args: Namespace, reserved: ReservedPlacement) -> Namespace:
+        world.made["manager"] += 1
+        return Namespace(addresses=Remote(lambda: error))
+
+    monkeypatch.setattr(run_module, "create_rollout_manager", raises)
+    with pytest.raises(ManagerLostError, match=r"died at its start: .*no such file"):
+        start(world, monkeypatch)
+    assert world.made["manager"] == 1
+
+
+def test_after_the_loss_of_a_machine_all_start_again_on_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = ReservedPlacement(NOWHERE.placement, None, (), home="elsewhere")
+    asked: list[Any] = []
+
+    def replaced(reserved: ReservedPlacement, lost: str, seconds: float, stop: Any) -> ReservedPlacement:
+        asked.append((lost, seconds))
+        return elsewhere
+
+    monkeypatch.setattr(run_module, "with_replacements", replaced)
+    monkeypatch.setattr(run_module.ray, "kill", lambda manager: asked.append("killed"))
+    world.deaths = [("train 3", NodeLostError("node 10.0.0.2 left the cluster"))]
+    run = make_run(world)
+    run.args.node_timeout = 5.0
+    run.repeat(loop)
+    assert asked == ["killed", ("node 10.0.0.2 left the cluster", 5.0)]
+    assert run._reserved is elsewhere
+    assert world.made == {"manager": 2, "trainer": 2}
+    assert "manager 2 load 1" in world.log
+    assert steps(world)[-2:] == [f"trainer 2 train {number} on manager 2 batch {number}" for number in (2, 3)]
 
 
 def test_restarts_are_bounded_between_checkpoints(world: World) -> None:

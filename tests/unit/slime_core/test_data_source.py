@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
 from slime.exceptions import CheckpointError, ConfigurationError
 from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, read_rows
@@ -236,6 +237,10 @@ def test_marks_of_rollouts_that_are_never_saved_are_forgotten(args: Namespace) -
         source.mark(rollout_id)
     assert list(source._marks) == [1, 2, 3]
     source.save(1)
+    written = torch.load(source._file(args.save, 1), weights_only=False)
+    source.save(1)  # again, after a loss before the checkpoint was published
+    assert torch.load(source._file(args.save, 1), weights_only=False) == written
+    source.save(2)
     assert list(source._marks) == [2, 3]
     resumed = RolloutDataSourceWithBuffer(args)
     resumed.load(1)

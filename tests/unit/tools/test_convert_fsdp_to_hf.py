@@ -21,6 +21,7 @@ def saved_run(tmp_path: Path, model: Path, **changes: object) -> tuple[Path, dic
     try:
         actor.train(0, trainer.shards(args, trainer.train_data(), 1)[0])
         actor.save(0)
+        actor.publish(0)
     finally:
         actor.shutdown()
     return save, load_file(tmp_path / "hf-0" / "model.safetensors")

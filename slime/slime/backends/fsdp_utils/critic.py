@@ -31,7 +31,7 @@ from slime.observability.metric_utils import STEPS
 class FSDPCriticActor(TrainRank):
     """See the module. Call ``init``, then ``load_checkpoint``."""
 
-    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
+    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
         super().__init__(world_size, rank, master_addr, master_port)
         self._data: RolloutShard | None = None
 

@@ -57,7 +57,7 @@ class TrainActor(TrainRank):
 
     data_group: dist.ProcessGroup | None = None
 
-    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
+    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
         super().__init__(world_size, rank, master_addr, master_port)
         self._sync: WeightSync | None = None
         self._data: RolloutShard | None = None
@@ -260,7 +260,7 @@ class TrainActor(TrainRank):
     # Checkpoints
 
     def save(self, rollout_id: int) -> str:
-        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
+        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder; see :meth:`publish`."""
         if not self.args.save:
             raise CheckpointError("there is nowhere to save to: add --save DIR")
         self._check_memory()
@@ -269,8 +269,12 @@ class TrainActor(TrainRank):
             folder = self._write(root, iteration, self._meta(rollout_id))
             if self.args.save_hf:
                 self.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
-            on_rank_zero(lambda: checkpoint_folder.publish(root, iteration, self.args.save_keep))
         return str(folder)
+
+    def publish(self, rollout_id: int) -> None:
+        """Name the checkpoint of ``rollout_id`` as the latest one and delete those beyond --save-keep."""
+        root = Path(self.args.save)
+        on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""

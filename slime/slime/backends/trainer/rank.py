@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from slime.backends.trainer.checkpoint_folder import read_meta
 from slime.backends.trainer.determinism import use_deterministic_kernels
@@ -44,10 +45,12 @@ class TrainRank(ABC):
     device: torch.device
     _host_memory: HostMemory | None = None
 
-    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int) -> None:
+    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
+        """``master_addr`` is rank 0's machine; its port is ``master_port``, or one that :meth:`open_rendezvous` finds."""
         self.world_size = world_size
         self.rank = rank
         self._master = (master_addr, master_port)
+        self._store: TCPStore | None = None
         self._seconds: Metrics = {}
         self._rollout_id = 0
 
@@ -61,6 +64,17 @@ class TrainRank(ABC):
         if args.deterministic_mode:
             use_deterministic_kernels()
 
+    def open_rendezvous(self) -> int:
+        """Listen for the other ranks and return the port, a free one unless it was given; rank 0 only."""
+        address, port = self._master
+        self._store = TCPStore(address, port, is_master=True, wait_for_workers=False)
+        self.meet_at(self._store.port)
+        return self._store.port
+
+    def meet_at(self, port: int) -> None:
+        """Take note of rank 0's port, before ``init``."""
+        self._master = (self._master[0], port)
+
     def _join(self) -> torch.device:
         """Join the ranks' default group and return this rank's device."""
         if self.args.device == "cuda":
@@ -69,12 +83,17 @@ class TrainRank(ABC):
         else:
             device = torch.device("cpu")
             torch.set_num_threads(1)
+        timeout = timedelta(minutes=self.args.distributed_timeout_minutes)
+        if self._store is None and self.rank == 0:
+            self.open_rendezvous()
+        address, port = self._master
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"tcp://{self._master[0]}:{self._master[1]}",
+            store=self._store or TCPStore(address, port, timeout=timeout),
             rank=self.rank,
             world_size=self.world_size,
-            timeout=timedelta(minutes=self.args.distributed_timeout_minutes),
+            timeout=timeout,
         )
         return device
 
@@ -160,6 +179,7 @@ class TrainRank(ABC):
             self._host_memory.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+        self._store = None
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

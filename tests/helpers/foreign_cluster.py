@@ -1,0 +1,102 @@
+"""A Ray cluster of two machines that no run has started, as ``ray start`` makes one, and programs that are submitted to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from slime.utils.http_utils import find_available_port
+from tests.helpers.driver import assert_all_gone
+
+ADDRESSES = ("127.0.0.4", "127.0.0.5")
+_RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
+_SECONDS = 120
+# Ray's own, or waiting for work.
+_NO_ACTORS = ("ray::IDLE", "ray::JobSupervisor")
+
+
+class ForeignCluster:
+    """The two machines, each a blocking ``ray start``."""
+
+    def __init__(self, dashboard: str, machines: Sequence[psutil.Process]) -> None:
+        self.dashboard = dashboard
+        self.machines = machines
+
+    def submit(self, variables: Mapping[str, str]) -> list[str]:
+        """The words before a program that run it as a job with ``variables``."""
+        environment = json.dumps({"env_vars": dict(variables)})
+        return [*_RAY, "job", "submit", "--address", self.dashboard, "--runtime-env-json", environment, "--"]
+
+    def family(self) -> list[psutil.Process]:
+        """All processes on the two machines."""
+        return [process for machine in self.machines for process in machine.children(recursive=True)]
+
+    def actors(self) -> list[str]:
+        """Titles of the actors' processes."""
+        titles = [title_of(process) for process in self.family()]
+        return [title for title in titles if title.startswith("ray::") and not title.startswith(_NO_ACTORS)]
+
+    def driver(self) -> psutil.Process:
+        """The process of the program that was submitted."""
+        (found,) = [one for one in self.family() if title_of(one).startswith(sys.executable) and is_program(one)]
+        return found
+
+
+def title_of(process: psutil.Process) -> str:
+    """The command line; empty for a process that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def is_program(process: psutil.Process) -> bool:
+    """Whether it is a training program of the repository."""
+    return title_of(process).split()[1].endswith(("train.py", "train_async.py"))
+
+
+@contextlib.contextmanager
+def foreign_cluster(folder: Path) -> Iterator[ForeignCluster]:
+    """Two machines of one logical GPU each; at the end nothing of them is left."""
+    ports = find_available_port(host=ADDRESSES[0]), find_available_port()
+    head = f"{ADDRESSES[0]}:{ports[0]}"
+    own = ["--head", "--port", str(ports[0]), "--include-dashboard", "true", "--dashboard-port", str(ports[1])]
+    children: list[subprocess.Popen[bytes]] = []
+    family: list[psutil.Process] = []
+    try:
+        for number, (address, words) in enumerate(zip(ADDRESSES, (own, ["--address", head]), strict=True)):
+            children.append(_start(folder, f"machine-{number}", address, words))
+        cluster = ForeignCluster(f"http://127.0.0.1:{ports[1]}", [psutil.Process(child.pid) for child in children])
+        yield cluster
+        family = cluster.family()
+    finally:
+        for child in children:
+            child.terminate()
+        for child in children:
+            child.wait(_SECONDS)
+    assert_all_gone(family)
+
+
+def _start(folder: Path, name: str, address: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    log, temporary = folder / f"{name}.log", folder / name
+    command = [
+        *(*_RAY, "start", *words, "--node-ip-address", address, "--num-gpus", "1", "--num-cpus", "2"),
+        *("--object-store-memory", str(128 * 2**20), "--temp-dir", str(temporary), "--disable-usage-stats", "--block"),
+    ]
+    environment = {**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    with log.open("wb") as output:
+        child = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    deadline = time.monotonic() + _SECONDS
+    while b"Ray runtime started" not in log.read_bytes():
+        assert child.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    return child
