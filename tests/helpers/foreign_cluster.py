@@ -46,7 +46,7 @@ class ForeignCluster:
 
     def driver(self) -> psutil.Process:
         """The process of the program that was submitted."""
-        (found,) = [one for one in self.family() if title_of(one).startswith(sys.executable) and is_program(one)]
+        (found,) = [one for one in self.family() if is_program(title_of(one).split())]
         return found
 
 
@@ -58,9 +58,9 @@ def title_of(process: psutil.Process) -> str:
         return ""
 
 
-def is_program(process: psutil.Process) -> bool:
-    """Whether it is a training program of the repository."""
-    return title_of(process).split()[1].endswith(("train.py", "train_async.py"))
+def is_program(words: Sequence[str]) -> bool:
+    """Whether a command line is that of a training program of the repository."""
+    return words[:1] == [sys.executable] and words[1:2] != [] and words[1].endswith(("train.py", "train_async.py"))
 
 
 @contextlib.contextmanager

@@ -81,6 +81,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "HINT_END",
         *FORWARDED,
         ADDRESS_VARIABLE,
+        "RAY_JOB_STOP_WAIT_TIME_S",
         TOKEN_VARIABLE,
         MODE_VARIABLE,
     }

@@ -128,6 +128,10 @@ def _existing_cluster(args: Namespace) -> Iterator[None]:
         raise NodeError(f"the Ray cluster at {address} cannot be joined: {error}") from error
     try:
         args.num_nodes = len(live_nodes())
+        if args.num_nodes > 1 and args.http_proxy:
+            raise ConfigurationError(
+                f"--http-proxy is for one machine, and the cluster has {args.num_nodes}; remove it"
+            )
         yield
     finally:
         ray.shutdown()

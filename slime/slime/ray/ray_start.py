@@ -71,6 +71,15 @@ def resolved(address: str) -> str:
         ) from error
 
 
+def is_known(address: str) -> bool:
+    """Whether the host of ``host:port`` is an address, or a name that this machine knows."""
+    try:
+        resolved(address)
+    except NodeError:
+        return False
+    return True
+
+
 def own_address(head: str) -> str:
     """Return the address of the interface through which this machine reaches ``host:port``; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

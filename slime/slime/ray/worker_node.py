@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slime.exceptions import SlimeError
 from slime.ray.environment import of_node
-from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, resolved
+from slime.ray.ray_start import Part, answers, check_token, is_known, node_of_cluster, own_address, resolved
 from slime.utils.process import StopRequested, watch_lifeline
 
 _POLL_SECONDS = 1.0
@@ -25,7 +25,8 @@ _SILENT_LOOKS = 5
 
 def wait_for_head(head: str, seconds: float, stop: StopRequested) -> bool:
     """Return True once the head listens, False on a signal or after ``seconds``."""
-    print(f"waiting for the head at {head}, {seconds:.0f} s at most", flush=True)
+    unknown = "" if is_known(head) else " (its name is not known on this machine yet)"
+    print(f"waiting for the head at {head}, {seconds:.0f} s at most{unknown}", flush=True)
     deadline = time.monotonic() + seconds
     while not answers(head):
         if time.monotonic() > deadline or stop.wait(_POLL_SECONDS):

@@ -173,7 +173,7 @@ def test_a_head_whose_name_is_not_known_yet_is_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(worker_node, "_POLL_SECONDS", 0.0)
     assert worker_node.main(["--head-address", "head-0.run:6379", "--num-gpus", "1", "--timeout", "0"]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "waiting for the head at head-0.run:6379, 0 s at most"
+    assert said[0].endswith("head-0.run:6379, 0 s at most (its name is not known on this machine yet)")
     assert said[1].startswith("this machine cannot join: the head's name head-0.run is not known on this machine")
     assert len(said) == 2
 
@@ -279,6 +279,11 @@ def test_what_a_job_was_given_is_not_given_twice(monkeypatch: pytest.MonkeyPatch
     variables = joined(monkeypatch)[1]["runtime_env"]["env_vars"]
     assert variables["HF_HOME"] == "of the job"
     assert "NCCL_DEBUG" not in variables
+
+
+def test_a_proxy_is_for_a_cluster_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="--http-proxy is for one machine, and the cluster has 3"):
+        joined(monkeypatch, "--http-proxy", "http://proxy:1")
 
 
 def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
