@@ -52,6 +52,7 @@ def train(rank: int, world_size: int, model: str, changes: dict[str, Any], rollo
         data = vision_samples.train_data(Path(model), seed=rollout)
         metrics.append(actor.train(rollout, trainer.shards(args, data, world_size)[rank]))
         actor.save(rollout)
+        actor.publish(rollout)
     after = trainer_ranks.full_parameters(actor)
     if rank == 0:
         torch.save({"start": start, "before": before, "after": after, "metrics": metrics}, out)

@@ -75,6 +75,7 @@ class Recorder:
             init=lambda: self.note("init") or 0,
             train=lambda rollout_id, *_: self.note("train", rollout_id) or {},
             save=lambda rollout_id: self.note("save", rollout_id) or "folder",
+            publish=lambda rollout_id: None,
             connect_rollout_engines=lambda _: self.note("connect"),
             update_weights=update,
             offload=lambda: self.note("offload"),
@@ -89,7 +90,6 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(run_module.ray, "get", lambda reference: reference)
     monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
     monkeypatch.setattr(run_module, "Trainer", made.trainer)
-    monkeypatch.setattr(run_module, "with_fresh_ports", lambda reserved: reserved)
     monkeypatch.setattr(run_module.logging_utils, "log", lambda *_, **__: None)
     return made
 
@@ -100,7 +100,7 @@ def started(recorder: Recorder, **flags: Any) -> Run:
     values |= {"rollout_batch_size": 1, "num_steps_per_rollout": 1, "global_batch_size": 1}
     run = Run(default_args(**(values | BOTH | flags)))
     run._reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
-    run._manager = recorder.manager()
+    run._manager, run._loaded = recorder.manager(), True
     run._restarts = Restarts("folder", 2)
     run._turns.before_a_trainer()
     run._trainer = recorder.trainer()

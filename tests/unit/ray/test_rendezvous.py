@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,9 @@ class Bare(TrainRank):
 
     def _read(self, folder: Path) -> dict[str, Any]:
         return {}
+
+    def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
+        return iter(()), iter(())
 
 
 class Actor:

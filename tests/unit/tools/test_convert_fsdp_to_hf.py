@@ -76,6 +76,7 @@ def test_a_vision_language_model_is_converted_whole(tmp_path: Path) -> None:
     try:
         actor.train(0, trainer.shards(args, vision_samples.train_data(model), 1)[0])
         actor.save(0)
+        actor.publish(0)
     finally:
         actor.shutdown()
     convert_fsdp_to_hf.convert(tmp_path / "save", model, tmp_path / "out")
