@@ -24,8 +24,12 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt): ")
 class Restarts:
     """Owns the references of the batches since the last checkpoint, and the count of restarts since."""
 
-    def __init__(self, save: str | None, allowed: int) -> None:
-        """``save``: root of the checkpoints, None without any; ``allowed``: restarts between two checkpoints."""
+    def __init__(self, save: str | None, allowed: int, *, trains: bool = True) -> None:
+        """``save``: root of the checkpoints, None without any; ``allowed``: restarts between two checkpoints.
+
+        A run that trains nothing has nothing to go on from.
+        """
+        self._trains = trains
         self._save = save
         self._allowed = allowed if save else 0
         self._count = 0
@@ -55,6 +59,8 @@ class Restarts:
             TrainerError: when there is nothing to go on from, or too many were tried.
         """
         what = first_line(lost)
+        if not self._trains:
+            raise TrainerError(f"{what} Nothing was trained: start the run again") from lost
         if not self._save:
             raise TrainerError(
                 f"{what} There is no checkpoint to go on from: add --save FOLDER --save-interval N"

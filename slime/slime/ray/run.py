@@ -68,7 +68,7 @@ class Run:
         self._resources = contextlib.ExitStack()
         self._free_since = time.monotonic()
         self._reserved: ReservedPlacement | None = None
-        self._restarts = Restarts(None, 0)
+        self._restarts = Restarts(None, 0, trains=False)
         self._train_steps = TrainSteps(args)
         self._turns = Turns(args, self._ask)
         self._lost: LostError | None = None

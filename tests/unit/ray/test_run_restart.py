@@ -422,6 +422,11 @@ def test_without_checkpoints_or_restarts_one_line_ends_the_run(
     assert world.made["trainer"] == 1
 
 
+def test_a_run_that_trains_nothing_is_not_told_to_save() -> None:
+    with pytest.raises(TrainerError, match=r"^the manager died\. Nothing was trained: start the run again$"):
+        Restarts(None, 0, trains=False).spend(ManagerLostError("the manager died"))
+
+
 def test_the_loss_is_logged_with_its_traceback(world: World, caplog: pytest.LogCaptureFixture, capsys: Any) -> None:
     world.deaths = [("train 1", RankLostError("a rank died", "train"))]
     with caplog.at_level(logging.ERROR):
