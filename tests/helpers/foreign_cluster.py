@@ -89,6 +89,7 @@ def _start(folder: Path, name: str, address: str, words: Sequence[str]) -> subpr
     log, temporary = folder / f"{name}.log", folder / name
     command = [
         *(*_RAY, "start", *words, "--node-ip-address", address, "--num-gpus", "1", "--num-cpus", "2"),
+        *("--dashboard-agent-listen-port", str(find_available_port(host=address))),
         *("--object-store-memory", str(128 * 2**20), "--temp-dir", str(temporary), "--disable-usage-stats", "--block"),
     ]
     environment = {**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
