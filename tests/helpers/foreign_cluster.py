@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,15 +66,17 @@ def is_program(words: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def foreign_cluster(folder: Path) -> Iterator[ForeignCluster]:
-    """Two machines of one logical GPU each; at the end nothing of them is left."""
+    """Two machines of one logical GPU each, with the token of this environment; at the end nothing of them is left."""
     ports = find_available_port(host=ADDRESSES[0]), find_available_port()
     head = f"{ADDRESSES[0]}:{ports[0]}"
     own = ["--head", "--port", str(ports[0]), "--include-dashboard", "true", "--dashboard-port", str(ports[1])]
+    temporary = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # its sockets need a short path
     children: list[subprocess.Popen[bytes]] = []
     family: list[psutil.Process] = []
     try:
         for number, (address, words) in enumerate(zip(ADDRESSES, (own, ["--address", head]), strict=True)):
-            children.append(_start(folder, f"machine-{number}", address, words))
+            own_folder = ["--temp-dir", f"{temporary.name}/{number}"]
+            children.append(_start(folder / f"machine-{number}.log", address, [*words, *own_folder]))
         cluster = ForeignCluster(f"http://127.0.0.1:{ports[1]}", [psutil.Process(child.pid) for child in children])
         yield cluster
         family = cluster.family()
@@ -82,15 +85,15 @@ def foreign_cluster(folder: Path) -> Iterator[ForeignCluster]:
             child.terminate()
         for child in children:
             child.wait(_SECONDS)
+        temporary.cleanup()
     assert_all_gone(family)
 
 
-def _start(folder: Path, name: str, address: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    log, temporary = folder / f"{name}.log", folder / name
+def _start(log: Path, address: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [
         *(*_RAY, "start", *words, "--node-ip-address", address, "--num-gpus", "1", "--num-cpus", "2"),
         *("--dashboard-agent-listen-port", str(find_available_port(host=address))),
-        *("--object-store-memory", str(128 * 2**20), "--temp-dir", str(temporary), "--disable-usage-stats", "--block"),
+        *("--object-store-memory", str(128 * 2**20), "--disable-usage-stats", "--block"),
     ]
     environment = {**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     with log.open("wb") as output:

@@ -106,13 +106,13 @@ def test_kills_on_two_machines(
     repository: Path, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for name, value in {**SECRETS, **TUNED}.items():
+        monkeypatch.setenv(name, value)
     run_as_jobs(repository, whole, tiny_random_model)
 
     killed.mkdir()
     for rollout_id in (3, 5):
         hold_file(killed, rollout_id).touch()
-    for name, value in {**SECRETS, **TUNED}.items():
-        monkeypatch.setenv(name, value)
     head = f"{HEAD}:{find_available_port(host=HEAD)}"
     with second_machine(repository, tmp_path, head) as (machine, output):
         driver = run(
