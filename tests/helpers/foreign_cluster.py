@@ -20,8 +20,7 @@ from tests.helpers.driver import assert_all_gone
 ADDRESSES = ("127.0.0.4", "127.0.0.5")
 _RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
 _SECONDS = 120
-# Ray's own, or waiting for work.
-_NO_ACTORS = ("ray::IDLE", "ray::JobSupervisor")
+_ACTORS = ("ray::FSDPTrainActor", "ray::RolloutManager", "ray::SGLangEngine", "ray::Probe")
 
 
 class ForeignCluster:
@@ -41,9 +40,9 @@ class ForeignCluster:
         return [process for machine in self.machines for process in machine.children(recursive=True)]
 
     def actors(self) -> list[str]:
-        """Titles of the actors' processes."""
+        """Titles of the processes of a run's actors."""
         titles = [title_of(process) for process in self.family()]
-        return [title for title in titles if title.startswith("ray::") and not title.startswith(_NO_ACTORS)]
+        return [title for title in titles if title.startswith(_ACTORS)]
 
     def driver(self) -> psutil.Process:
         """The process of the program that was submitted."""
