@@ -5,6 +5,7 @@ set -euo pipefail
 ip link set lo up
 until_connected() { while ! ip -o link show cable 2>/dev/null | grep -q "state UP"; do sleep 0.1; done; }
 export -f until_connected
+# shellcheck disable=SC2016
 unshare -n bash -c 'until_connected; exec bash -c "$0"' "$1" &
 other=$!
 shift
