@@ -33,6 +33,8 @@ _COUNTS = (
     "update_weight_buffer_size",
     "lora_rank",
     "memory_snapshot_num_steps",
+    "expert_tensor_parallel_size",
+    "recompute_num_layers",
 )
 # Here none is a number too.
 _COUNTS_FROM_NONE = ("num_rollout", "rollout_num_gpus", "prm_num_gpus")

@@ -59,6 +59,7 @@ _SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
     *("context_parallel_size", "expert_model_parallel_size"),
 )
+_WHOLE_RESPONSES = ("use_opsm", "custom_tis_function_path", "custom_pg_loss_reducer_function_path")
 _FSDP_ONLY = (
     *("ref_update_interval", "reset_optimizer_states", "use_rollout_entropy"),
     *("only_train_params_name_list", "freeze_params_name_list"),
@@ -81,7 +82,7 @@ def check_megatron(args: Namespace) -> list[str]:
             f"{' '.join(given)} : only with --train-backend megatron. With fsdp all actor GPUs share the model; to recompute "
             "use --gradient-checkpointing, to save GPU memory use --fsdp-cpu-offload"
         ]
-    checks = (_check_ranks, _check_device, _check_recompute, _check_lora, _check_not_offered)
+    checks = (_check_ranks, _check_parts, _check_device, _check_recompute, _check_lora, _check_not_offered)
     return [problem for check in checks for problem in check(args)]
 
 
@@ -102,6 +103,20 @@ def _check_ranks(args: Namespace) -> list[str]:
     elif ranks // pipeline % (experts * (args.expert_tensor_parallel_size or tensor)):
         problems.append(f"--expert-model-parallel-size {experts} does not divide the ranks of a pipeline stage")
     return problems
+
+
+def _check_parts(args: Namespace) -> list[str]:
+    """What of the policy loss sees a response whole, which a context-parallel rank's part of a custom loss is not."""
+    if args.context_parallel_size < 2 or args.loss_type != "custom_loss":
+        return []
+    given = [flag_of(name) for name in _WHOLE_RESPONSES if getattr(args, name)]
+    if args.advantage_estimator == "gspo":
+        given.append("--advantage-estimator gspo")
+    return [
+        f"{flag} of a custom loss needs whole responses, of which --context-parallel-size {args.context_parallel_size} "
+        "gives a rank a part; use --context-parallel-size 1"
+        for flag in given
+    ]
 
 
 def check_megatron_shape(args: Namespace, config: dict) -> list[str]:

@@ -10,6 +10,10 @@ from slime.arguments import parse_args
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 
+CUSTOM = "--context-parallel-size 2 --loss-type custom_loss --custom-loss-function-path tests.helpers.custom_losses.surrogate"
+PARTS = "of a custom loss needs whole responses, of which --context-parallel-size 2 gives a rank a part"
+TIS = "--custom-tis-function-path slime.algorithms.losses.rejection.sequence_rejection"
+REDUCER = "--custom-pg-loss-reducer-function-path slime.algorithms.losses.dr_grpo.constant_denominator"
 OFFLOAD = "--use-precision-aware-optimizer --optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d"
 REFUSED = {
     "--tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: give 1 or more",
@@ -17,6 +21,12 @@ REFUSED = {
     "--expert-tensor-parallel-size 4": "--expert-model-parallel-size 1 does not divide the ranks of a pipeline stage",
     "--context-parallel-size 0": "--context-parallel-size 0: give 1 or more",
     "--context-parallel-size 4": "2 actor GPUs do not hold whole copies of 1 tensor x 1 pipeline x 4 context parallel ranks",
+    "--expert-tensor-parallel-size -1": "--expert-tensor-parallel-size -1: give 1 or more",
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers -1": "--recompute-num-layers -1: give 1",
+    f"{CUSTOM} --advantage-estimator gspo": f"--advantage-estimator gspo {PARTS}",
+    f"{CUSTOM} --use-opsm": f"--use-opsm {PARTS}",
+    f"{CUSTOM} --use-tis {TIS}": f"--custom-tis-function-path {PARTS}",
+    f"{CUSTOM} {REDUCER}": f"--custom-pg-loss-reducer-function-path {PARTS}",
     "--expert-model-parallel-size 2": "has no experts; remove it",
     OFFLOAD: "--overlap-cpu-optimizer-d2h-h2d needs a GPU; remove it",
     "--overlap-cpu-optimizer-d2h-h2d": "--overlap-cpu-optimizer-d2h-h2d has no effect without --optimizer-cpu-offload",
