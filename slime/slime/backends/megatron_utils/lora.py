@@ -24,6 +24,7 @@ from slime.backends.megatron_utils.config import Shape
 from slime.backends.megatron_utils.load_hf import first_layer
 from slime.backends.megatron_utils.parallel import groups
 from slime.backends.trainer.lora import target_modules
+from slime.exceptions import ConfigurationError
 
 # The Hugging Face modules that a linear of a layer is made of, in the order of its outputs.
 _COLUMN = {
@@ -158,12 +159,16 @@ class Adapters(nn.ModuleDict):
 
 
 def add_adapters(args: Namespace, model: Any, shape: Shape) -> None:
-    """Freeze the unwrapped ``model`` of this stage and give it ``adapters``, which add to what its linears return."""
+    """Freeze the unwrapped ``model`` of this stage and give it ``adapters``, which add to what its linears return.
+
+    Raises:
+        ConfigurationError: for a model whose linears are not Megatron's own.
+    """
     model.requires_grad_(False)
     adapters = Adapters()
     for number, layer in enumerate(model.decoder.layers, start=first_layer(model)):
         for name, modules in (_COLUMN | _ROW).items():
-            linear = layer.get_submodule(name)
+            linear = _own_linear(layer, name)
             lora = LinearLora(args, linear, f"model.layers.{number}.", modules, shape)
             if lora.targets:
                 adapters[f"{number}_{name.replace('.', '_')}"] = lora
@@ -171,6 +176,19 @@ def add_adapters(args: Namespace, model: Any, shape: Shape) -> None:
     model.adapters = adapters
     if model.pre_process:  # recomputation needs an input with a gradient, which a frozen embedding does not give
         model.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())
+
+
+def _own_linear(layer: nn.Module, name: str) -> Any:
+    """The linear ``name`` of ``layer``. One with a norm inside, as Transformer Engine has, would show an adapter what precedes the norm."""
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+
+    linear = layer.get_submodule(name)
+    if not isinstance(linear, ColumnParallelLinear | RowParallelLinear):
+        raise ConfigurationError(
+            f"--use-lora: {name} of this model is a {type(linear).__name__}, not one of Megatron's own linears; "
+            "remove --spec and --custom-model-provider-path, or give layers of --transformer-impl local"
+        )
+    return linear
 
 
 def _adding(lora: LinearLora) -> Any:

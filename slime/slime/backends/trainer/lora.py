@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from slime.backends.trainer.checkpoint_folder import fresh_folder, replace_folder
+from slime.exceptions import CheckpointError
 
 DEFAULT_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
@@ -32,6 +34,30 @@ def lora_config(args: Namespace):
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def shape_of_adapters(args: Namespace) -> dict[str, Any] | None:
+    """What a checkpoint says of its adapters; None without LoRA."""
+    if not args.use_lora:
+        return None
+    return {"rank": args.lora_rank, "alpha": args.lora_alpha, "target_modules": sorted(target_modules(args))}
+
+
+def check_same_adapters(args: Namespace, meta: dict[str, Any]) -> None:
+    """Raise CheckpointError when the adapters of a checkpoint have another rank, scale or place than the run's.
+
+    The tensors alone do not tell: another alpha would scale what was learnt.
+    """
+    then, now = meta.get("adapters"), shape_of_adapters(args)
+    if not then or not now or then == now:
+        return
+    changed = [name for name in now if then[name] != now[name]]
+    flags = " ".join(f"--lora-{name.replace('_', '-')} {_as_typed(then[name])}" for name in changed)
+    raise CheckpointError(f"the checkpoint was written with {flags}; go on with the same")
+
+
+def _as_typed(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:

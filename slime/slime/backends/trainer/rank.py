@@ -25,6 +25,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from slime.backends.trainer.checkpoint_folder import read_meta
 from slime.backends.trainer.determinism import use_deterministic_kernels
+from slime.backends.trainer.lora import check_same_adapters, shape_of_adapters
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.offload import HostMemory
 from slime.backends.trainer.profiling import TARGETS, profiled
@@ -120,7 +121,9 @@ class TrainRank(ABC):
 
     def _restore(self, folder: Path) -> dict[str, Any]:
         """Load model, optimizer, schedule and random state of a checkpoint and return its meta."""
-        check_same_parameters(self.args, read_meta(folder))
+        meta = read_meta(folder)
+        check_same_parameters(self.args, meta)
+        check_same_adapters(self.args, meta)
         meta = self._read(folder)
         self.schedule.load_state_dict(meta["schedule"], everything=self.args.use_checkpoint_lr_scheduler)
         logger.info("continuing from %s", folder)
@@ -136,6 +139,7 @@ class TrainRank(ABC):
             "schedule": self.schedule.state_dict(),
             "world_size": self.world_size,
             "lora": bool(self.args.use_lora),
+            "adapters": shape_of_adapters(self.args),
             "hf_checkpoint": str(self.args.hf_checkpoint),
             **{name: getattr(self.args, name) for name in PATTERNS},
         }
