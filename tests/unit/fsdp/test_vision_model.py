@@ -150,6 +150,20 @@ def test_a_rollout_of_text_leaves_the_tower_alone(start, model: Path) -> None:
     assert same == {name for name in before if ".visual." in name}
 
 
+def test_a_run_goes_on_bit_for_bit_from_a_save_before_the_first_image(start, model: Path, tmp_path: Path) -> None:
+    actor = start(save=str(tmp_path))
+    pictured = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
+    actor.train(0, trainer.shards(actor.args, trainer.train_data(), 1)[0])
+    actor.save(0)
+    actor.train(1, pictured)
+    straight = trainer_ranks.full_parameters(actor)
+    actor.shutdown()
+    resumed = start(load=str(tmp_path))
+    resumed.train(1, pictured)
+    after = trainer_ranks.full_parameters(resumed)
+    assert all(torch.equal(value, after[name]) for name, value in straight.items())
+
+
 def test_a_rank_without_a_sample_runs_the_tower_for_nothing(start, model: Path) -> None:
     actor = start()
     shard = RolloutShard(trainer.shards(actor.args, vision_samples.train_data(model), 1)[0])

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from slime.backends.fsdp_utils.optimizer import start_moments
 from slime.backends.trainer.checkpoint_folder import LATEST, find, folder_of, publish, read_meta, restore_rng, write
 from slime.exceptions import CheckpointError
 
@@ -20,9 +21,10 @@ __all__ = ["LATEST", "find", "folder_of", "load", "publish", "save"]
 
 
 def save(
-    root: Path, iteration: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]
+    root: Path, iteration: int, model: torch.nn.Module, optimizer: torch.optim.AdamW, meta: dict[str, Any]
 ) -> Path:
     """Write a checkpoint and return its folder, not yet named by the latest file; collective."""
+    start_moments(optimizer)
 
     def write_state(path: Path) -> None:
         weights, moments = get_state_dict(model, optimizer, options=StateDictOptions(ignore_frozen_params=meta["lora"]))

@@ -31,6 +31,21 @@ def build_optimizer(args: Namespace, model: nn.Module) -> torch.optim.AdamW:
     )
 
 
+def start_moments(optimizer: torch.optim.AdamW) -> None:
+    """Give parameters that no step has changed yet the moments that their first step starts from.
+
+    A vision tower has none until a rollout has an image; a checkpoint needs those of every parameter.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state.get(parameter):
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+
+
 def apply_gradients(
     model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, clip_grad: float
 ) -> tuple[float, float, bool]:
