@@ -1,6 +1,6 @@
 """The samples of an evaluation set and how they are sampled.
 
-Guarantees: a file is read, rendered and checked against its grader once per process; every call returns fresh samples.
+Guarantees: a file is read, rendered and checked against its grader once per process; every group has fresh samples.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from slime.utils.types import Sample
 _prompts: dict[EvalDataset, list[Sample]] = {}
 
 
-def load_eval_groups(args: Namespace, dataset: EvalDataset) -> list[list[Sample]]:
-    """Return a group of ``n_samples_per_eval_prompt`` samples per prompt.
+def load_eval_prompts(args: Namespace, dataset: EvalDataset) -> list[Sample]:
+    """Return the prompts of a set, pictures as the file has them; nobody may change them.
 
     Raises:
         ConfigurationError: when there are no prompts, or the set's grader does not exist.
@@ -27,15 +27,16 @@ def load_eval_groups(args: Namespace, dataset: EvalDataset) -> list[list[Sample]
     """
     if dataset not in _prompts:
         _prompts[dataset] = _read_prompts(args, dataset)
-    groups = []
-    number = 0
-    for position, prompt in enumerate(_prompts[dataset]):
-        group = fresh_copies(args, prompt, dataset.n_samples_per_eval_prompt)
-        for sample in group:
-            sample.group_index, sample.index = position, number
-            number += 1
-        groups.append(group)
-    return groups
+    return _prompts[dataset]
+
+
+def eval_group(args: Namespace, dataset: EvalDataset, position: int) -> list[Sample]:
+    """Return ``n_samples_per_eval_prompt`` fresh samples of the prompt at ``position``, pictures decoded."""
+    count = dataset.n_samples_per_eval_prompt
+    group = fresh_copies(args, load_eval_prompts(args, dataset)[position], count)
+    for number, sample in enumerate(group, position * count):
+        sample.group_index, sample.index = position, number
+    return group
 
 
 def eval_sampling_params(dataset: EvalDataset, sampling_params: dict[str, Any]) -> dict[str, Any]:

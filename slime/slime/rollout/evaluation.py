@@ -6,17 +6,23 @@ training rollout does not abort them, it waits. An answer that was aborted count
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import threading
 from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from slime.arguments.eval_config import EvalDataset
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput
-from slime.rollout.eval_datasets import eval_sampling_params, load_eval_groups
+from slime.rollout.eval_datasets import eval_group, eval_sampling_params, load_eval_prompts
 from slime.rollout.generation import GenerateState, generate_and_rm_group
+from slime.rollout.metrics import flatten
+from slime.rollout.multimodal_prompts import put_pictures_away
+from slime.rollout.multimodal_requests import images_of
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.types import Sample
 
@@ -52,7 +58,7 @@ async def eval_rollout(args: Namespace, rollout_id: int) -> tuple[RolloutFnEvalO
         )
         return RolloutFnEvalOutput(data=data), []
     for dataset in args.eval_datasets:
-        load_eval_groups(args, dataset)  # what is wrong with any file shows before the first answer
+        load_eval_prompts(args, dataset)  # what is wrong with any file shows before the first answer
     results = (eval_rollout_single_dataset(args, rollout_id, dataset) for dataset in args.eval_datasets)
     async with GenerateState(args).engines_lock:
         for result in await gather_or_cancel(results):
@@ -64,19 +70,27 @@ async def eval_rollout_single_dataset(args: Namespace, rollout_id: int, cfg: Eva
     """Answer and score one evaluation set.
 
     Returns ``{name: result}`` with ``rewards``, ``truncated``, ``aborted``, ``groups``, one per answer, and ``samples``: those that
-    the answers were cut into, in their order.
+    the answers were cut into, in their order. Those hold their pictures as the file has them: decoded are only as many prompts as
+    there may be requests.
     """
-    parameters = eval_sampling_params(cfg, GenerateState(args).sampling_params)
-    groups = load_eval_groups(args, cfg)
-    add_progress(total=sum(map(len, groups)))
+    state = GenerateState(args)
+    parameters = eval_sampling_params(cfg, state.sampling_params)
+    prompts = load_eval_prompts(args, cfg)
+    add_progress(total=len(prompts) * cfg.n_samples_per_eval_prompt)
 
-    async def answer(group: list[Sample]) -> list[Any]:
-        answers = await generate_and_rm_group(args, group, dict(parameters), evaluation=True)
+    async def answer(position: int) -> list[Any]:
+        media = prompts[position].multimodal_inputs
+        async with state.pictured_prompts if media else nullcontext():
+            make = functools.partial(eval_group, args, cfg, position)
+            group = await asyncio.to_thread(make) if media else make()
+            decoded = [image for sample in group[:1] for image in images_of(sample)]
+            answers = await generate_and_rm_group(args, group, dict(parameters), evaluation=True)
+            put_pictures_away(flatten(answers), decoded, media["images"] if media else [])
         add_progress(done=len(group))
         return answers
 
     result: dict[str, list[Any]] = {name: [] for name in ("rewards", "truncated", "aborted", "groups", "samples")}
-    for number, answers in enumerate(await gather_or_cancel(map(answer, groups))):
+    for number, answers in enumerate(await gather_or_cancel(map(answer, range(len(prompts))))):
         for one in answers:
             pieces = one if isinstance(one, list) else [one]
             result["rewards"].append(_reward(args, pieces))

@@ -50,7 +50,10 @@ class GenerateState(metaclass=SingletonMeta):
         self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True)
         self.placeholders = placeholder_ids(self.processor)
         engines = max(1, (args.rollout_num_gpus or 1) // args.rollout_num_gpus_per_engine)
-        self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * engines)
+        limit = args.sglang_server_concurrency * engines
+        self.semaphore = asyncio.Semaphore(limit)
+        # An evaluation has no more prompts with decoded pictures than that.
+        self.pictured_prompts = asyncio.Semaphore(limit)
         self.sampling_params: dict[str, Any] = {
             "temperature": args.rollout_temperature,
             "top_p": args.rollout_top_p,

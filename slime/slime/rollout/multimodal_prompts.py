@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from argparse import Namespace
+from collections.abc import Iterable
 from typing import Any
 
 from slime.exceptions import ConfigurationError
@@ -108,3 +109,19 @@ def fresh_copies(args: Namespace, prompt: Sample, count: int) -> list[Sample]:
         for sample in copies:
             sample.multimodal_inputs = {"images": list(images), "videos": None}
     return copies
+
+
+def put_pictures_away(samples: Iterable[Sample], decoded: list[Any], stored: list[Any]) -> None:
+    """Have samples that are not trained on hold the pictures of their prompt as the file has them, and no processor's arrays.
+
+    Args:
+        samples: what became of `fresh_copies` of the prompt; pictures that a generate function added stay.
+        decoded: pictures of such a copy.
+        stored: pictures of the prompt.
+    """
+    sources = {id(image): source for image, source in zip(decoded, stored, strict=True)}
+    for sample in samples:
+        sample.multimodal_train_inputs = None
+        media = sample.multimodal_inputs
+        if media and media.get("images"):
+            sample.multimodal_inputs = {**media, "images": [sources.get(id(one), one) for one in media["images"]]}

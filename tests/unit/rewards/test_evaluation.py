@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from argparse import Namespace
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ import pytest
 from slime.arguments import build_parser
 from slime.arguments.eval_config import EvalDataset
 from slime.exceptions import ConfigurationError, SampleError
-from slime.rollout import evaluation, sglang_rollout
+from slime.rollout import evaluation, multimodal_prompts, sglang_rollout
 from slime.rollout.eval_metrics import eval_metrics, scores
 from slime.rollout.pass_rates import pass_at_k
+from slime.utils.images import at_model_size, open_image
 from slime.utils.types import Sample
+from tests.helpers.pictures import picture, png
 from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine
 
 LABELS = ["xxx", "y", "xxx y"]
@@ -104,6 +107,30 @@ async def test_a_sets_grader_goes_before_the_runs_reward_function(
     data = await evaluated(args, dataset(tmp_path, "graded"), dataset(tmp_path, "plain", rm_type=None))
     assert data["graded"]["rewards"] == pytest.approx([1.0, 0.0, 2 / 3])
     assert data["plain"]["rewards"] == [0.1] * 3
+
+
+async def test_pictures_are_decoded_once_as_many_prompts_as_requests_and_put_away(
+    engine: RolloutEngine, vision_processor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = vars(rollout_args(vision_processor, custom_rm_path=None, sglang_server_concurrency=1))
+    args = Namespace(**(vars(build_parser().parse_args([])) | made), eval_datasets=[])
+    args.multimodal_keys, args.apply_chat_template = {"image": "pictures"}, True
+    stored = ["data:image/png;base64," + base64.b64encode(png(picture(16, height))).decode() for height in (8, 16, 24)]
+    rows = [{"q": "<image>", "a": "x", "pictures": [url]} for url in stored]
+    answered_before: list[int] = []
+
+    def decoded(image: Any, processor: Any) -> Any:
+        answered_before.append(len(engine.requests))
+        return at_model_size(image, processor)
+
+    monkeypatch.setattr(multimodal_prompts, "at_model_size", decoded)
+    data = await evaluated(args, dataset(tmp_path, "seen", rows))
+    assert answered_before == [0, 1, 2]
+    sent = [open_image(url).size for request in engine.requests for url in request["image_data"]]
+    assert sent == [(16, 8), (16, 16), (16, 24)]
+    samples = data["seen"]["samples"]
+    assert [sample.multimodal_inputs["images"] for sample in samples] == [[url] for url in stored]
+    assert all(sample.multimodal_train_inputs is None for sample in samples)
 
 
 async def test_an_answer_in_several_pieces_counts_once(engine: RolloutEngine, args: Namespace, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from slime.arguments.eval_config import read_eval_datasets
 from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import RolloutDataSource, rows_to_samples
-from slime.rollout.eval_datasets import load_eval_groups
+from slime.rollout.eval_datasets import eval_group
 from slime.utils.processing_utils import load_tokenizer
 from tests.helpers.arguments import default_args, refusal
 from tests.helpers.pictures import picture, png
@@ -121,7 +121,7 @@ def test_evaluation_sets_have_pictures(folder: Path, tmp_path: Path) -> None:
     args = args_of(folder, eval_prompt_data=["seen", str(file)], eval_input_key="input", eval_label_key="label")
     args.n_samples_per_eval_prompt, args.rm_type = 3, "f1"
     (dataset,) = read_eval_datasets(args)
-    (group,) = load_eval_groups(args, dataset)
+    group = eval_group(args, dataset, 0)
     assert [sample.multimodal_inputs["images"][0].size for sample in group] == [(16, 16)] * 3
 
 
