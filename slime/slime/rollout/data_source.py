@@ -7,7 +7,6 @@ the position exactly; with a buffer, groups given back are handed out first and 
 from __future__ import annotations
 
 import abc
-import copy
 import json
 import random
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.exceptions import CheckpointError, ConfigurationError
-from slime.rollout.multimodal_prompts import fresh_copies, image_processor_of, with_pictures
+from slime.rollout.multimodal_prompts import copy_sharing_media, fresh_copies, image_processor_of, with_pictures
 from slime.rollout.prompt_lengths import drop_long_prompts
 from slime.rollout.rm_hub import check_samples
 from slime.utils.misc import load_function
@@ -248,7 +247,8 @@ class RolloutDataSource(DataSource):
         three marks are kept.
         """
         kept = {marked: state for marked, state in self._marks.items() if rollout_id - 2 <= marked < rollout_id}
-        self._marks = {**kept, rollout_id: copy.deepcopy(self._state())}
+        state = self._state()
+        self._marks = {**kept, rollout_id: copy_sharing_media(state, state.get("buffer", []))}
 
     def save(self, rollout_id: int) -> None:
         """Write the position after ``rollout_id`` to ``<save>/rollout/global_dataset_state_dict_<rollout_id>.pt``.

@@ -11,7 +11,6 @@ Use it with ``train_async.py --rollout-function-path slime.rollout.fully_async_r
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import threading
 from argparse import Namespace
@@ -25,6 +24,7 @@ from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.evaluation import eval_rollout
 from slime.rollout.generation import GenerateState, Group, generate_and_rm_group
 from slime.rollout.metrics import flatten
+from slime.rollout.multimodal_prompts import copy_sharing_media
 from slime.rollout.staleness import StalenessBound
 from slime.utils.async_utils import run
 
@@ -64,7 +64,8 @@ class RolloutWorker:
         """Groups that were handed out and are in no rollout yet: finished ones as they are, others as their prompts."""
         with self._lock:
             finished = [*self._held, *(group for group, _ in self._finished)]
-            return copy.deepcopy([*finished, *self._under_way.values()])
+            groups = [*finished, *self._under_way.values()]
+            return copy_sharing_media(groups, groups)
 
     async def take(self, rollout_id: int, wanted: int) -> RolloutFnTrainOutput:
         """Return the next ``wanted`` groups that the filters keep, the earliest finished first.
@@ -124,7 +125,7 @@ class RolloutWorker:
             if room > 0 and not groups and room == self._limit:
                 raise ValueError("the data source has no more prompts")
             for group in groups:
-                prompt = copy.deepcopy(group)
+                prompt = copy_sharing_media(group, group)
                 coroutine = generate_and_rm_group(self.args, group, dict(self._state.sampling_params), evaluation=False)
                 task = asyncio.create_task(coroutine)
                 self._under_way[task] = prompt

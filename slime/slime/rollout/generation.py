@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import inspect
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.engine_pool import router_url, routing_headers
+from slime.rollout.multimodal_prompts import copy_sharing_media
 from slime.rollout.multimodal_requests import (
     CUT,
     before_placeholder,
@@ -95,7 +95,7 @@ class GenerateState(metaclass=SingletonMeta):
     def submit_generate_tasks(self, groups: list[Group]) -> None:
         """Start generating groups; ``prompts`` keeps each as it was, ``pendings`` the tasks."""
         for group in groups:
-            before = copy.deepcopy(group)
+            before = copy_sharing_media(group, group)
             coroutine = generate_and_rm_group(self.args, group, dict(self.sampling_params), evaluation=False)
             task = asyncio.create_task(coroutine)
             self.pendings.add(task)

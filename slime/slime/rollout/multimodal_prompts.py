@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slime.exceptions import ConfigurationError
@@ -109,6 +109,27 @@ def fresh_copies(args: Namespace, prompt: Sample, count: int) -> list[Sample]:
         for sample in copies:
             sample.multimodal_inputs = {"images": list(images), "videos": None}
     return copies
+
+
+def copy_sharing_media(value: Any, groups: Any) -> Any:
+    """Return a deep copy of ``value`` with the same pictures and processor's arrays, of which a sample may have many MB.
+
+    Args:
+        value: what contains ``groups``.
+        groups: samples, or what their `to_dict` gives, in lists; nobody may change their pictures and arrays.
+    """
+    return copy.deepcopy(value, {id(one): one for one in _media(groups)})
+
+
+def _media(item: Any) -> Iterator[Any]:
+    if isinstance(item, list):
+        for one in item:
+            yield from _media(one)
+        return
+    entries = item if isinstance(item, dict) else vars(item)
+    for name in ("multimodal_inputs", "multimodal_train_inputs"):
+        for values in (entries.get(name) or {}).values():
+            yield from values if isinstance(values, list) else [values]
 
 
 def put_pictures_away(samples: Iterable[Sample], decoded: list[Any], stored: list[Any]) -> None:

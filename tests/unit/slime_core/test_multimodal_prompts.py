@@ -10,12 +10,14 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from PIL import Image
 
 from slime.arguments.eval_config import read_eval_datasets
 from slime.exceptions import ConfigurationError
-from slime.rollout.data_source import RolloutDataSource, rows_to_samples
+from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, rows_to_samples
 from slime.rollout.eval_datasets import eval_group
+from slime.rollout.multimodal_prompts import copy_sharing_media
 from slime.utils.processing_utils import load_tokenizer
 from tests.helpers.arguments import default_args, refusal
 from tests.helpers.pictures import picture, png
@@ -113,6 +115,37 @@ def test_a_group_shares_decoded_pictures(folder: Path, tmp_path: Path) -> None:
     assert first["images"][0].size == (32, 24)
     assert again[0].multimodal_inputs["images"][0] is not first["images"][0]
     assert first["videos"] is None
+
+
+def test_marks_and_copies_share_pictures_and_arrays_and_a_checkpoint_has_them(folder: Path, tmp_path: Path) -> None:
+    rows = [{"input": "<image>what", "pictures": str(folder / "b.png")}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps(rows[0]) + "\n")
+    args = args_of(folder, prompt_data=str(file), save=str(tmp_path), load=str(tmp_path))
+    source = RolloutDataSourceWithBuffer(args)
+    groups = source.get_samples(1)
+    first = groups[0][0]
+    first.multimodal_train_inputs = {"pixel_values": torch.ones(4, 3)}
+    first.metadata["seen"] = []
+    (one, other), *_ = copy_sharing_media(groups, groups)
+    assert one.multimodal_inputs["images"][0] is other.multimodal_inputs["images"][0]
+    assert one.multimodal_inputs["images"][0] is first.multimodal_inputs["images"][0]
+    assert one.multimodal_inputs["images"] is not first.multimodal_inputs["images"]
+    assert one.multimodal_train_inputs["pixel_values"] is first.multimodal_train_inputs["pixel_values"]
+    assert one.metadata["seen"] is not first.metadata["seen"]
+    source.add_samples(groups)
+    source.mark(0)
+    marked = source._marks[0]["buffer"][0][0]
+    assert marked["multimodal_inputs"]["images"][0] is first.multimodal_inputs["images"][0]
+    first.metadata["seen"].append("later")
+    source.save(0)
+    resumed = RolloutDataSourceWithBuffer(args)
+    resumed.load(0)
+    (again, member), *_ = resumed.get_samples(1)
+    assert again.multimodal_inputs["images"][0].tobytes() == first.multimodal_inputs["images"][0].tobytes()
+    assert again.multimodal_inputs["images"][0] is member.multimodal_inputs["images"][0]
+    assert torch.equal(again.multimodal_train_inputs["pixel_values"], torch.ones(4, 3))
+    assert again.metadata["seen"] == []
 
 
 def test_evaluation_sets_have_pictures(folder: Path, tmp_path: Path) -> None:
