@@ -19,12 +19,12 @@ from slime.rollout.engine_pool import router_url, routing_headers
 from slime.rollout.multimodal_prompts import copy_sharing_media
 from slime.rollout.multimodal_requests import (
     CUT,
+    PreparedPrompts,
     before_placeholder,
     check_prompt_length,
     image_fields,
     images_of,
     placeholder_ids,
-    take_prompt,
 )
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_hooks import apply_sample_hooks
@@ -48,6 +48,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
         self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True)
+        self.prepared = PreparedPrompts(self.processor)
         self.placeholders = placeholder_ids(self.processor)
         engines = max(1, (args.rollout_num_gpus or 1) // args.rollout_num_gpus_per_engine)
         limit = args.sglang_server_concurrency * engines
@@ -154,7 +155,7 @@ async def request_of(
         if not isinstance(sample.prompt, str):
             raise ConfigurationError("the prompt is a list of messages; use --apply-chat-template to render it")
         if images_of(sample):
-            await take_prompt(state.processor, sample)
+            await state.prepared.take(sample)
         else:
             sample.tokens = state.tokenizer.encode(sample.prompt, add_special_tokens=False)
     budget = token_budget(state.args, sample, sampling_params, evaluation)

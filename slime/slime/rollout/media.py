@@ -67,10 +67,18 @@ def _array(values: Any, dtype: Any) -> np.ndarray:
 def image_fields(samples: Sequence[Sample]) -> dict[str, list[dict[str, np.ndarray] | None]]:
     """Return the field ``multimodal_train_inputs`` of training data; empty when no sample has images.
 
+    Samples that share a processor's outputs share the arrays, which then cross Ray once per rank.
+
     Raises:
         TrainDataError: also when samples were answered with images and none kept what a processor made of them.
     """
-    arrays = [image_arrays(f"sample {sample.index}", sample.multimodal_train_inputs) for sample in samples]
+    made: dict[tuple[Any, ...], dict[str, np.ndarray] | None] = {}
+    arrays = []
+    for sample in samples:
+        key = tuple((name, id(value)) for name, value in (sample.multimodal_train_inputs or {}).items())
+        if key not in made:
+            made[key] = image_arrays(f"sample {sample.index}", sample.multimodal_train_inputs)
+        arrays.append(made[key])
     if any(value is not None for value in arrays):
         return {FIELD: arrays}
     lost = [sample.index for sample in samples if _has_media(sample)]

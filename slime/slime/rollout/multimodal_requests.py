@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from slime.utils.types import Sample
 
 CUT = "cut_at_placeholder"
 NOT_TRAINED_ON = ("input_ids", "attention_mask")
+MOST_PREPARED = 8
 
 
 def images_of(sample: Sample) -> list[Any]:
@@ -38,29 +40,48 @@ def placeholder_ids(processor: Any) -> frozenset[int]:
     return frozenset(token for token in found if token is not None)
 
 
-async def take_prompt(processor: Any, sample: Sample) -> None:
-    """Give a sample with pictures the ids of its prompt and its ``multimodal_train_inputs``.
+class PreparedPrompts:
+    """What a processor made of the newest prompts with pictures: the samples of a group share one call and its arrays.
 
-    Those with one entry per prompt token are left out: they say nothing about the response and follow from the ids.
-
-    Raises:
-        ConfigurationError: when the model has no processor.
+    Attributes:
+        processor: of the model; None for one that has none.
     """
-    if processor is None:
-        raise ConfigurationError(
-            "a sample has images, and the model of --hf-checkpoint has no processor to read them with"
-        )
-    # Elsewhere: preparing a screenshot takes a tenth of a second, in which no answer would be read.
-    outputs = await asyncio.to_thread(
-        lambda: processor(text=[sample.prompt], images=images_of(sample), return_tensors="pt", add_special_tokens=False)
-    )
-    prompt = outputs["input_ids"]
-    sample.tokens = prompt[0].tolist()
-    sample.multimodal_train_inputs = {
-        name: value
-        for name, value in outputs.items()
-        if name not in NOT_TRAINED_ON and tuple(value.shape) != tuple(prompt.shape)
-    }
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        # The pictures are kept with their task, so that no other picture gets their ids.
+        self._newest: OrderedDict[tuple[Any, ...], tuple[list[Any], asyncio.Task[Any]]] = OrderedDict()
+
+    async def take(self, sample: Sample) -> None:
+        """Give a sample with pictures the ids of its prompt and its ``multimodal_train_inputs``, which nobody may change.
+
+        Outputs with one entry per prompt token are left out: they say nothing about the response and follow from the ids.
+
+        Raises:
+            ConfigurationError: when the model has no processor.
+        """
+        if self.processor is None:
+            raise ConfigurationError(
+                "a sample has images, and the model of --hf-checkpoint has no processor to read them with"
+            )
+        images = images_of(sample)
+        key = (sample.prompt, *map(id, images))
+        if key not in self._newest:
+            # Elsewhere: preparing a screenshot takes a tenth of a second, in which no answer would be read.
+            self._newest[key] = images, asyncio.create_task(asyncio.to_thread(self._prepare, sample.prompt, images))
+            if len(self._newest) > MOST_PREPARED:
+                self._newest.popitem(last=False)
+        outputs = await asyncio.shield(self._newest[key][1])
+        prompt = outputs["input_ids"]
+        sample.tokens = prompt[0].tolist()
+        sample.multimodal_train_inputs = {
+            name: value
+            for name, value in outputs.items()
+            if name not in NOT_TRAINED_ON and tuple(value.shape) != tuple(prompt.shape)
+        }
+
+    def _prepare(self, prompt: str, images: list[Any]) -> Any:
+        return self.processor(text=[prompt], images=images, return_tensors="pt", add_special_tokens=False)
 
 
 def expand_images(processor: Any, sample: Sample, tokens: list[int], mask: list[int]) -> tuple[list[int], list[int]]:

@@ -13,6 +13,7 @@ import torch
 
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.generation import GenerateState, generate
+from slime.rollout.media import image_fields
 from slime.rollout.metrics import rollout_metrics
 from slime.rollout.multimodal_requests import CUT, one_per_image
 from slime.rollout.sft_rollout import MaskState, fill
@@ -146,6 +147,44 @@ def test_conversations_to_imitate_have_pictures(args: Namespace) -> None:
     assert "a cat" in state.generator.tokenizer.decode(trained)
     assert pad not in trained
     assert torch.is_tensor(sample.multimodal_train_inputs["pixel_values"])
+
+
+async def test_the_samples_of_a_group_are_prepared_once(
+    args: Namespace, engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = GenerateState(args).prepared
+    calls: list[str] = []
+    prepare = prepared._prepare
+
+    def counted(prompt: str, images: list[Any]) -> Any:
+        calls.append(prompt)
+        return prepare(prompt, images)
+
+    monkeypatch.setattr(prepared, "_prepare", counted)
+    first, same, other = sample_of(), sample_of(), sample_of()
+    same.multimodal_inputs = {"images": list(first.multimodal_inputs["images"])}
+    answered = await asyncio.gather(*(generate(args, sample, dict(PARAMETERS)) for sample in (first, same, other)))
+    assert len(calls) == 2
+    tensors = [sample.multimodal_train_inputs["pixel_values"] for sample in answered]
+    assert tensors[0] is tensors[1]
+    assert tensors[0] is not tensors[2]
+    assert first.tokens == same.tokens
+    assert first.tokens is not same.tokens
+    one, two, three = image_fields(answered)["multimodal_train_inputs"]
+    assert one is two
+    assert one is not three
+
+
+async def test_a_sample_that_is_given_up_leaves_the_others_their_prompt(args: Namespace, engine: RolloutEngine) -> None:
+    first, same = sample_of(), sample_of()
+    same.multimodal_inputs = {"images": list(first.multimodal_inputs["images"])}
+    prepared = GenerateState(args).prepared
+    tasks = [asyncio.create_task(prepared.take(sample)) for sample in (first, same)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await tasks[1]
+    assert same.tokens
+    assert not first.tokens
 
 
 async def test_samples_prepared_at_a_time_keep_their_own_pictures(args: Namespace, engine: RolloutEngine) -> None:
