@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from slime.exceptions import CheckpointError, ConfigurationError
-from slime.rollout.multimodal_prompts import copy_sharing_media, fresh_copies, image_processor_of, with_pictures
+from slime.rollout.multimodal_prompts import (
+    check_places,
+    copy_sharing_media,
+    fresh_copies,
+    image_processor_of,
+    with_pictures,
+)
 from slime.rollout.prompt_lengths import drop_long_prompts
 from slime.rollout.rm_hub import check_samples
 from slime.utils.misc import load_function
@@ -142,6 +148,8 @@ def rows_to_samples(
                 add_generation_prompt=True,
                 **args.apply_chat_template_kwargs,
             )
+        if pictures and isinstance(prompt, str):
+            check_places(f"row {number} of the prompt data", prompt.count(renderer.image_token), pictures)
         label = row[label_key] if label_key else None
         metadata = row.get(args.metadata_key) or {}
         if not isinstance(metadata, dict):

@@ -1,7 +1,8 @@
 """Prompts with pictures: the columns that ``--multimodal-keys`` names become parts of the messages.
 
 Guarantees: the ``n``-th placeholder of a prompt is the ``n``-th picture of its row, and one that is missing, superfluous or unreadable
-is an error that names the row. A prompt holds its pictures as the file has them; `fresh_copies` decodes them when it is handed out, once
+is an error that names the row,
+or the prompt where only decoding shows it. A prompt holds its pictures as the file has them; `fresh_copies` decodes them when it is handed out, once
 for all samples of a group.
 """
 
@@ -10,15 +11,16 @@ from __future__ import annotations
 import copy
 import functools
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from slime.exceptions import ConfigurationError
-from slime.utils.images import at_model_size, image_tokens, open_image
+from slime.utils.images import at_model_size, image_tokens, model_size, open_image
 from slime.utils.processing_utils import load_processor
 from slime.utils.types import MultimodalTypes, Sample
 
 IMAGE = MultimodalTypes.IMAGE
+SHOWN_CHARACTERS = 100
 
 
 @functools.cache
@@ -71,10 +73,23 @@ def with_pictures(
         part["image"] = source
     for part in pictures:
         try:
-            open_image(part["image"])
+            model_size(image_processor_of(args.hf_checkpoint), *open_image(part["image"]).size)
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"row {number} of the prompt data, column {column!r}: {error}") from error
     return messages, [part["image"] for part in pictures]
+
+
+def check_places(name: str, found: int, pictures: Sequence[Any]) -> None:
+    """Check that what a chat template made of a conversation has a place for each of its pictures.
+
+    Raises:
+        ConfigurationError: saying both numbers; ``name`` is the conversation's.
+    """
+    if pictures and found != len(pictures):
+        raise ConfigurationError(
+            f"{name}: its chat template made {found} places for {len(pictures)} pictures; use the template of a "
+            "vision-language model, and no message that spells out the model's own placeholder"
+        )
 
 
 def _parts(content: Any) -> Any:
@@ -99,13 +114,21 @@ def expanded_tokens(args: Namespace, prompt: Sample) -> int:
 
 
 def fresh_copies(args: Namespace, prompt: Sample, count: int) -> list[Sample]:
-    """Return ``count`` samples of a prompt; they share its decoded pictures, which nobody may change."""
+    """Return ``count`` samples of a prompt; they share its decoded pictures, which nobody may change.
+
+    Raises:
+        ConfigurationError: when a picture whose header was read cannot be decoded.
+    """
     media, plain = prompt.multimodal_inputs, copy.copy(prompt)
     plain.multimodal_inputs = None
     copies = [copy.deepcopy(plain) for _ in range(count)]
     if media is not None:
         processor = image_processor_of(args.hf_checkpoint)
-        images = [at_model_size(open_image(source), processor) for source in media["images"]]
+        try:
+            images = [at_model_size(open_image(source), processor) for source in media["images"]]
+        except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: how PIL says that a PNG is broken
+            start = str(prompt.prompt)[:SHOWN_CHARACTERS]
+            raise ConfigurationError(f"a picture of the prompt that starts with {start!r}: {error}") from error
         for sample in copies:
             sample.multimodal_inputs = {"images": list(images), "videos": None}
     return copies

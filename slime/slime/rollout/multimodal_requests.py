@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime.exceptions import ConfigurationError, EngineError
+from slime.rollout.multimodal_prompts import check_places
 from slime.utils.processing_utils import encode_image_for_rollout_engine
 from slime.utils.types import Sample
 
@@ -58,13 +59,15 @@ class PreparedPrompts:
         Outputs with one entry per prompt token are left out: they say nothing about the response and follow from the ids.
 
         Raises:
-            ConfigurationError: when the model has no processor.
+            ConfigurationError: when the model has no processor, or the prompt another number of placeholders than pictures.
         """
         if self.processor is None:
             raise ConfigurationError(
                 "a sample has images, and the model of --hf-checkpoint has no processor to read them with"
             )
         images = images_of(sample)
+        # The processor raises StopIteration at a superfluous place, for which a future would wait forever.
+        check_places(f"sample {sample.index}", sample.prompt.count(self.processor.image_token), images)
         key = (sample.prompt, *map(id, images))
         if key not in self._newest:
             # Elsewhere: preparing a screenshot takes a tenth of a second, in which no answer would be read.
@@ -92,7 +95,11 @@ def expand_images(processor: Any, sample: Sample, tokens: list[int], mask: list[
         sample: with the images.
         tokens: ids with one placeholder per image.
         mask: of ``tokens``; a placeholder's parts all have its entry.
+
+    Raises:
+        ConfigurationError: when there are more or fewer placeholders than images.
     """
+    check_places(f"sample {sample.index}", tokens.count(processor.image_token_id), images_of(sample))
     sample.multimodal_train_inputs = dict(processor.image_processor(images=images_of(sample), return_tensors="pt"))
     grids = sample.multimodal_train_inputs["image_grid_thw"]
     counts = iter((grids.prod(dim=1) // processor.image_processor.merge_size**2).tolist())

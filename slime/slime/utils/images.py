@@ -29,7 +29,7 @@ def open_image(source: Any) -> Any:
             data sets store a picture), or a PIL image.
 
     Raises:
-        ValueError: when it is none of these, or no image.
+        ValueError: when it is none of these, no image, or larger than PIL takes.
         FileNotFoundError: when it is a path where nothing is.
     """
     from PIL import Image, UnidentifiedImageError
@@ -48,6 +48,8 @@ def open_image(source: Any) -> Any:
         raise FileNotFoundError(f"no such file: {source}")
     try:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error)) from error
     except UnidentifiedImageError as error:
         raise ValueError(f"{'the data are' if isinstance(source, bytes) else f'{source} is'} no picture") from error
 

@@ -187,6 +187,27 @@ async def test_a_sample_that_is_given_up_leaves_the_others_their_prompt(args: Na
     assert not first.tokens
 
 
+@pytest.mark.parametrize("prompt", ["nothing", PAD, f"{PAD} {PAD} <|image_pad|>"])
+async def test_a_prompt_with_another_number_of_places_is_refused(
+    args: Namespace, engine: RolloutEngine, prompt: str
+) -> None:
+    sample = sample_of()
+    sample.prompt = prompt
+    places = prompt.count("<|image_pad|>")
+    with pytest.raises(ConfigurationError, match=f"sample 7: its chat template made {places} places for 2 pictures"):
+        await asyncio.wait_for(generate(args, sample, dict(PARAMETERS)), 30)
+
+
+def test_a_conversation_with_another_number_of_places_is_refused(args: Namespace) -> None:
+    SingletonMeta.clear(MaskState)
+    args.multimodal_keys, args.loss_mask_type = {"image": "images"}, "qwen3"
+    messages = [{"role": "user", "content": PAD + PAD}, {"role": "assistant", "content": "a cat"}]
+    sample = Sample(index=7, prompt=messages, multimodal_inputs={"images": [picture(32, 24)], "videos": None})
+    with pytest.raises(ConfigurationError, match="sample 7: its chat template made 2 places for 1 pictures"):
+        fill(sample, MaskState(args))
+    SingletonMeta.clear(MaskState)
+
+
 async def test_samples_prepared_at_a_time_keep_their_own_pictures(args: Namespace, engine: RolloutEngine) -> None:
     sizes = [(16, 16), (32, 24), (24, 16)]
     samples = [Sample(prompt=PAD, multimodal_inputs={"images": [picture(*size)]}) for size in sizes]

@@ -17,7 +17,7 @@ from slime.arguments.eval_config import read_eval_datasets
 from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, rows_to_samples
 from slime.rollout.eval_datasets import eval_group
-from slime.rollout.multimodal_prompts import copy_sharing_media
+from slime.rollout.multimodal_prompts import copy_sharing_media, fresh_copies
 from slime.utils.processing_utils import load_tokenizer
 from tests.helpers.arguments import default_args, refusal
 from tests.helpers.pictures import picture, png
@@ -82,11 +82,22 @@ def test_rows_without_pictures_are_text(folder: Path) -> None:
         ({"input": "what?", "pictures": ["a.png"]}, "row 2 of the prompt data: 0 <image> in the prompt and 1 pictures"),
         ({"input": "<image>", "pictures": "/nowhere.png"}, "row 2 .*column 'pictures': no such file: /nowhere.png"),
         ({"input": "<image>", "pictures": b"abc"}, "row 2 .*the data are no picture"),
+        ({"input": "<image>", "pictures": png(picture(300, 1))}, "row 2 .*column 'pictures': absolute aspect ratio"),
+        (
+            {"input": f"<image>{PAD}", "pictures": png(picture())},
+            "row 2 of the prompt data: .* 2 places for 1 pictures",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(folder: Path, row: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigurationError, match=error):
         samples_of(folder, {"input": "hi", "pictures": None}, row)
+
+
+def test_a_picture_that_cannot_be_decoded_is_named_with_its_prompt(folder: Path) -> None:
+    (sample,) = samples_of(folder, {"input": "<image>what is it?", "pictures": png(picture(64, 64))[:900]})
+    with pytest.raises(ConfigurationError, match=r"a picture of the prompt that starts with '.*what is it\?"):
+        fresh_copies(args_of(folder), sample, 1)
 
 
 def test_a_text_model_has_no_eyes(tiny_random_model: Path) -> None:
