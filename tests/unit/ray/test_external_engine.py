@@ -30,6 +30,7 @@ def arguments(tmp_path: Path, **changes: Any) -> Namespace:
         "rollout_health_check_first_wait": 0.0,
         "rollout_external_engine_addrs": None,
         "load_debug_rollout_data": None,
+        "multimodal_keys": None,
     }
     return Namespace(**{**values, **changes})
 
@@ -54,6 +55,17 @@ def test_an_external_engine_is_what_it_says_and_gets_weights(tmp_path: Path) -> 
     assert engine.num_weight_ranks() == 4
     engine.begin_weight_update()
     assert heard[-1] == ("http://10.0.0.9:30000/begin_weight_update", {})
+
+
+def test_an_external_engine_that_sees_pictures_must_not_keep_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, _ = external(tmp_path, {"/server_info": {"tp_size": 1}})
+    engine.start()
+    assert "SGLANG_VLM_CACHE_SIZE_MB" not in caplog.text
+    engine._args.multimodal_keys = {"image": "pictures"}
+    engine.start()
+    assert "SGLANG_VLM_CACHE_SIZE_MB=0" in caplog.text
 
 
 def test_an_external_engine_is_never_started_or_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,6 +66,7 @@ def test_images_reach_the_batch_of_the_sample_they_belong_to() -> None:
                 if given is not None:
                     assert set(found) == {"pixel_values", "image_grid_thw"}
                     assert all(torch.equal(found[name], given[name]) for name in found)
+                assert "multimodal_train_inputs" not in shard.batch(indices, CPU, images=False)
     assert counts == {0: 2, 1: 0, 2: 1}
 
 

@@ -65,5 +65,5 @@ def value_micro_batch_loss(
     values = model(inputs)
     if inputs.is_filler or not sum(inputs.response_lengths):
         return values.sum() * 0.0, {}
-    batch = shard.batch(indices, device)
+    batch = shard.batch(indices, device, images=False)
     return value_loss(args, batch, inputs.per_sample(values), reducer_of(args, batch, inputs.response_lengths))

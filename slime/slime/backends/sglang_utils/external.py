@@ -19,6 +19,10 @@ from slime.weight_sync import LOADER, uses_loader
 from slime.weight_sync.hosts import this_host
 
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
+STALE_IMAGES = (
+    "it must run with SGLANG_VLM_CACHE_SIZE_MB=0 in its environment, which it does not tell: it would see pictures with the vision "
+    "tower of older weights"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ class ExternalEngine(SGLangEngine):
                     f"does not know how this run sends weights; start it with --custom-weight-loader {LOADER}"
                 )
             )
+        if self._args.multimodal_keys:
+            logger.warning("%s at %s: %s", self._spec.name, self.url(), STALE_IMAGES)
         logger.info("%s at %s serves %s on %d GPU(s)", self._spec.name, self.url(), info.get("model_path"), self._ranks)
         return self.url()
 

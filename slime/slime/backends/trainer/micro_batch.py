@@ -69,7 +69,7 @@ def micro_batch_loss(
     what belongs to them. The custom loss and its metrics are then that part's.
     """
     inputs = model_input(args, shard, indices, device)
-    batch = shard.batch(indices, device)
+    batch = shard.batch(indices, device, images=args.loss_type == "custom_loss")
     if args.loss_type == "custom_loss":
         logits = model(inputs, temperature=1.0, chunk_size=args.log_probs_chunk_size, want_logits=True)
         if inputs.is_filler:

@@ -97,15 +97,19 @@ class RolloutShard:
         values = {position: value for part in parts for position, value in part.items()}
         self.set_computed(name, [values[position] for position in self.partition])
 
-    def batch(self, indices: list[int], device: torch.device) -> dict[str, Any]:
-        """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``."""
+    def batch(self, indices: list[int], device: torch.device, *, images: bool = True) -> dict[str, Any]:
+        """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``.
+
+        Without ``images`` the batch has no pixel values, which the model input has on the device already.
+        """
 
         def moved(value: Any) -> Any:
             if isinstance(value, dict):
                 return {key: moved(inner) for key, inner in value.items()}
             return value.to(device) if isinstance(value, Tensor) else value
 
-        batch = {name: [moved(values[i]) for i in indices] for name, values in self.fields.items()}
+        fields = {name: values for name, values in self.fields.items() if images or name != IMAGES}
+        batch = {name: [moved(values[i]) for i in indices] for name, values in fields.items()}
         batch["unconcat_tokens"] = [torch.tensor(self.tokens[i], device=device) for i in indices]
         return batch
 
