@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from slime.utils.cleanup import entrust, start_janitor
 from slime.utils.http_utils import find_available_port
 from tests.helpers.driver import assert_all_gone
 
@@ -65,17 +66,23 @@ def is_program(words: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def foreign_cluster(folder: Path) -> Iterator[ForeignCluster]:
-    """Two machines of one logical GPU each, with the token of this environment; at the end nothing of them is left."""
+    """Two machines of one logical GPU each, with the token of this environment; nothing of them outlives this process."""
     ports = find_available_port(host=ADDRESSES[0]), find_available_port()
     head = f"{ADDRESSES[0]}:{ports[0]}"
     own = ["--head", "--port", str(ports[0]), "--include-dashboard", "true", "--dashboard-port", str(ports[1])]
     temporary = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # its sockets need a short path
+    janitor = start_janitor(temporary.name)
     children: list[subprocess.Popen[bytes]] = []
     family: list[psutil.Process] = []
     try:
         for number, (address, words) in enumerate(zip(ADDRESSES, (own, ["--address", head]), strict=True)):
             own_folder = ["--temp-dir", f"{temporary.name}/{number}"]
-            children.append(_start(folder / f"machine-{number}.log", address, [*words, *own_folder]))
+            log = folder / f"machine-{number}.log"
+            children.append(_start(log, address, [*words, *own_folder]))
+            machine = psutil.Process(children[-1].pid)
+            entrust(janitor, [machine])
+            _wait_until_up(children[-1], log)
+            entrust(janitor, machine.children(recursive=True))
         cluster = ForeignCluster(f"http://127.0.0.1:{ports[1]}", [psutil.Process(child.pid) for child in children])
         yield cluster
         family = cluster.family()
@@ -85,6 +92,8 @@ def foreign_cluster(folder: Path) -> Iterator[ForeignCluster]:
         for child in children:
             child.wait(_SECONDS)
         temporary.cleanup()
+        with janitor:
+            janitor.kill()
     assert_all_gone(family)
 
 
@@ -97,9 +106,12 @@ def _start(log: Path, address: str, words: Sequence[str]) -> subprocess.Popen[by
     environment = {**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     with log.open("wb") as output:
         child = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    return child
+
+
+def _wait_until_up(child: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _SECONDS
     while b"Ray runtime started" not in log.read_bytes():
         assert child.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.1)
-    return child

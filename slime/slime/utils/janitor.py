@@ -1,8 +1,9 @@
 """Cleans up after an owner that was killed: ``python -I -S janitor.py FOLDER [detached]``, told ``PID START_TIME`` or ``/FILE`` on stdin.
 
 Guarantee: when stdin ends, which is when the owner does, the named processes are ended after a grace period and the folder and
-the named files are removed. A process is named by its id and start time, so that a recycled id is never hit. Imports nothing but the smallest
-modules, because it stays in memory for the whole run.
+the named files are removed. A process is named by its id and start time, so that a recycled id is never hit; one that was started too
+late to be named, by the options of its command line that lie in the folder, as all of Ray have them. Imports nothing but the
+smallest modules, because it stays in memory for the whole run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,35 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in ("Z", "X") else fields[19]
 
 
+def in_folder(folder: str) -> list[tuple[str, str]]:
+    """Id and start time of the processes with an option ``--NAME=VALUE`` whose value is ``folder``, or lies in it."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = os.fsdecode(file.read()).split("\0")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        values = [word.partition("=")[2] for word in words if word.startswith("--")]
+        if any(value == folder or value.startswith(f"{folder}/") for value in values):
+            started = start_time(int(pid))
+            if started is not None:
+                found.append((pid, started))
+    return found
+
+
+def _alive(processes: list[tuple[str, str]]) -> list[int]:
+    return [int(pid) for pid, started in processes if start_time(int(pid)) == started]
+
+
+def _end(processes: list[tuple[str, str]]) -> None:
+    for pid in _alive(processes):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
 def _remove(folder: str, files: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for file in files:
@@ -44,17 +74,17 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lines = sys.stdin.read().splitlines()
-    wards = [tuple(line.split()) for line in lines if line[0] != "/"]
+    folder = sys.argv[1]
+    wards = [(line.split()[0], line.split()[1]) for line in lines if line[0] != "/"]
     deadline = time.monotonic() + GRACE_SECONDS
-    while time.monotonic() < deadline and any(start_time(int(pid)) == started for pid, started in wards):
+    while time.monotonic() < deadline and _alive([*wards, *in_folder(folder)]):
         time.sleep(_POLL_SECONDS)
-    for pid, started in wards:
-        if start_time(int(pid)) == started:
-            os.kill(int(pid), signal.SIGKILL)
+    _end([*wards, *in_folder(folder)])
     files = [line for line in lines if line[0] == "/"]
-    _remove(sys.argv[1], files)
+    _remove(folder, files)
     time.sleep(GRACE_SECONDS)
-    _remove(sys.argv[1], files)
+    _end(in_folder(folder))
+    _remove(folder, files)
 
 
 if __name__ == "__main__":

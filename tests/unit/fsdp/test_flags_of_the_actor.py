@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,12 +199,15 @@ def test_a_push_has_buckets_of_the_flags_size() -> None:
 
 def test_ranks_wait_for_each_other_as_long_as_the_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
+    waits: list[timedelta] = []
+    before = dict(os.environ)
     monkeypatch.setattr(rank.dist, "init_process_group", lambda *_, **options: given.update(options))
-    monkeypatch.setattr(rank, "TCPStore", lambda *_, **options: SimpleNamespace(port=7))
+    monkeypatch.setattr(rank, "TCPStore", lambda *_, **options: SimpleNamespace(set_timeout=waits.append))
     monkeypatch.setattr(rank.torch, "set_num_threads", lambda count: None)
     made = Rank(trainer_args("", distributed_timeout_minutes=7))
     assert made._join() == torch.device("cpu")
-    assert given["timeout"].total_seconds() == 7 * 60
+    assert [given["timeout"], *waits] == [timedelta(minutes=7)] * 2
+    assert os.environ == before, "who gives the port owns the process"
 
 
 def test_the_length_of_the_schedule_is_that_of_the_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_two_ranks_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
     port = first.open_rendezvous()
     second.meet_at(port)
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(port))
     for rank in (first, second):
         rank.args = Namespace(device="cpu", distributed_timeout_minutes=1)
     first._join()

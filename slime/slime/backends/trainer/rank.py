@@ -73,8 +73,10 @@ class TrainRank(ABC):
         return self._store.port
 
     def meet_at(self, port: int) -> None:
-        """Take note of rank 0's port, before ``init``."""
-        self._master = (self._master[0], port)
+        """Take note of rank 0's port, before ``init``; plugins of this process read it as ``MASTER_PORT``."""
+        address, _ = self._master
+        self._master = (address, port)
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
 
     def _join(self) -> torch.device:
         """Join the ranks' default group and return this rank's device."""
@@ -85,13 +87,13 @@ class TrainRank(ABC):
             device = torch.device("cpu")
             torch.set_num_threads(1)
         timeout = timedelta(minutes=self.args.distributed_timeout_minutes)
-        if self._store is None and self.rank == 0:
-            self.open_rendezvous()
-        address, port = self._master
-        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+        if self._store is None:
+            address, port = self._master
+            self._store = TCPStore(address, port, is_master=self.rank == 0, wait_for_workers=False, timeout=timeout)
+        self._store.set_timeout(timeout)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=self._store or TCPStore(address, port, timeout=timeout),
+            store=self._store,
             rank=self.rank,
             world_size=self.world_size,
             timeout=timeout,

@@ -1,0 +1,55 @@
+"""What the janitor ends and removes once its owner is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime.utils import janitor
+
+SLEEP = (sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(60)")
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that a test starts; what lives at its end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def sleeper(children: list[subprocess.Popen[bytes]], *words: str) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen([*SLEEP, *words], stdout=subprocess.PIPE)
+    children.append(child)
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child
+
+
+def test_processes_with_an_option_in_the_folder(tmp_path: Path, children: list[subprocess.Popen[bytes]]) -> None:
+    folder = str(tmp_path / "ray")
+    ray = [sleeper(children, f"--temp-dir={folder}"), sleeper(children, "x", f"--log_dir={folder}/session/logs")]
+    sleeper(children, folder)
+    sleeper(children, "--follow", f"{folder}/session/logs")
+    sleeper(children, f"--temp-dir={folder}-2")
+    assert {int(pid) for pid, _ in janitor.in_folder(folder)} == {child.pid for child in ray}
+
+
+def test_a_process_that_was_never_named_ends_with_the_owner(
+    tmp_path: Path, children: list[subprocess.Popen[bytes]]
+) -> None:
+    folder = tmp_path / "ray"
+    folder.mkdir()
+    late, other = sleeper(children, f"--temp-dir={folder}"), sleeper(children, str(folder))
+    quick = "import sys; sys.path.append(sys.argv.pop(1)); import janitor; janitor.GRACE_SECONDS = 0.1; janitor.main()"
+    words = [sys.executable, "-I", "-S", "-c", quick, str(Path(janitor.__file__).parent), str(folder)]
+    subprocess.run(words, input=b"", timeout=60, check=True)
+    assert late.wait(30) == -9
+    assert other.poll() is None
+    assert not folder.exists()
