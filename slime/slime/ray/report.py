@@ -15,6 +15,14 @@ class Step(NamedTuple):
     waited: float
 
 
+class Trained(NamedTuple):
+    """A rollout that was trained on and is not reported yet: its number, its metrics and its step."""
+
+    rollout_id: int
+    metrics: dict[str, Any]
+    step: Step
+
+
 _COLUMNS = (
     ("reward", "rollout/raw_reward", "{:+.3f}"),
     ("loss", "train/loss", "{:+.4f}"),

@@ -32,11 +32,11 @@ from slime.ray.placement import (
     release_placement,
     with_replacements,
 )
-from slime.ray.report import Step, evaluation_line, say, step_line, times
+from slime.ray.report import Step, Trained, evaluation_line, say, step_line, times
 from slime.ray.restarts import Restarts, death_line, raised_itself
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.trainer import Trainer
-from slime.ray.turns import Turns
+from slime.ray.turns import Turns, push_is_due
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
@@ -74,6 +74,7 @@ class Run:
         self._lost: LostError | None = None
         self._trained: int | None = None
         self._saved = -1
+        self._untold: Trained | None = None
 
     # Start and end
 
@@ -228,6 +229,8 @@ class Run:
         if self._manager is None:
             self._restarts.batches_lost()
         self._bring_up(self._restarts.arguments(self.args))
+        if self._untold is not None and self._untold.rollout_id < self.start_rollout_id:  # its checkpoint was there
+            self._tell(self._untold, time.monotonic(), live=self._serves_engines())
         say(f"going on at rollout {self.start_rollout_id}")
 
     def _manager_lives(self) -> bool:
@@ -258,28 +261,28 @@ class Run:
         if self._trainer is None:
             return Step({}, 0.0, 0.0)
         start = time.monotonic()
-        waited = start - self._free_since
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
         self._turns.for_trainer(self._trainer)
         metrics = self._trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
         self._trained = rollout_id
-        return Step(metrics, time.monotonic() - start, waited)
+        step = Step(metrics, time.monotonic() - start, waited=start - self._free_since)
+        self._untold = Trained(rollout_id, batch["metrics"], step)
+        return step
 
     def publish(self, rollout_id: int, batch: RolloutBatch, step: Step) -> None:
-        """Make the weights of :meth:`step` live where that is due, and report on the rollout."""
-        start = time.monotonic()
+        """Make the weights of :meth:`step` live where that is due, and report; a restart that goes on behind the rollout does both."""
+        start, due = time.monotonic(), push_is_due(self.args, rollout_id)
         if self._serves_engines():
-            due = self._push_is_due(rollout_id)
             self._hand_over(push=due)
-            if due:
-                self._ask("on_weights_live", rollout_id, self.weight_version)
-        self._free_since = time.monotonic()
-        seconds = step.seconds + self._free_since - start
-        self._report(rollout_id, batch["metrics"], step.metrics, seconds, step.waited)
+        self._tell(Trained(rollout_id, batch["metrics"], step), start, live=due and self._serves_engines())
 
-    def _push_is_due(self, rollout_id: int) -> bool:
-        """Whether the engines get the weights after ``rollout_id``: at the interval, and after the last one."""
-        return should_run_periodic_action(rollout_id, self.args.update_weights_interval, None, self.args.num_rollout)
+    def _tell(self, trained: Trained, start: float, *, live: bool) -> None:
+        """Report on a rollout, published since ``start``; if its weights are ``live``, the data source hears of it."""
+        if live:
+            self._ask("on_weights_live", trained.rollout_id, self.weight_version)
+        self._untold, self._free_since = None, time.monotonic()
+        step, seconds = trained.step, self._free_since - start
+        self._report(trained.rollout_id, trained.metrics, step.metrics, step.seconds + seconds, step.waited)
 
     def recover(self) -> None:
         """Give engines that were started again the trainer's weights; raises NodeLostError when a machine is lost."""
@@ -355,8 +358,7 @@ class Run:
 
     def evaluate_start(self) -> None:
         """Evaluate the start weights of a fresh run, unless ``--skip-eval-before-train``."""
-        wanted = self.args.eval_interval is not None and not self.args.skip_eval_before_train
-        if wanted and self.start_rollout_id == 0:
+        if self.args.eval_interval and not self.args.skip_eval_before_train and self.start_rollout_id == 0:
             self.evaluate(0)
 
     def evaluate_if_due(self, rollout_id: int) -> None:

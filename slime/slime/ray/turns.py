@@ -14,6 +14,7 @@ from typing import Any
 
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.ray.trainer import Trainer
+from slime.utils.misc import should_run_periodic_action
 
 
 class Turns:
@@ -59,3 +60,8 @@ class Turns:
     def _sleep(self) -> None:
         if self.engines_sleep:
             self._ask("sleep_engines")
+
+
+def push_is_due(args: Namespace, rollout_id: int) -> bool:
+    """Whether the engines get the weights after ``rollout_id``: at the interval, and after the last one."""
+    return should_run_periodic_action(rollout_id, args.update_weights_interval, None, args.num_rollout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from argparse import Namespace
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,7 @@ class Recorder:
         self.log: list[str] = []
         self.revived: list[int] = []
         self.deaths: dict[str, Exception] = {}
+        self.latest: Callable[[], int] = lambda: 0
 
     def note(self, *words: Any) -> None:
         text = " ".join(",".join(word) if isinstance(word, tuple) else str(word) for word in words)
@@ -72,7 +74,7 @@ class Recorder:
             return "1"
 
         return SimpleNamespace(
-            init=lambda: self.note("init") or 0,
+            init=lambda: self.note("init") or self.latest(),
             train=lambda rollout_id, *_: self.note("train", rollout_id) or {},
             save=lambda rollout_id: self.note("save", rollout_id) or "folder",
             publish=lambda rollout_id: None,
@@ -184,6 +186,23 @@ def test_a_trainer_is_started_again_while_the_engines_sleep(recorder: Recorder, 
     assert after[3:8] == phases("offload; wake_engines weights; connect; push; wake_engines kv_cache,cuda_graph")
     assert recorder.log[-1] == "live 1"
     assert not recorder.deaths
+
+
+def test_a_rollout_whose_push_or_save_broke_off_behind_its_checkpoint_is_told(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The restart goes on behind it, so nobody else would report on it or tell the data source that its weights are live."""
+    run = started(recorder)
+    recorder.latest = lambda: max(
+        (int(phase.split()[1]) + 1 for phase in recorder.log if phase.startswith("save ")), default=0
+    )
+    for death, method in (("offload", "offload"), ("saved 1", "save")):
+        recorder.deaths[death] = RankLostError("training rank 0 died", method)
+    run.repeat(train.train)
+    assert [phase for phase in recorder.log if phase.split()[0] in ("train", "live")] == [
+        *("train 0", "live 0", "train 1", "live 1"),
+    ]
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("step ")] == ["0", "1"]
 
 
 def test_roles_with_gpus_of_their_own_are_never_asked() -> None:

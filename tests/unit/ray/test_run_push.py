@@ -12,6 +12,7 @@ from slime.exceptions import ConfigurationError, TrainerError
 from slime.ray import run as run_module
 from slime.ray.execute import execute
 from slime.ray.run import PUSH_ATTEMPTS, Run
+from slime.ray.turns import push_is_due
 
 
 class Remote:
@@ -52,10 +53,10 @@ def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[in
 
 
 def test_weights_are_pushed_at_the_interval_and_at_the_end() -> None:
-    run = Run(Namespace(update_weights_interval=3, num_rollout=8))
-    assert [rollout_id for rollout_id in range(8) if run._push_is_due(rollout_id)] == [2, 5, 7]
-    run.args.update_weights_interval = 1
-    assert all(run._push_is_due(rollout_id) for rollout_id in range(8))
+    args = Namespace(update_weights_interval=3, num_rollout=8)
+    assert [rollout_id for rollout_id in range(8) if push_is_due(args, rollout_id)] == [2, 5, 7]
+    args.update_weights_interval = 1
+    assert all(push_is_due(args, rollout_id) for rollout_id in range(8))
 
 
 @pytest.mark.parametrize(
