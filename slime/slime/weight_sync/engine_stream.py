@@ -80,7 +80,8 @@ def parts_of(model: Any, kinds: dict[str, Kind]) -> dict[str, list[Part]]:
     """Return where the model's loader copies each tensor to; nothing is copied.
 
     Raises:
-        NotImplementedError: when it does not copy a tensor or parts of it before it takes the next.
+        NotImplementedError: when it does not copy a tensor or parts of it before it takes the next, or computes with what the
+            model holds: with the weights of the push before, because here nothing is copied.
     """
     parts: dict[str, list[Part]] = {}
 
@@ -90,12 +91,19 @@ def parts_of(model: Any, kinds: dict[str, Kind]) -> dict[str, list[Part]]:
             seen = len(places.found)
             yield name, whole
             parts[name] = [(target, place) for _, target, place in places.found[seen:]]
-            if not parts[name] or not all(is_part(place, whole) for _, place in parts[name]):
+            if not parts[name] or not all(_is_copied(target, place, whole) for target, place in parts[name]):
                 raise NotImplementedError(f"{name} is not copied as it is")
 
     with Places() as places:
         model.load_weights(given())
+    if places.computed:
+        raise NotImplementedError(f"the loader computes with the model's weights ({places.computed})")
     return parts
+
+
+def _is_copied(target: Tensor, place: Tensor, whole: Tensor) -> bool:
+    """Whether each element of ``target`` gets its own of ``whole``."""
+    return is_part(place, whole) and target.numel() == place.numel()
 
 
 def _load_in_place(model: Any, reader: StreamReader) -> None:

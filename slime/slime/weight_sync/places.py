@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _UNREAD = 1_618_033
 """What the one element of a tensor without data is said to be."""
+_CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+"""They write to a parameter, as to what pads it, without reading any."""
 
 
 class Places(TorchDispatchMode):
@@ -20,12 +23,15 @@ class Places(TorchDispatchMode):
 
     Attributes:
         found: of each part, the name of the tensor that was given last, where it goes to, and what is copied there.
+        computed: the first operation that read what the model holds, as one that derives something from its parameters; empty
+            when there was none.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.name = ""
         self.found: list[tuple[str, Tensor, Tensor]] = []
+        self.computed = ""
         self._read: Tensor | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,6 +49,8 @@ class Places(TorchDispatchMode):
             self.found.append((self.name, args[0], self._read))
             self._read = None
             return args[0]
+        if not self.computed and not func.is_view and func not in _CONSTANTS and _reads((args, kwargs)):
+            self.computed = str(func)
         return func(*args, **(kwargs or {}))
 
     def tensor(self, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
@@ -52,5 +60,10 @@ class Places(TorchDispatchMode):
 
 
 def is_part(place: Tensor, whole: Tensor) -> bool:
-    """Whether ``place`` is a view of ``whole``, so that its offset and strides say which part."""
-    return place.untyped_storage()._cdata == whole.untyped_storage()._cdata
+    """Whether ``place`` is a view of ``whole`` with its dtype, so that its offset and strides say which part."""
+    return place.dtype == whole.dtype and place.untyped_storage()._cdata == whole.untyped_storage()._cdata
+
+
+def _reads(arguments: Any) -> bool:
+    """Whether a tensor with data is among ``arguments``."""
+    return any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in tree_leaves(arguments))

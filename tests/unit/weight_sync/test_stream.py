@@ -144,6 +144,34 @@ def copy_fused(parameter: Tensor, value: Tensor) -> None:
     parameter[:8].copy_(value[4:])
 
 
+def copy_repeated(parameter: Tensor, value: Tensor) -> None:
+    parameter.copy_(value[:1])
+
+
+def copy_bits(parameter: Tensor, value: Tensor) -> None:
+    parameter.copy_(value.view(torch.int16)[:, : parameter.size(1)])
+
+
+class Deriving(Model):
+    """Makes one parameter from another when it has them all."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        super().load_weights(weights)
+        self.parameters["b"].copy_(2 * self.parameters["a"])
+
+
+class Padding(Model):
+    """Pads its parameters with zeros, as a vocabulary is padded."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        super().load_weights(weights)
+        self.parameters["a"][8:].data.fill_(0)
+
+
+def copy_first_rows(parameter: Tensor, value: Tensor) -> None:
+    parameter[:8].data.copy_(value[:8])
+
+
 def copy_negative(parameter: Tensor, value: Tensor) -> None:
     parameter.copy_(-value)
 
@@ -155,7 +183,11 @@ LOADERS: list[tuple[Any, Any, list[int], bool]] = [
     (Model, copy_right_half, [12, 5], True),
     (Model, copy_fused, SHAPE, True),
     (Model, copy_negative, SHAPE, False),
+    (Model, copy_repeated, SHAPE, False),
+    (Model, copy_bits, SHAPE, False),
     (Collecting, Tensor.copy_, SHAPE, False),
+    (Deriving, Tensor.copy_, SHAPE, False),
+    (Padding, copy_first_rows, SHAPE, True),
 ]
 
 
