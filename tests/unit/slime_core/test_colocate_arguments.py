@@ -101,6 +101,15 @@ def test_weights_have_a_copy_on_the_host_where_a_push_does_not_bring_all(
     assert ("--enable-weights-cpu-backup" in command) is backup
 
 
+def test_a_draft_model_has_a_copy_on_the_host(base: list[str]) -> None:
+    """Pushes bring the policy's weights alone; without its own the draft model would guess noise."""
+    for words, backup in (("", False), ("--sglang-speculative-algorithm EAGLE", True)):
+        args = parsed(base, f"--device cuda {words}")
+        command = server_command(args, EngineSpec("policy", 0, 1), port=1, cpu=False)
+        assert ("--enable-draft-weights-cpu-backup" in command) is backup
+        assert "--enable-weights-cpu-backup" not in command
+
+
 def test_weights_go_through_shared_memory_on_one_machine(base: list[str]) -> None:
     assert parsed(base, "").update_weight_transport == "shared"
     assert parsed(base, "--update-weight-transport disk").update_weight_transport == "disk"

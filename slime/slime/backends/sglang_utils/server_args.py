@@ -103,6 +103,9 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -
         if args.update_weights_interval > 1 or args.update_weight_mode != "full":
             # A push does not bring every weight each time.
             options["enable_weights_cpu_backup"] = True
+        if getattr(args, "sglang_speculative_algorithm", None):
+            # No push brings those of the draft model.
+            options["enable_draft_weights_cpu_backup"] = True
     options.update(
         model_path=model_path(args, spec.role),
         trust_remote_code=True,
