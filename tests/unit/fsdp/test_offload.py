@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slime.backends.trainer import offload
 from slime.backends.trainer.offload import HostMemory, storage_of
 
 CPU = torch.device("cpu")
@@ -77,6 +78,21 @@ def test_host_memory_grows_and_serves_again(host: HostMemory) -> None:
     assert host._segment is not first
     host.give_back()
     assert torch.equal(large, torch.arange(1 << 20))
+
+
+def test_everything_stays_where_the_host_has_no_room(host: HostMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(size: int, *, pinned: bool) -> None:
+        raise MemoryError(f"no {size} bytes")
+
+    given = tensors()
+    before = [tensor.detach().clone() for tensor in given]
+    with monkeypatch.context() as patch:
+        patch.setattr(offload, "Segment", full)
+        with pytest.raises(MemoryError):
+            host.take(given)
+    assert not host.is_used
+    assert all(torch.equal(host.value(tensor), value) for tensor, value in zip(given, before, strict=True))
+    assert host.take(given) > 0
 
 
 def test_what_is_elsewhere_stays(host: HostMemory) -> None:

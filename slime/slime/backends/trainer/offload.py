@@ -44,27 +44,32 @@ class HostMemory:
         return bool(self._away)
 
     def take(self, tensors: Iterable[Tensor], zeros: Iterable[Tensor] = ()) -> int:
-        """Give away the memory of ``tensors``, and of ``zeros``, which hold nothing but zeros; return how many bytes."""
+        """Give away the memory of ``tensors``, and of ``zeros``, which hold nothing but zeros; return how many bytes.
+
+        Nothing may be away. Where the host has no room for them, everything stays and the error of the allocation is raised.
+        """
         gc.collect()
         empty = {storage._cdata: storage for storage in map(storage_of, zeros) if self._takes(storage)}
         full = {storage._cdata: storage for storage in map(storage_of, tensors) if self._takes(storage)}
+        leaving: dict[int, _Away] = {}
         total = 0
         for key, storage in full.items():
             if key not in empty:
-                self._away[key] = _Away(storage, storage.nbytes(), total)
+                leaving[key] = _Away(storage, storage.nbytes(), total)
                 total += -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
-        self._away |= {key: _Away(storage, storage.nbytes(), None) for key, storage in empty.items()}
+        leaving |= {key: _Away(storage, storage.nbytes(), None) for key, storage in empty.items()}
         host = self._room(total)
         self._synchronize()  # what other streams still do with them
-        for away in self._away.values():
+        for away in leaving.values():
             if away.start is not None:
                 host[away.start : away.start + away.size].copy_(_bytes(away.storage), non_blocking=True)
         self._synchronize()
-        for away in self._away.values():
+        self._away = leaving
+        for away in leaving.values():
             away.storage.resize_(0)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        return sum(away.size for away in self._away.values())
+        return sum(away.size for away in leaving.values())
 
     def give_back(self) -> None:
         """Give every tensor its memory and its values back."""
@@ -113,6 +118,7 @@ class HostMemory:
         if self._segment is None or self._segment.data.numel() < size:
             if self._segment is not None:
                 self._segment.close()
+                self._segment = None
             self._segment = Segment(max(size, ALIGNMENT), pinned=self._device.type == "cuda")
         return self._segment.data
 
