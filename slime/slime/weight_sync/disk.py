@@ -59,7 +59,8 @@ class DiskWeightSync(EngineWeightSync):
     def close(self) -> None:
         """See `EngineWeightSync.close`; removes the files."""
         super().close()
-        self._remove(keep=0)
+        if self._written:  # rank 0's; the list is of use until they are gone
+            self._remove(keep=0)
 
     def _remove(self, keep: int) -> None:
         if self._args.update_weight_disk_keep_files:

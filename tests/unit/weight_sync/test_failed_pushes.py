@@ -124,6 +124,16 @@ def test_what_a_trainer_that_died_left_on_the_disk_goes(tmp_path: Path, own: boo
     assert folders(shared) == ["weight_v90"]
 
 
+def test_a_rank_that_wrote_nothing_leaves_the_list_of_who_did(tmp_path: Path) -> None:
+    """Every rank closes its transport, and rank 0 may die before it has removed its files."""
+    wrote = disk_sync(tmp_path, Willing())
+    wrote.push(iter(weights(1).items()), "1")
+    DiskWeightSync(wrote._args, device=CPU, address="127.0.0.1").close()
+    assert wrote._list.exists()
+    wrote.close()
+    assert not wrote._list.exists()
+
+
 def test_a_session_that_another_trainer_left_open_is_closed(tmp_path: Path) -> None:
     engine = Willing()
     disk_sync(tmp_path, engine)
