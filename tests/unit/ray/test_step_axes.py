@@ -133,6 +133,10 @@ def test_the_trainer_gives_each_step_and_the_means() -> None:
     assert metrics is not None
     assert [step["train/loss"] for step in metrics[STEPS]] == [1.0, 2.0]
     assert (metrics["train/loss"], metrics["train/lr-pg_0"], metrics["rollout/tokens"]) == (1.5, 0.2, 9.0)
+    assert metrics["perf/actor_train_time"] > 0
+    actor.rank, actor._data = 1, Namespace(micro_batches=[[[0]]])  # type: ignore[assignment]
+    assert actor.step(1) is None
+    assert not actor._seconds, "what another rank logs is of one rollout too"
 
 
 def test_the_end_of_an_epoch_is_a_reason_to_act() -> None:

@@ -94,9 +94,10 @@ class FSDPCriticActor(TrainRank):
                 )
                 for number in range(len(data.micro_batches))
             ]
+        seconds = self._take_seconds()
         if self.rank != 0:
             return None
-        return {STEPS: [named(step) for step in steps], **named(mean_of_steps(steps)), **self._take_seconds()}
+        return {STEPS: [named(step) for step in steps], **named(mean_of_steps(steps)), **seconds}
 
     def save(self, rollout_id: int) -> str:
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""

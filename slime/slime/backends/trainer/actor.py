@@ -161,16 +161,12 @@ class TrainActor(TrainRank):
         if self._history is not None:
             self._history.trained()
         rollout = self._describe(data)
+        if steps and self.rank == 0:
+            rollout |= self._speeds(data)
+        seconds = self._take_seconds()  # on every rank: each logs its own
         if self.rank != 0:
             return None
-        if steps:
-            rollout |= self._speeds(data)
-        return {
-            STEPS: [named(step) for step in steps],
-            **named(mean_of_steps(steps)),
-            **rollout,
-            **self._take_seconds(),
-        }
+        return {STEPS: [named(step) for step in steps], **named(mean_of_steps(steps)), **rollout, **seconds}
 
     def _watched(self) -> AbstractContextManager[None]:
         return nullcontext() if self._history is None else self._history.watched()
