@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.managers
 import warnings
 from argparse import Namespace
 from typing import Any
@@ -112,6 +113,7 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
     from slime.backends.megatron_utils.actor import MegatronTrainActor
 
     warnings.filterwarnings("ignore")
+    multiprocessing.managers.BaseManager.start = _no_process_of_its_own
     results = []
     for number, plan in enumerate(runs):
         args = megatron_args(model, **plan["changes"])
@@ -135,6 +137,10 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
         actor.shutdown()
     if rank == 0:
         torch.save(results, out)
+
+
+def _no_process_of_its_own(*_: Any, **__: Any) -> None:
+    raise AssertionError("a checkpoint needs no process that answers others")
 
 
 def _pushed(actor: Any, leaves: bool) -> dict[str, Tensor]:

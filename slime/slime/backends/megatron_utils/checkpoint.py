@@ -6,6 +6,9 @@ pipeline, context, expert and data parallel ranks can load them; of a LoRA run t
 
 from __future__ import annotations
 
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +42,8 @@ def save_state(path: Path, model: Any, optimizer: Any | None, device: torch.devi
         state = {"model": _trained(model).sharded_state_dict(metadata=_metadata())}
         if optimizer is not None:
             state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=_metadata())
-        try:
+        with _results_in_this_process():
             dist_checkpointing.save(state, str(path))
-        finally:
-            _end_helper_process()
 
 
 def _trained(model: Any) -> Any:
@@ -51,13 +52,20 @@ def _trained(model: Any) -> Any:
     return model if adapters is None else adapters
 
 
-def _end_helper_process() -> None:
-    """End the process that Megatron-core starts for its first save and keeps; it would outlive a rank that is killed."""
+@contextmanager
+def _results_in_this_process() -> Iterator[None]:
+    """Give Megatron-core a plain queue for what its writers return.
+
+    It would start a process for one, which takes seconds and outlives a rank that is killed; only a save that goes on in the
+    background needs that.
+    """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    queue: Any = filesystem_async._results_queue
-    if queue is not None:
-        queue._manager.shutdown()
+    results: Any = queue.Queue()
+    filesystem_async._results_queue = results
+    try:
+        yield
+    finally:
         filesystem_async._results_queue = None
 
 

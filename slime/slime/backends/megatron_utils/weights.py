@@ -2,7 +2,7 @@
 
 Guarantees: names, shapes and values are those of the checkpoint that the weights came from, padding of the vocabulary
 removed, a tied LM head left out and LoRA merged into a copy; every rank sees the same names in the same order, so gathering is safe as a collective;
-at most one parameter is whole at a time.
+at most one parameter is whole at a time, and of a LoRA run the adapters of the pipeline stage besides.
 """
 
 from __future__ import annotations
