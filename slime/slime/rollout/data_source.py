@@ -148,8 +148,8 @@ def rows_to_samples(
                 add_generation_prompt=True,
                 **args.apply_chat_template_kwargs,
             )
-        if pictures and isinstance(prompt, str):
-            check_places(f"row {number} of the prompt data", prompt.count(renderer.image_token), pictures)
+            if pictures:
+                check_places(f"row {number} of the prompt data", prompt.count(renderer.image_token), pictures)
         label = row[label_key] if label_key else None
         metadata = row.get(args.metadata_key) or {}
         if not isinstance(metadata, dict):

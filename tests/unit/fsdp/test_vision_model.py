@@ -155,10 +155,12 @@ def test_a_run_goes_on_bit_for_bit_from_a_save_before_the_first_image(start, mod
     pictured = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
     actor.train(0, trainer.shards(actor.args, trainer.train_data(), 1)[0])
     actor.save(0)
+    actor.publish(0)
     actor.train(1, pictured)
     straight = trainer_ranks.full_parameters(actor)
     actor.shutdown()
     resumed = start(load=str(tmp_path))
+    assert resumed.optimizer.state, "it goes on from the checkpoint"
     resumed.train(1, pictured)
     after = trainer_ranks.full_parameters(resumed)
     assert all(torch.equal(value, after[name]) for name, value in straight.items())
