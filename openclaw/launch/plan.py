@@ -26,7 +26,7 @@ from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, reso
 from openclaw.live_losses import unfed_loss
 from slime.arguments.colocate import check_asynchronous
 from slime.arguments.critic import critic_gpus
-from slime.arguments.machines import named_cluster
+from slime.arguments.machines import ADDRESS_VARIABLE, OWN_CLUSTER, named_cluster
 from slime.arguments.parser import parser_for, read_arguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -257,6 +257,15 @@ def _with_guide_file(
     return guide.variables | given, [*guide.flags, *rest]
 
 
+def _joins(environment: Mapping[str, str], extra: Sequence[str]) -> bool:
+    """Whether a variable or a flag names a Ray cluster that exists; the flag wins."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--ray-address", default=environment.get(ADDRESS_VARIABLE))
+    finder.add_argument("--head-address")
+    found, _ = finder.parse_known_args(list(extra))
+    return not found.head_address and named_cluster({ADDRESS_VARIABLE: found.ray_address or ""}) is not None
+
+
 def make_plan(
     profile: Profile,
     method: str,
@@ -299,7 +308,7 @@ def make_plan(
     if ids is not None:
         values["num_gpus"] = len(ids)
     sections = {"MODEL_ARGS": model_flags(model)} if model else {}
-    joins = named_cluster(environment) is not None and int(str(values["nnodes"])) == 1
+    joins = _joins(environment, extra) and int(str(values["nnodes"])) == 1
     sections |= _sections(lines, profile, values, runtime, counts, name or f"{profile.name}-{Path(method).name}", joins)
     if extra:
         sections["CUSTOM_ARGS"] = tuple(extra)
@@ -318,6 +327,11 @@ def make_plan(
     if ids is not None and critic_gpus(args):
         raise ConfigError(
             "lists of GPUs leave none for a critic; write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts"
+        )
+    if ids is not None and args.ray_address:
+        raise ConfigError(
+            f"lists of GPUs are for a cluster that the run starts, and this one joins {args.ray_address}, which deals out its own; "
+            f"write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts, or give --ray-address {OWN_CLUSTER}"
         )
     if ids is not None:
         child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))

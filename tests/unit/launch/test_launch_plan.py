@@ -155,6 +155,29 @@ def test_in_a_ray_job_the_cluster_says_how_many_gpus_there_are(repository: Path)
     assert "--num-gpus 8" not in plan.stdout
 
 
+def test_a_cluster_that_a_flag_names_wins_over_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    joining = plan("combine", "--ray-address", "10.0.0.1:6379", model=model)
+    assert joining.problems == ()
+    assert joining.args.ray_address == "10.0.0.1:6379"
+    assert "--num-gpus" not in joining.command
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    for own in (["--ray-address", "local"], ["--head-address", "10.0.0.2:6379"]):
+        starting = plan("combine", *own, model=model, RAY_ADDRESS="10.0.0.1:6379")
+        assert starting.args.ray_address is None
+        assert "--num-gpus" in starting.command
+
+
+def test_a_cluster_that_exists_is_given_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists = {"ACTOR_GPUS": "0,1", "ROLLOUT_GPUS": "2,3", "PRM_GPUS": "4,5", "RAY_ADDRESS": "10.0.0.1:6379"}
+    said = refusal(monkeypatch, capsys, "--method combine --model qwen3-4B --dry-run", **lists)
+    assert "this one joins 10.0.0.1:6379" in said
+    assert "as counts, or give --ray-address local" in said
+
+
 def test_a_flag_with_a_typo(repository: Path) -> None:
     result = run_script(gpu_script(repository, "rl"), "--dry-run", "--rollout-batchsize", "4", cwd=repository)
     assert result.returncode == 2
