@@ -1,6 +1,6 @@
-"""What a run needs where it starts, besides what its flags say: its prompts and its plugins.
+"""What a run needs where it starts, besides what its flags say: its prompts, its plugins, and a folder that no other run saves to.
 
-Guarantee: nothing is read but names; found before any process is started.
+Guarantee: nothing is read but names; prompts and plugins are found before any process is started.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from slime.arguments.check_paths import taken_folder
 from slime.arguments.plugin_names import missing_plugins
+from slime.exceptions import ConfigurationError
 
 _CORE_SOURCES = "slime.rollout.data_source."
 
@@ -16,6 +18,12 @@ _CORE_SOURCES = "slime.rollout.data_source."
 def missing_at_start(args: Namespace) -> list[str]:
     """Return a line per thing that is not there."""
     return [*no_prompts(args), *missing_prompt_file(args), *missing_plugins(args)]
+
+
+def check_still_free(args: Namespace) -> None:
+    """Raise ConfigurationError when another run wrote checkpoints to ``--save`` while this one waited for its GPUs."""
+    if taken := taken_folder(args):
+        raise ConfigurationError("; ".join(taken))
 
 
 def no_prompts(args: Namespace) -> list[str]:

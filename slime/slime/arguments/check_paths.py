@@ -36,10 +36,7 @@ def check_paths(args: Namespace) -> list[str]:
         )
     if args.resume and args.save and not Path(args.save, LATEST).is_file():
         problems.append(f"--resume: {args.save} holds no checkpoint ({LATEST} is missing); start without --resume")
-    if not args.resume and args.save and not _goes_on(args) and Path(args.save, LATEST).is_file():
-        problems.append(
-            f"--save {args.save} holds checkpoints of an earlier run; add --resume to go on, or name another folder"
-        )
+    problems += taken_folder(args)
     if (
         args.debug_train_only
         and not args.load_debug_rollout_data
@@ -49,6 +46,13 @@ def check_paths(args: Namespace) -> list[str]:
             "--debug-train-only needs --load-debug-rollout-data PATH, or a rollout function that needs no engine"
         )
     return problems
+
+
+def taken_folder(args: Namespace) -> list[str]:
+    """Return a line when a run that starts anew would write over the checkpoints of another one."""
+    if args.resume or not args.save or _goes_on(args) or not Path(args.save, LATEST).is_file():
+        return []
+    return [f"--save {args.save} holds checkpoints of an earlier run; add --resume to go on, or name another folder"]
 
 
 def _loadable(args: Namespace) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from slime.arguments.at_start import missing_at_start
+from slime.arguments.at_start import check_still_free, missing_at_start
 from slime.arguments.backend import backend_line
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
@@ -102,6 +102,7 @@ class Run:
         self.stop.install()  # again: Ray has put its own handlers in place
         self._reserved = reserved = create_placement(args, self.stop)
         self._resources.callback(release_placement, reserved)
+        check_still_free(args)
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
         self._resources.callback(self._dispose_manager)

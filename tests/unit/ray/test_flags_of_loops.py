@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import train
 import train_async
 
+from slime.arguments.check_paths import LATEST
+from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module
 from slime.ray.placement import Placement, ReservedPlacement
 from slime.ray.run import Run
@@ -93,3 +96,21 @@ def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pyte
     monkeypatch.setattr(run, "wait", lambda answer: answer)
     run._start()
     assert run.args.num_rollout == 15
+
+
+def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job that is submitted twice: both found an empty folder."""
+
+    def wait(args: Namespace, stop: Any) -> ReservedPlacement:
+        (tmp_path / LATEST).write_text("2")
+        return ReservedPlacement(Placement((0,), (), ()), None, ())
+
+    monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(run_module, "create_placement", wait)
+    monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
+    run = Run(default_args(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
+    monkeypatch.setattr(run.stop, "install", lambda: None)
+    with pytest.raises(ConfigurationError, match="holds checkpoints of an earlier run; add --resume"), run:
+        pytest.fail("it started")
