@@ -85,6 +85,19 @@ class Driver:
         """Wait for its end and return its exit status."""
         return self.process.wait(WAIT_SECONDS)
 
+    def run_to_end(self) -> None:
+        """Wait until it ends well; fails if something that it started outlives it."""
+        self.wait_for("policy engine: ")
+        family = self.family()
+        assert self.wait_end() == 0, self.text()
+        assert_all_gone(family)
+
+    def assert_on_policy(self, rollouts: int) -> None:
+        """Fail unless it took a step per rollout, each sampled by the weights of the step before it."""
+        steps = [line.split() for line in self.steps()]
+        assert [(line[1], line[-1]) for line in steps] == [(str(step), str(step + 1)) for step in range(rollouts)]
+        assert all(line[line.index("stale") + 1] == "0.0" for line in steps)
+
     def engine_url(self) -> str:
         """Where the policy engine serves."""
         line = next(line for line in self.text().splitlines() if line.startswith("policy engine: "))
