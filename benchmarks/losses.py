@@ -17,7 +17,6 @@ import argparse
 import gc
 import importlib
 import json
-import multiprocessing
 import statistics
 import sys
 import time
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from benchmarks.machine import describe_machine
 from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
+from benchmarks.own_process import in_own_process
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl, support_log_probs
@@ -193,8 +193,7 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
     """Measure a case and its plain version; they must agree on the loss."""
     sides: dict[str, dict[str, float]] = {}
     for side in ("ours", "plain"):
-        with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-            timed, weighed = (pool.apply(run_side, (name, side, options, for_memory)) for for_memory in (False, True))
+        timed, weighed = (in_own_process(run_side, name, side, options, for_memory) for for_memory in (False, True))
         sides[side] = timed | {"peak_bytes": weighed["peak_bytes"]}
     found, base = sides["ours"], sides["plain"]
     difference = abs(found["loss"] - base["loss"])

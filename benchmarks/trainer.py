@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 import tempfile
 from argparse import Namespace
@@ -26,6 +25,7 @@ from typing import Any
 
 from benchmarks import losses
 from benchmarks.machine import describe_machine
+from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts import logprob_pass
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak
@@ -91,8 +91,7 @@ def steps(options: Namespace, folder: Path) -> list[dict[str, Any]]:
         Path(files[batch]).write_text(json.dumps(data[batch]))
     chosen = plans(options, model, files, folder)
     groups = [chosen] if options.device == "cpu" else [[plan] for plan in chosen]
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        fastest = pool.apply(matmul_peak, (options.device,))
+    fastest = in_own_process(matmul_peak, options.device)
     rows = []
     for group in groups:
         for side, batches in run_in_turn(group, folder, options.rounds).items():

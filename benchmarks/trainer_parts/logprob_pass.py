@@ -6,7 +6,6 @@ four corners: ``(p(T, V) - p(t, V) - p(T, v) + p(t, v)) / ((T - t) (V - v))`` by
 
 from __future__ import annotations
 
-import multiprocessing
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
+from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import Shape, build
@@ -70,8 +70,7 @@ def measure(
                     "train_dtype": "bfloat16" if device == "cuda" else "float32",
                     "log_probs_chunk_size": rows_at_once,
                 }
-                with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-                    found[f"{name}_peak_bytes"] = pool.apply(pass_peak, (arguments(flags), data))
+                found[f"{name}_peak_bytes"] = in_own_process(pass_peak, arguments(flags), data)
             rows.append(found)
     product = growth(rows, "chunked_peak_bytes")
     return {"rows": rows, "bytes_per_token_and_entry": round(product, 4), "no_growth": product < NO_GROWTH}
