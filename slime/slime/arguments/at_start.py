@@ -8,7 +8,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from slime.arguments.check_paths import taken_folder
+from slime.arguments.check_paths import LATEST, taken_folder
+from slime.arguments.critic import check_critic
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
 
@@ -21,8 +22,9 @@ def missing_at_start(args: Namespace) -> list[str]:
 
 
 def check_still_free(args: Namespace) -> None:
-    """Raise ConfigurationError when another run wrote checkpoints to ``--save`` while this one waited for its GPUs."""
-    if taken := taken_folder(args):
+    """Raise ConfigurationError when another run wrote checkpoints where this one saves, while it waited for its GPUs."""
+    critic = check_critic(args, LATEST) if getattr(args, "use_critic", False) else []
+    if taken := [*taken_folder(args), *critic]:
         raise ConfigurationError("; ".join(taken))
 
 

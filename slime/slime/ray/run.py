@@ -3,8 +3,8 @@
 Guarantees: leaving the ``with`` block ends everything the run started, whatever happened inside; engines that came back
 after a crash get the trainer's weights before anything else is done with them, and an engine that fails while it gets them is
 started again and gets them again; a training rank or a rollout manager that dies is started again from the last checkpoint
-(`slime.ray.restarts`), after the loss of a machine on another one that takes its place; SIGTERM and SIGINT are noticed within two seconds,
-except inside a training step, which is finished.
+(`slime.ray.restarts`), after the loss of a machine on another one that takes its place; no other run writes
+to its folders; SIGTERM and SIGINT are noticed within two seconds, except inside a training step, which is finished.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from slime.arguments.at_start import check_still_free, missing_at_start
+from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
@@ -35,6 +35,7 @@ from slime.ray.placement import (
 from slime.ray.report import Step, Trained, evaluation_line, say, step_line, times
 from slime.ray.restarts import Restarts, death_line, raised_itself
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
+from slime.ray.save_lock import own_save_folders
 from slime.ray.trainer import Trainer
 from slime.ray.turns import Turns, push_is_due
 from slime.rollout.metrics import staleness
@@ -89,8 +90,7 @@ class Run:
         return self
 
     def _start(self) -> None:
-        args = self.args
-        if missing := missing_at_start(args):
+        if missing := missing_at_start(args := self.args):
             raise ConfigurationError("; ".join(missing))
         placement = describe_placement(args)
         for line in placement.lines():
@@ -102,13 +102,13 @@ class Run:
         self.stop.install()  # again: Ray has put its own handlers in place
         self._reserved = reserved = create_placement(args, self.stop)
         self._resources.callback(release_placement, reserved)
-        check_still_free(args)
+        if placement.actor:
+            self._resources.enter_context(own_save_folders(args))
+            self._restarts = Restarts(args.save, args.max_trainer_restarts)
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
         self._resources.callback(self._dispose_manager)
         self._resources.callback(self._end_trainer)
-        if placement.actor:
-            self._restarts = Restarts(args.save, args.max_trainer_restarts)
         try:
             self._bring_up(args)
         except LostError as error:

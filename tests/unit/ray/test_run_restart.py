@@ -136,7 +136,7 @@ def make_run(world: World, *, save: bool = True, allowed: int = 2, interval: int
     args = Namespace(
         **{"save": str(world.save) if save else None, "save_interval": interval, "num_rollout": rollouts},
         **{"update_weights_interval": 1, "debug_train_only": False, "max_trainer_restarts": allowed},
-        **{"resume": False, "load": None},
+        **{"resume": False, "load": None, "run_dir": str(world.save)},
     )
     run = Run(args)
     run._reserved = NOWHERE

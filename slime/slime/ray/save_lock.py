@@ -1,0 +1,81 @@
+"""The folders that a run saves to are its own while its driver lives.
+
+Guarantees: of two drivers that name one folder in ``--save`` or ``--critic-save``, by whatever path, one gets it and the other is told who
+has it. The lock is the kernel's (``flock`` of ``save.lock`` in the folder): it ends with the driver, however that ends, so a resumed run
+finds it free; restarts of trainer or manager within a run keep it. It holds between the processes of a machine, and between machines
+where the file system carries such locks (NFS, CephFS, GPFS, Lustre mounted with ``flock``; not NFS with ``nolock`` or ``local_lock``).
+An NFS server frees the lock of a machine that is lost when its lease ends, or when the machine is back. Where a file system has no locks
+the run says so and goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from slime.arguments.at_start import check_still_free
+from slime.exceptions import ConfigurationError
+from slime.ray.cluster import JOB_VARIABLE
+from slime.ray.report import say
+
+LOCK = "save.lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+
+
+@contextmanager
+def own_save_folders(args: Namespace) -> Iterator[None]:
+    """Hold the folders of ``--save`` and ``--critic-save``, as far as they are given, for the length of the block.
+
+    Raises:
+        ConfigurationError: when another run has one of them, or wrote checkpoints there since the arguments were checked.
+    """
+    with ExitStack() as held:
+        for flag in ("--save", "--critic-save"):
+            folder = getattr(args, flag.removeprefix("--").replace("-", "_"), None)
+            if folder:
+                held.enter_context(_lock(flag, Path(folder), this_run(args)))
+        check_still_free(args)
+        yield
+
+
+def this_run(args: Namespace) -> str:
+    """Who has the folder, for the line that another run gets."""
+    job = json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata", {}).get("job_submission_id")
+    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    name = f"job {job}, " if job else ""
+    return f"{name}process {os.getpid()} on {socket.gethostname()}, run folder {args.run_dir}, since {since}"
+
+
+@contextmanager
+def _lock(flag: str, folder: Path, owner: str) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigurationError(f"{flag} {folder} cannot be written to ({error}); name another folder") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.pread(descriptor, 4096, 0).decode(errors="replace").strip() or "a run that has just started"
+            raise ConfigurationError(
+                f"{flag} {folder} is in use by another run ({other}); name another folder, or end that run first"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            say(f"{flag} {folder}: its file system has no locks ({error.strerror}); let no other run save there")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, owner.encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)  # which frees it
