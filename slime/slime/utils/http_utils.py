@@ -1,7 +1,7 @@
 """HTTP calls of the core and its plugins.
 
 Guarantees: only transport errors and 5xx answers are retried; a 4xx answer is the caller's mistake and raises at once.
-Owns the process-wide client that plugins share (``_http_client``).
+Owns the process-wide client that plugins share (``_http_client``), and the names of the ports that this process has given away.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,6 +26,10 @@ _proxy: str | None = None
 _DIRECT_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 5.0
+QUIET_PORT = 20000
+"""The first port that is given away; below it are those of Ray's workers."""
+PORT_TRIES = 200
+_claims: list[socket.socket] = []
 
 
 def init_http_client(args: Any) -> None:
@@ -111,7 +116,10 @@ async def stream_lines(response: httpx.Response) -> AsyncIterator[str]:
 
 
 def find_available_port(base_port: int = 0, host: str = "127.0.0.1") -> int:
-    """Return a port that is free now: one that the operating system picks, or the first from ``base_port`` on.
+    """Return a port that is free now: one for this process to give away, or the first from ``base_port`` on.
+
+    One that it picks itself may be listened at much later, by a program that takes a minute to start: it is none that the operating
+    system gives to connections, and no other process that asks here gets it while this one lives.
 
     Raises:
         OSError: when there is none.
@@ -121,9 +129,32 @@ def find_available_port(base_port: int = 0, host: str = "127.0.0.1") -> int:
             if is_port_available(port, host):
                 return port
         raise OSError(f"no port from {base_port} on is free on {host}")
+    quiet = range(QUIET_PORT, _first_port_of_connections())
+    for port in random.SystemRandom().sample(quiet, min(PORT_TRIES, len(quiet))):
+        if is_port_available(port, host) and _claim(port):
+            return port
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+def _first_port_of_connections() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except FileNotFoundError:
+        return 32768
+
+
+def _claim(port: int) -> bool:
+    """Take a name that one process at a time can have, and whose kernel forgets it with the process: an abstract Unix address."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0slime-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    return True
 
 
 def is_port_available(port: int, host: str = "127.0.0.1") -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 from collections.abc import Callable
@@ -79,6 +80,27 @@ def test_a_found_port_is_free() -> None:
         port = taken.getsockname()[1]
         assert not is_port_available(port)
         assert find_available_port(port) > port
+
+
+def test_a_found_port_is_no_connections_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = http_utils._first_port_of_connections()
+    assert find_available_port() in range(http_utils.QUIET_PORT, end) or end <= http_utils.QUIET_PORT
+    monkeypatch.setattr(http_utils, "QUIET_PORT", 20000)
+    monkeypatch.setattr(http_utils, "_first_port_of_connections", lambda: 20010)
+    monkeypatch.setattr(http_utils, "_claims", claims := [])
+    with contextlib.ExitStack() as stack:
+        # As another process has it; if one really does, that is as good.
+        another = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        with contextlib.suppress(OSError):
+            another.bind("\0slime-port-20005")
+        found = [find_available_port() for _ in range(12)]
+        for claim in claims:
+            stack.enter_context(claim)
+    quiet, others = found[: len(claims)], found[len(claims) :]
+    assert len(set(quiet)) == len(claims) <= 9
+    assert 20005 not in quiet
+    assert others, "a full range leaves what the operating system picks"
+    assert all(port not in range(20000, 20010) for port in others) or end <= 20010
 
 
 def test_the_proxy_is_asked_for_other_machines_only(monkeypatch: pytest.MonkeyPatch) -> None:
