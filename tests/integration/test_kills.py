@@ -11,7 +11,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from safetensors.torch import load_file
 from slime.utils.http_utils import find_available_port
 from tests.helpers.driver import Driver, assert_all_gone
 from tests.helpers.foreign_cluster import ForeignCluster, foreign_cluster
+from tests.helpers.live_run import wait_until
 from tests.helpers.steady_rollout import hold_file
 
 FLAGS = (
@@ -75,6 +75,10 @@ def environment_of(one: psutil.Process) -> dict[str, str]:
         return {}
 
 
+def wait_until_no_actors(cluster: ForeignCluster) -> None:
+    wait_until(lambda: not cluster.actors(), lambda: f"actors are left: {cluster.actors()}", 60)
+
+
 def run_as_jobs(repository: Path, whole: Path, model: Path) -> None:
     """Run to the end in a cluster that exists, then be killed there; the cluster stays, without anything of the runs."""
     whole.mkdir()
@@ -83,22 +87,15 @@ def run_as_jobs(repository: Path, whole: Path, model: Path) -> None:
         through = cluster.submit({"PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"})
         driver = run(repository, whole, model, through=through)
         assert driver.wait_end() == 0, driver.text()
-        eventually_no_actors(cluster)
+        wait_until_no_actors(cluster)
         # All GPUs are free again, so another run finds them.
         driver = run(repository, whole / "killed", model, "--num-rollout", "1", "--serve-when-done", through=through)
         driver.wait_for("serving until")
         assert cluster.actors()
         cluster.driver().kill()
         assert driver.wait_end() != 0
-        eventually_no_actors(cluster)
+        wait_until_no_actors(cluster)
         assert all(machine.is_running() for machine in cluster.machines)
-
-
-def eventually_no_actors(cluster: ForeignCluster) -> None:
-    deadline = time.monotonic() + 60
-    while (left := cluster.actors()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
 
 
 @pytest.mark.timeout(900)

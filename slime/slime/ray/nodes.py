@@ -29,10 +29,17 @@ def check_nodes(used: Mapping[str, str]) -> None:
         raise NodeLostError(f"node {', '.join(lost)} left the cluster")
 
 
-def get_watching(reference: Any, used: Mapping[str, str]) -> Any:
-    """The value of ``reference``, which may wait for actors to start; raises NodeLostError when a node of ``used`` goes meanwhile."""
+def get_watching(reference: Any, used: Mapping[str, str], stop: StopRequested | None = None) -> Any:
+    """The value of ``reference``, which may wait for actors to start.
+
+    Raises:
+        NodeLostError: when a node of ``used`` goes meanwhile.
+        Stopped: on a signal, unless the value is there.
+    """
     while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
         check_nodes(used)
+        if stop:
+            raise Stopped
     return ray.get(reference)
 
 

@@ -60,6 +60,7 @@ class RolloutManager:
 
     _newest_rollout = -1
     _told_of_mark = False
+    _changing = False
 
     def __init__(self, args: Namespace, reserved: ReservedPlacement) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -150,10 +151,17 @@ class RolloutManager:
             self._change_memory("wake", parts)
         self._revive_engines()
 
+    def end_engines(self) -> None:
+        """End the policy engines at once, whatever they do, for a run that is about to end."""
+        self._closing.set()
+        EngineCalls(self.engine_handles(), "kill").unanswered(HOLD_SECONDS)
+
     def _change_memory(self, method: str, *arguments: Any) -> None:
         handles = self.engine_handles()
+        self._changing = True
         calls = EngineCalls(handles, method, *arguments)
         lost = calls.unanswered(MEMORY_SECONDS)
+        self._changing = False
         if lost and not self.args.use_fault_tolerance:
             calls.values()
         for position in lost:
@@ -283,6 +291,8 @@ class RolloutManager:
     def dispose(self) -> None:
         """Stop the monitor, what the rollout function and the data source have started (their ``dispose``), and the engines."""
         self._closing.set()
+        if self._changing:
+            self.end_engines()  # else the lock below is free when the last of them has slept
         for plugin in (self._generate, self._data_source):
             dispose = getattr(plugin, "dispose", None)
             if dispose is not None:

@@ -144,6 +144,7 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         """Save what a stopped run has trained, and end everything."""
+        self._turns.run_ends = True
         try:
             if self._unsaved() and (kind is None or kind is Stopped):
                 self.save(self._trained)
@@ -178,13 +179,12 @@ class Run:
         return self._reserved.other_nodes if self._reserved else {}
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """What the rollout manager answers; raises ManagerLostError when it has died."""
+        """What the rollout manager answers; raises ManagerLostError when it has died, Stopped on a signal."""
         return self._value(getattr(self._manager, method).remote(*arguments))
 
     def _value(self, reference: Any) -> Any:
         try:
-            nodes = self._nodes()
-            return get_watching(reference, nodes) if nodes else ray.get(reference)
+            return get_watching(reference, self._nodes(), None if self._turns.run_ends else self.stop)
         except RayActorError as error:
             if isinstance(error, RayTaskError):  # it lives, and was told of another one's death
                 raise

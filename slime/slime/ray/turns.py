@@ -23,6 +23,7 @@ class Turns:
     Attributes:
         engines_sleep: whether the engines give their memory away.
         trainer_leaves: whether the trainer does.
+        run_ends: the engines are ended from here on, which is quicker than to let them sleep.
     """
 
     def __init__(self, args: Namespace, ask: Callable[..., Any]) -> None:
@@ -31,6 +32,7 @@ class Turns:
         self.trainer_leaves = bool(getattr(args, "offload_train", False))
         self._ask = ask
         self._trainers_turn = False
+        self.run_ends = False
 
     def before_a_trainer(self) -> None:
         """Make room for a trainer that is about to be made, whosever turn it was."""
@@ -59,7 +61,7 @@ class Turns:
 
     def _sleep(self) -> None:
         if self.engines_sleep:
-            self._ask("sleep_engines")
+            self._ask("end_engines" if self.run_ends else "sleep_engines")
 
 
 def push_is_due(args: Namespace, rollout_id: int) -> bool:

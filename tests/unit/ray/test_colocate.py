@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from argparse import Namespace
 from collections.abc import Callable
@@ -57,6 +58,7 @@ class Recorder:
             "load": lambda _: None,
             "on_weights_live": lambda rollout_id, version: self.note("live", rollout_id),
             "sleep_engines": lambda: self.note("sleep_engines"),
+            "end_engines": lambda: self.note("end_engines"),
             "wake_engines": lambda parts: self.note("wake_engines", parts),
             "save": lambda rollout_id: self.note("saved", rollout_id),
             "generate": lambda rollout_id: self.batch(rollout_id),
@@ -156,7 +158,7 @@ def test_a_stopped_run_saves_in_the_trainers_turn(recorder: Recorder) -> None:
     with pytest.raises(Stopped):
         loop()
     run.__exit__(Stopped, None, None)
-    assert recorder.log[-4:] == ["sleep_engines", "onload", "save 0", "saved 0"]
+    assert recorder.log[-4:] == ["end_engines", "onload", "save 0", "saved 0"]
 
 
 def test_an_engine_that_came_back_gets_weights_while_the_trainer_is_away(recorder: Recorder) -> None:
@@ -341,3 +343,60 @@ def test_without_fault_tolerance_its_error_stands() -> None:
     handles.bad = {(0, "sleep")}
     with pytest.raises(EngineError, match="engine 0"):
         manager_with(handles, [], fault_tolerant=False).sleep_engines()
+
+
+def test_a_signal_ends_a_run_whose_engines_do_not_fall_asleep(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are ended instead, so the last checkpoint is written at once."""
+    run = started(recorder)
+    run.step(0, {"shards": [], "critic_shards": [], "metrics": {}})
+    run._hand_over()
+    waits = iter([False])
+
+    def wait(references: list[Any], timeout: float) -> Any:
+        if next(waits, True):
+            return references, []
+        run.stop._handle(15, None)
+        return [], references
+
+    monkeypatch.setattr(run_module.ray, "wait", wait)
+    del recorder.log[:]
+    with pytest.raises(Stopped):
+        run.save(0)
+    run.__exit__(Stopped, None, None)
+    assert recorder.log == ["sleep_engines", "end_engines", "onload", "save 0", "saved 0"]
+
+
+def test_a_manager_that_ends_ends_the_engines_that_do_not_fall_asleep() -> None:
+    handles, revived = Handles(1), []
+    asleep: Future[None] = Future()
+    asked = threading.Event()
+
+    def sleep() -> Any:
+        asked.set()
+        return SimpleNamespace(future=lambda: asleep)
+
+    def kill() -> Any:
+        asleep.set_exception(EngineError("it was ended"))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return SimpleNamespace(future=lambda: done)
+
+    handles.handles[0].sleep.remote = sleep
+    handles.handles[0].kill.remote = kill
+    manager = manager_with(handles, revived, fault_tolerant=False)
+    for group in manager._groups:
+        group.stop = lambda: None
+    manager._generate = manager._data_source = None
+
+    def sleep_until_ended() -> None:
+        with contextlib.suppress(EngineError):
+            manager.sleep_engines()
+
+    sleeping = threading.Thread(target=sleep_until_ended, daemon=True)
+    sleeping.start()
+    assert asked.wait(60)
+    manager.dispose()
+    sleeping.join(60)
+    assert asleep.done()

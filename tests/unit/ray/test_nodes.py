@@ -76,6 +76,18 @@ def test_a_wait_for_an_actor_ends_when_its_node_is_lost(monkeypatch: pytest.Monk
         nodes.get_watching("never", {"n1": "10.0.0.1"})
 
 
+def test_a_wait_for_an_actor_ends_on_a_signal_unless_the_answer_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = [False]
+    monkeypatch.setattr(nodes.ray, "wait", lambda references, timeout: (references if ready[0] else [], []))
+    monkeypatch.setattr(nodes.ray, "get", lambda reference: reference)
+    stop = StopRequested()
+    stop._handle(15, None)
+    with pytest.raises(Stopped):
+        nodes.get_watching("in three minutes", {}, stop)
+    ready[0] = True
+    assert nodes.get_watching("answer", {}, stop) == "answer"
+
+
 def test_a_run_that_lies_on_one_other_machine_watches_it() -> None:
     there, both = reserved("1", "1"), reserved("1", "2")
     assert replace(there, home="1").other_nodes == {}

@@ -44,6 +44,7 @@ class Trainer:
 
 def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[int]) -> Run:
     monkeypatch.setattr(run_module.ray, "get", lambda reference: reference)
+    monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
     run = Run(Namespace(save=None, debug_train_only=False))
     run._trainer = trainer  # type: ignore[assignment]
     run._manager = Namespace(
