@@ -1,4 +1,5 @@
-"""The real router before two stand-in engines: a session stays on the engine that has its prefix, and its pictures arrive."""
+"""The real router before two stand-in engines: a session stays on the engine that has its prefix, its pictures arrive, and an engine
+that is started again gets no request until it has the weights."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 from slime.backends.sglang_utils.router import serve_behind_one_address
+from slime.ray.router_workers import RouterWorkers
 from slime.rollout.engine_pool import live_weight_version, router_url, routing_headers, worker_urls
 from slime.utils import http_utils
 from slime.utils.http_utils import post
@@ -62,6 +64,15 @@ async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest
                     images = [SCREENSHOT if turn == 0 else "data:,x"]
                     payload = {"input_ids": [turn, number], "sampling_params": {}, "image_data": images}
                     await post(f"{router_url(args)}/generate", payload, 3, routing_headers(sample))
+            counts = len(first), len(second)
+            workers = RouterWorkers(router_url(args), [one, two])
+            await asyncio.to_thread(workers.lost, [0])
+            for sample in samples:
+                await post(f"{router_url(args)}/generate", {"text": "x"}, 3, routing_headers(sample))
+            assert (len(first), len(second)) == (counts[0], counts[1] + SESSIONS)
+            del second[counts[1] :]
+            await asyncio.to_thread(workers.answers, [0])
+            assert sorted(await worker_urls(args)) == sorted([one, two])
         finally:
             address.router.stop()
     places: dict[int, set[int]] = defaultdict(set)

@@ -1,13 +1,14 @@
 """The engines of one role: one Ray actor each, and the address in front of them.
 
 Guarantees: an engine that dies is started again on its port by :meth:`EngineGroup.revive`, also when its actor died with
-it; ``stop`` returns when every engine process has ended. The group is owned by the rollout manager and lives with it.
+it, and requests go to the others meanwhile; ``stop`` returns when every engine process has ended. The group is owned by the rollout manager and lives with it.
 """
 
 from __future__ import annotations
 
 import logging
 from argparse import Namespace
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from slime.backends.sglang_utils.router import Address, check_router, requested_
 from slime.backends.sglang_utils.server_args import EngineSpec, Role
 from slime.exceptions import ConfigurationError
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
+from slime.ray.router_workers import RouterWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class EngineGroup:
             self._ports = [port] * len(self.specs)
         self.handles: list[Any] = []
         self.address: Address | None = None
+        self._workers: RouterWorkers | None = None
 
     def _describe(self) -> list[EngineSpec]:
         return self._reserved.placement.engines(self.role)
@@ -55,8 +58,10 @@ class EngineGroup:
     def finish_start(self, urls: list[str]) -> Address:
         """Remember where the engines listen and start a router if they need one."""
         self._ports = [int(url.rpartition(":")[2]) for url in urls]
-        self.address = serve_behind_one_address(self._args, self.role, urls)
-        return self.address
+        self.address = address = serve_behind_one_address(self._args, self.role, urls)
+        if address.router is not None:
+            self._workers = RouterWorkers(f"http://{address.host}:{address.port}", urls)
+        return address
 
     def _create(self, index: int) -> Any:
         spec: EngineSpec = self.specs[index]
@@ -76,10 +81,13 @@ class EngineGroup:
         """Start dead engines again, wait for them, and return their indices.
 
         A policy engine comes back with the run's start weights, so it holds its requests, from its first moment until the
-        trainer's push, which ends with ``continue_generation``.
+        trainer's push, which ends with ``continue_generation``; the router has it again after :meth:`answers`.
         """
         hold = self.role == "policy" and not self._args.debug_rollout_only
-        pending = {index: handle.restart_if_dead.remote(hold) for index, handle in enumerate(self.handles)}
+        dead = self._dead()
+        if self._workers is not None:
+            self._workers.lost(dead)
+        pending = {index: self.handles[index].restart_if_dead.remote(hold) for index in dead}
         revived = []
         for index, reference in pending.items():
             try:
@@ -92,7 +100,24 @@ class EngineGroup:
                 revived.append(index)
         if hold:
             ray.get([self.handles[index].pause_generation.remote("retract") for index in revived])
+        self.answers([index for index in dead if not hold or index not in revived])
         return revived
+
+    def _dead(self) -> list[int]:
+        looks = {index: handle.is_dead.remote() for index, handle in enumerate(self.handles)}
+        dead = []
+        for index, look in looks.items():
+            try:
+                if ray.get(look):
+                    dead.append(index)
+            except RayActorError:
+                dead.append(index)
+        return dead
+
+    def answers(self, engines: Collection[int]) -> None:
+        """Have the router send requests to ``engines`` again, given by their indices."""
+        if self._workers is not None:
+            self._workers.answers(engines)
 
     def stop(self) -> None:
         """Stop router and engines; an actor that does not answer is killed, and its process with it."""

@@ -70,7 +70,8 @@ class RolloutManager:
         self._dp_size = max(1, data_parallel_size(args, len(reserved.placement.actor)))
         self._critic_size = len(reserved.placement.critic)
         self._engines_lock = threading.Lock()
-        self._revived = 0
+        self._revived: list[int] = []
+        self._get_weights: list[int] = []
         self._asleep = False
         self._closing = threading.Event()
         self._start_engines()
@@ -107,9 +108,10 @@ class RolloutManager:
             for group in self._groups:
                 if self._asleep and group.role == "policy":
                     continue  # the GPUs are the trainer's; what died meanwhile is started when they are the engines' again
-                revived = len(group.revive())
+                revived = group.revive()
                 if group.role == "policy":
                     self._revived += revived
+                    self._get_weights = [index for index in self._get_weights if index not in revived]
 
     def recover_engines(self) -> int:
         """Start dead engines, and return how many policy engines were started again since the last call.
@@ -122,8 +124,16 @@ class RolloutManager:
             check()
         self._revive_engines()
         with self._engines_lock:
-            count, self._revived = self._revived, 0
-        return count
+            revived, self._revived = self._revived, []
+            self._get_weights += revived
+        return len(revived)
+
+    def weights_arrived(self) -> None:
+        """Note that the engines that ``recover_engines`` told of have the trainer's weights: the router sends them requests."""
+        engines, self._get_weights = self._get_weights, []
+        for group in self._groups:
+            if group.role == "policy":
+                group.answers(engines)
 
     def engine_handles(self) -> list[Any]:
         """Actors of the policy engines, in order of their index."""

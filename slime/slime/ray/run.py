@@ -288,7 +288,7 @@ class Run:
     def recover(self) -> None:
         """Give engines that were started again the trainer's weights; raises NodeLostError when a machine is lost."""
         check_nodes(self._nodes())
-        revived = self._engines_came_back()
+        revived = self._ask("recover_engines")
         if revived and self._serves_engines():
             say(f"{revived} engine(s) started again, sending the weights")
             self._send_weights(connect=True)
@@ -296,16 +296,13 @@ class Run:
     def _serves_engines(self) -> bool:
         return self._trainer is not None and not self.args.debug_train_only
 
-    def _engines_came_back(self) -> int:
-        return self._ask("recover_engines")
-
     def _hand_over(self, *, connect: bool = False, push: bool = True) -> None:
         """Let the engines work again, by default with the trainer's weights; ``connect``: even if none was started again."""
         assert self._trainer is not None
 
         def send() -> None:
             if push:
-                self._send_weights(connect=connect or self._engines_came_back() > 0)
+                self._send_weights(connect=connect or self._ask("recover_engines") > 0)
 
         self._turns.for_engines(self._trainer, send)
 
@@ -321,11 +318,13 @@ class Run:
                 if connect:
                     self._trainer.connect_rollout_engines(self._ask("engine_handles"))
                 self.weight_version = self._trainer.update_weights()
+                if connect:
+                    self._ask("weights_arrived")
                 return
             except LostError:
                 raise
             except TrainerError:
-                if attempt == PUSH_ATTEMPTS or not self._engines_came_back():
+                if attempt == PUSH_ATTEMPTS or not self._ask("recover_engines"):
                     raise
                 logger.exception("an engine failed in a weight update (try %d); sending the weights again", attempt)
                 connect = True

@@ -54,6 +54,7 @@ class Recorder:
             "addresses": lambda: {},
             "recover_engines": lambda: self.revived.pop(0) if self.revived else 0,
             "engine_handles": lambda: [],
+            "weights_arrived": lambda: None,
             "hold_engines": lambda: self.note("hold"),
             "load": lambda _: None,
             "on_weights_live": lambda rollout_id, version: self.note("live", rollout_id),
@@ -312,7 +313,7 @@ def manager_with(handles: Handles, revived: list[str], fault_tolerant: bool = Tr
     manager.args = Namespace(use_fault_tolerance=fault_tolerant)
     manager._groups = [group("policy"), group("prm")]
     manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
-    manager._revived, manager._asleep = 0, False
+    manager._revived, manager._get_weights, manager._asleep = [], [], False
     return manager
 
 

@@ -60,6 +60,7 @@ def test_who_is_held(monkeypatch: pytest.MonkeyPatch, role: str, rollout_only: b
 
     monkeypatch.setattr(engines_module.ray, "get", lambda reference: reference)
     group = EngineGroup.__new__(EngineGroup)
+    group._workers = None
     group.role, group.handles, group._args = role, [Handle()], Namespace(debug_rollout_only=rollout_only)  # type: ignore[assignment]
     assert group.revive() == [0]
-    assert asked == [("restart_if_dead", hold)] + ([("pause_generation", "retract")] if hold else [])
+    assert asked == [("is_dead",), ("restart_if_dead", hold)] + ([("pause_generation", "retract")] if hold else [])

@@ -48,7 +48,9 @@ def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[in
     run = Run(Namespace(save=None, debug_train_only=False))
     run._trainer = trainer  # type: ignore[assignment]
     run._manager = Namespace(
-        recover_engines=Remote(lambda: revived.pop(0)), engine_handles=Remote(lambda: ["engine 0", "engine 1"])
+        recover_engines=Remote(lambda: revived.pop(0)),
+        engine_handles=Remote(lambda: ["engine 0", "engine 1"]),
+        weights_arrived=Remote(lambda: trainer.calls.append("arrived")),
     )
     return run
 
@@ -86,7 +88,8 @@ def test_an_engine_that_fails_is_started_again_and_gets_the_weights(monkeypatch:
     run = make_run(monkeypatch, trainer, [1] * (PUSH_ATTEMPTS - 1))
     run._send_weights(connect=at == "connect")
     assert run.weight_version == "7"
-    assert trainer.calls[-2:] == ["connect", "push"]
+    assert trainer.calls[-3:] == ["connect", "push", "arrived"]
+    assert trainer.calls.count("arrived") == 1
 
 
 def test_a_trainer_that_fails_by_itself_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +113,7 @@ def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch,
     run = make_run(monkeypatch, trainer, [2, 0])
     run.recover()
     run.recover()
-    assert trainer.calls == ["connect", "push"]
+    assert trainer.calls == ["connect", "push", "arrived"]
     assert "2 engine(s) started again" in capsys.readouterr().out
 
 

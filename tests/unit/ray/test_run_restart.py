@@ -64,6 +64,7 @@ class World:
             hold_engines=method("hold_engines"),
             recover_engines=Remote(lambda: 0),
             engine_handles=Remote(lambda: []),
+            weights_arrived=Remote(lambda: None),
             on_weights_live=method("live"),
             generate=Remote(generate),
         )

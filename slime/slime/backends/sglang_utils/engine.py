@@ -99,10 +99,15 @@ class SGLangEngine(WeightCalls, MemoryCalls):
         tail = self._child.log_tail() if self._child else "(it was never started)"
         return f"{self._spec.name} {problem}. Log: {self._log_path}. Its last lines:\n{tail}"
 
-    def restart_if_dead(self, hold: bool = False) -> bool:
-        """Start the server again on its port if its process is gone or hangs; True when that happened. ``hold``: see :meth:`start`."""
+    def is_dead(self) -> bool:
+        """Whether the server's process is gone or hangs."""
         with self._lock:
-            if self.alive() and not self.hangs():
+            return not self.alive() or self.hangs()
+
+    def restart_if_dead(self, hold: bool = False) -> bool:
+        """Start the server again on its port if :meth:`is_dead`; True when that happened. ``hold``: see :meth:`start`."""
+        with self._lock:
+            if not self.is_dead():
                 return False
             if self._child is not None and self._child.alive():
                 self._child.kill()

@@ -1,0 +1,138 @@
+"""An engine that was started again is in no router's list until it has the trainer's weights, unless no other one answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from argparse import Namespace
+from typing import Any
+
+import httpx
+import pytest
+from ray.exceptions import ActorDiedError
+
+from slime.ray import engines as engines_module
+from slime.ray import router_workers
+from slime.ray.engines import EngineGroup
+from slime.ray.rollout import RolloutManager
+from slime.ray.router_workers import RouterWorkers
+
+URLS = ["http://10.0.0.1:1", "http://10.0.0.1:2", "http://10.0.0.2:1"]
+
+
+class Router:
+    """The list of a router, by the routes that change it."""
+
+    def __init__(self, count: int) -> None:
+        self.has = URLS[:count]
+        self.fails = False
+        self.workers = RouterWorkers("http://router", URLS[:count])
+        self.workers._client = httpx.Client(transport=httpx.MockTransport(self.handle), base_url="http://router")
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        if self.fails:
+            return httpx.Response(500)
+        if request.method == "POST":
+            self.has.append(json.loads(request.content)["url"])
+        elif request.method == "DELETE":
+            self.has.remove(URLS[int(request.url.path.rpartition("-")[2])])
+        return httpx.Response(200, json={"workers": [{"url": url, "id": f"id-{URLS.index(url)}"} for url in self.has]})
+
+
+def test_requests_go_to_the_engines_that_answer() -> None:
+    router = Router(3)
+    router.workers.lost([1])
+    router.workers.lost([1, 2])
+    assert router.has == [URLS[0]]
+    router.workers.answers([0, 1])
+    assert router.has == [URLS[0], URLS[1]]
+    router.workers.answers([1, 2])
+    assert sorted(router.has) == URLS
+
+
+def test_requests_are_held_where_no_engine_answers() -> None:
+    router = Router(2)
+    router.workers.lost([0, 1])
+    assert router.has == URLS[:2]
+    router.workers.lost([0])
+    assert router.has == [URLS[1]]
+    router.workers.lost([1])  # the first holds its requests by now
+    assert sorted(router.has) == URLS[:2]
+
+
+def test_what_the_router_refuses_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    router = Router(2)
+    router.workers.lost([1])
+    router.fails = True
+    router.workers.answers([1])
+    assert "does not take http://10.0.0.1:2 back" in caplog.text
+    router.fails = False
+    router.workers.lost([])
+    assert router.has == URLS[:2]
+
+
+def test_an_engine_that_dies_while_it_is_due_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_workers, "_JOIN_SECONDS", 0.0)
+    router = Router(2)
+    router.workers.lost([1])
+    router.fails = True
+    router.workers.answers([1])
+    router.fails = False
+    router.workers.lost([1])
+    assert router.has == [URLS[0]]
+
+
+class Handle:
+    """An engine's actor: dead or alive, or gone; what it is asked goes to a list."""
+
+    def __init__(self, index: int, dead: Any, asked: list[str]) -> None:
+        self._index, self._dead, self._asked = index, dead, asked
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*_: Any) -> Any:
+            self._asked.append(f"{name} {self._index}")
+            return self._dead
+
+        return Namespace(remote=remote)
+
+
+@pytest.mark.parametrize(("role", "back"), [("policy", ["answers []"]), ("prm", ["answers [1, 2]"])])
+def test_an_engine_leaves_the_router_before_it_is_started(
+    monkeypatch: pytest.MonkeyPatch, role: Any, back: list[str]
+) -> None:
+    def get(value: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    asked: list[str] = []
+    monkeypatch.setattr(engines_module.ray, "get", get)
+    group = EngineGroup.__new__(EngineGroup)
+    group.role, group._args = role, Namespace(debug_rollout_only=False)
+    group.specs = [Namespace(name=f"engine {index}") for index in range(3)]  # type: ignore[assignment]
+    group.handles = [Handle(index, dead, asked) for index, dead in enumerate((False, True, ActorDiedError()))]
+    group._create = lambda index: Handle(index, True, asked)  # type: ignore[method-assign]
+    group._workers = Namespace(  # type: ignore[assignment]
+        lost=lambda dead: asked.append(f"lost {dead}"), answers=lambda indices: asked.append(f"answers {indices}")
+    )
+    assert group.revive() == [1, 2]
+    paused = ["pause_generation 1", "pause_generation 2"] if role == "policy" else []
+    looks = ["is_dead 0", "is_dead 1", "is_dead 2", "lost [1, 2]"]
+    assert asked == [*looks, "restart_if_dead 1", "restart_if_dead 2", "start 2", *paused, *back]
+
+
+def test_an_engine_is_back_in_the_router_after_the_push_that_knew_of_it() -> None:
+    revived = iter([[0], [1], [], []])
+    back: list[list[int]] = []
+    manager = RolloutManager.__new__(RolloutManager)
+    manager.args, manager._data_source = Namespace(use_fault_tolerance=True), None
+    manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
+    manager._revived, manager._get_weights, manager._asleep = [], [], False
+    manager._groups = [Namespace(role="policy", revive=lambda: next(revived), answers=back.append)]  # type: ignore[list-item]
+    assert manager.recover_engines() == 1
+    manager._revive_engines()  # another one, while the first gets the weights
+    manager.weights_arrived()
+    assert manager.recover_engines() == 1
+    manager.weights_arrived()
+    assert manager.recover_engines() == 0
+    assert back == [[0], [1]]
