@@ -6,15 +6,21 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# A loaded machine is no failure of what is tested.
-settings.register_profile("any machine", deadline=None)
+# A loaded machine is no failure of what is tested, and every run tries the same examples; --hypothesis-seed tries others.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("any machine")
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -28,11 +28,13 @@ lint() {
 }
 
 # A file's tests stay in one process; two processes keep two cores busy. Their files live in memory where that can be.
+# A test that hangs where Python cannot end it (in a collective of torch, say) ends its process and shows where it was.
 fast() {
     local memory=/dev/shm status=0
     [ -w "$memory" ] || memory="${TMPDIR:-/tmp}"
     memory="$(mktemp -d -p "$memory" slime-tests-XXXXXX)"
-    TMPDIR="$memory" python -m pytest tests/unit tests/contract --numprocesses 2 --dist loadfile "$@" || status=$?
+    TMPDIR="$memory" python -m pytest tests/unit tests/contract --numprocesses 2 --dist loadfile \
+        -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true "$@" || status=$?
     rm -rf "$memory"
     return "$status"
 }

@@ -55,15 +55,14 @@ def test_memory_leaves_and_comes_back_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, {"use_lora": True}])
-def test_nothing_of_fsdp_is_left_on_the_gpu(larger_model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_nothing_of_fsdp_is_left_on_the_gpu(larger_model: Path, changes: dict[str, Any]) -> None:
     """The moments of AdamW with it; steps and pushed weights are those of a trainer that stays."""
     outcomes = []
     for leaves in (False, True):
         common = {"device": "cuda", "train_dtype": "bfloat16", "deterministic_mode": True}
         args = trainer.trainer_args(larger_model, **common, **changes)
-        port = trainer.meeting_port(0, str(tmp_path / f"{leaves}"))
         start = torch.cuda.memory_allocated()
-        actor, _ = trainer_ranks.start_actor(args, 0, 1, port)
+        actor, _ = trainer_ranks.start_actor(args)
         try:
             for step in range(3):
                 actor.train(step, trainer.shards(args, trainer.train_data(seed=step), 1)[0])

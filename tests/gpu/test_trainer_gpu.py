@@ -44,12 +44,12 @@ def test_bfloat16_is_near_the_reference(tmp_path: Path, tiny_random_model: Path,
             check_case(trainer.trainer_args(tiny_random_model, **changes), outcome, BFLOAT16_TOLERANCE)
 
 
-def test_what_is_offloaded_lives_in_host_memory(tmp_path: Path, tiny_random_model: Path) -> None:
+def test_what_is_offloaded_lives_in_host_memory(tiny_random_model: Path) -> None:
     """Parameters, gradients and moments are on the CPU, and the steps are those of a model that stays on the GPU."""
     outcomes = []
     for offload in (False, True):
         args = trainer.trainer_args(tiny_random_model, device="cuda", fsdp_cpu_offload=offload)
-        actor, _ = trainer_ranks.start_actor(args, 0, 1, trainer.meeting_port(0, str(tmp_path / str(offload))))
+        actor, _ = trainer_ranks.start_actor(args)
         try:
             for step in range(2):
                 actor.train(step, trainer.shards(args, trainer.train_data(seed=step), 1)[0])

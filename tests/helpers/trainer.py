@@ -159,7 +159,11 @@ def meeting_port(rank: int, place: str) -> int:
 
 
 def _rank(rank: int, function: Callable[..., None], *arguments: Any) -> None:
-    """Run one rank and end its process without torch's teardown, which on a busy machine sometimes aborts in a Gloo thread."""
+    """Run one rank and end its process without torch's teardown, which on a busy machine sometimes aborts in a Gloo thread.
+
+    On a machine with GPUs each rank has one of its own.
+    """
+    os.environ["LOCAL_RANK"] = str(rank)
     function(rank, *arguments)
     sys.stdout.flush()
     sys.stderr.flush()

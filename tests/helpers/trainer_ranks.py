@@ -21,8 +21,8 @@ from tests.helpers import gradient_cases, trainer
 CPU = torch.device("cpu")
 
 
-def start_actor(args: Any, rank: int, world_size: int, port: int) -> tuple[FSDPTrainActor, int]:
-    """Return a ready actor and the rollout it starts with."""
+def start_actor(args: Any, rank: int = 0, world_size: int = 1, port: int = 0) -> tuple[FSDPTrainActor, int]:
+    """Return a ready actor and the rollout it starts with; one that is alone needs no ``port``."""
     actor = FSDPTrainActor(world_size, rank, "127.0.0.1", port)
     return actor, actor.init(args)
 

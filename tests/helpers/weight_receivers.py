@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.weight_receiver import ReceiverProcess
-from slime.utils.http_utils import find_available_port
 from slime.weight_sync.choose import make_weight_sync
 from tests.helpers.arguments import default_args
 
@@ -36,7 +35,7 @@ CPU = torch.device("cpu")
 @contextmanager
 def rank_zero() -> Iterator[None]:
     """The default group of one process."""
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{find_available_port()}", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """What integration tests share: one SGLang engine, and an order in which two processes end at about the same time.
 
-A file's tests stay together; the files of `SHARED` stay in one process, because they use one engine.
+A file's tests stay together; the files of `SHARED` stay in one process, because they use one engine, and those of `tests/gpu`,
+because they measure the memory of a whole GPU.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class TogetherByEngine(LoadScopeScheduling):
-    """Gives a process one file after the other, and the files of `SHARED` as if they were one."""
+    """Gives a process one file after the other, and the files of `SHARED` as if they were one, and so those for a GPU."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "engine" if Path(file).stem in SHARED else file
+        file = Path(nodeid.partition("::")[0])
+        if file.parent.name == "gpu":
+            return "gpu"
+        return "engine" if file.stem in SHARED else str(file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TogetherByEngine:

@@ -9,14 +9,13 @@ from transformers import AutoModelForCausalLM
 
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.utils.http_utils import find_available_port
 from tests.helpers import tiny_hybrid, trainer, trainer_ranks
 
 
 def test_padded_samples_do_not_see_each_other(tmp_path: Path) -> None:
     model = tiny_hybrid.build(tmp_path / "model")
     args = trainer.trainer_args(model, pack_sequences=False, max_tokens_per_gpu=200)
-    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    actor, _ = trainer_ranks.start_actor(args)
     try:
         shard = trainer.shards(args, trainer.train_data(vocab=tiny_hybrid.VOCABULARY), 1)[0]
         ours = log_prob_pass(args, actor.policy, RolloutShard(shard), actor.device)

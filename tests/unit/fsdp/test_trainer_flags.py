@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.exceptions import CheckpointError
-from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
 
 
@@ -23,7 +22,7 @@ def started(model: Path, **flags: Any) -> Iterator[tuple[FSDPTrainActor, int]]:
     """A trainer of one rank and the rollout it starts with."""
     args = trainer.trainer_args(model, max_tokens_per_gpu=200, **flags)
     try:
-        actor, start = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+        actor, start = trainer_ranks.start_actor(args)
         try:
             yield actor, start
         finally:

@@ -19,7 +19,6 @@ from slime.backends.fsdp_utils.weights import gather
 from slime.backends.megatron_utils.train_step import log_prob_pass as megatron_log_prob_pass
 from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.utils.http_utils import find_available_port
 from tests.helpers import tiny_random, tiny_vision, trainer, trainer_ranks, vision_ranks, vision_samples
 
 START, PAD, WORD = 7, 8, 1
@@ -46,7 +45,7 @@ def start(model: Path) -> Iterator[Any]:
 
     def start_one(path: Path = model, **changes: Any) -> Any:
         args = trainer.trainer_args(path, **{"loss_type": "sft_loss", **changes})
-        actors.append(trainer_ranks.start_actor(args, 0, 1, find_available_port())[0])
+        actors.append(trainer_ranks.start_actor(args)[0])
         return actors[-1]
 
     yield start_one

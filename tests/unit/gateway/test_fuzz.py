@@ -54,7 +54,6 @@ def url(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Iterator[st
                 policy_url=engine.url,
                 tokenizer="tiny",
                 context_length=2048,
-                engine_wait_seconds=1,
                 prm_max_new_tokens=99,
             )
             service = build_service(config, tokenizer, ledger, CollectorRegistry())

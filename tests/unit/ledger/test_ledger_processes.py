@@ -67,7 +67,7 @@ def integrity(path: Path) -> str:
 def test_kill_in_a_transaction_keeps_what_was_committed(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     ours, theirs = SPAWN.Pipe()
-    child = SPAWN.Process(target=write_and_die_mid_transaction, args=(path, theirs))
+    child = SPAWN.Process(target=write_and_die_mid_transaction, args=(path, theirs), daemon=True)
     child.start()
     assert [receive(ours) for _ in range(4)] == ["turn-0", "turn-1", "turn-2", "inside"]
     assert child.pid is not None
@@ -85,7 +85,7 @@ def test_kill_in_a_transaction_keeps_what_was_committed(tmp_path: Path) -> None:
 def test_kill_at_any_moment_loses_no_commit(tmp_path: Path, commits: int) -> None:
     path = tmp_path / "ledger.sqlite"
     ours, theirs = SPAWN.Pipe()
-    child = SPAWN.Process(target=write_until_killed, args=(path, theirs))
+    child = SPAWN.Process(target=write_until_killed, args=(path, theirs), daemon=True)
     child.start()
     for _ in range(commits):
         last = receive(ours)
@@ -107,7 +107,7 @@ def test_processes_write_at_once_while_another_claims(tmp_path: Path) -> None:
     pipes, children = [], []
     for name in ("left", "right"):
         ours, theirs = SPAWN.Pipe()
-        children.append(SPAWN.Process(target=write_many, args=(path, name, 30, theirs)))
+        children.append(SPAWN.Process(target=write_many, args=(path, name, 30, theirs), daemon=True))
         children[-1].start()
         pipes.append(ours)
     assert [receive(pipe) for pipe in pipes] == ["ready", "ready"]

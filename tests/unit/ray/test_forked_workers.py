@@ -31,12 +31,14 @@ def work(end):
 here, there = multiprocessing.Pipe()
 worker = multiprocessing.Process(target=work, args=(there,))
 worker.start()
+there.close()
 print(json.dumps([here.recv(), tempfile.tempdir]))
 worker.join()
 """
 
 
 def test_a_worker_forgets_what_the_server_set_for_itself(repository: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", SERVER], cwd=repository / "slime", capture_output=True, text=True)
+    command = [sys.executable, "-c", SERVER]
+    done = subprocess.run(command, cwd=repository / "slime", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["of the server", None, True], "/of/the/server"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.rollout import fully_async_rollout
@@ -69,7 +69,7 @@ def test_what_is_left_over_stays_for_the_next_rollout(
     turns=st.lists(st.integers(0, 6), min_size=8, max_size=8),
     stops=st.lists(st.sampled_from(["go on", "crash", "stop"]), min_size=6, max_size=6),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@settings(max_examples=15)
 def test_every_prompt_is_trained_once_whatever_ends_the_worker(
     engine: RolloutEngine, args: Namespace, tmp_path: Path, turns: list[int], stops: list[str]
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.rollout import sglang_rollout
@@ -41,7 +41,7 @@ def source(args: Namespace, tmp_path: Path) -> RolloutDataSourceWithBuffer:
 
 
 @given(cuts=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=6), mask=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(max_examples=40)
 def test_whatever_cuts_it_a_response_is_exact(
     engine: RolloutEngine, args: Namespace, cuts: list[tuple[int, bool]], mask: bool
 ) -> None:

@@ -85,7 +85,9 @@ def test_an_unknown_program_leaves_no_descriptor(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         process.spawn([tmp_path / "nothing"])
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before, (
+        "those that a collection of garbage closes meanwhile do not count"
+    )
 
 
 def test_watch_lifeline_is_a_no_op_without_one(monkeypatch: pytest.MonkeyPatch) -> None:

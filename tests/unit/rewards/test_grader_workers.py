@@ -12,7 +12,7 @@ from slime.rollout.rm_hub.workers import GraderPool, GraderTimeout
 from slime.utils.types import Sample
 from tests.unit.rewards.test_graders import options
 
-SECONDS = 0.5
+SECONDS, AMPLE_SECONDS = 0.5, 60.0
 ENDLESS = "9^{9^{9^{9}}}"
 
 
@@ -30,21 +30,23 @@ def command_line(process: psutil.Process) -> list[str]:
 
 async def test_a_grade_that_hangs_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
     others = grader_processes()
-    pool = GraderPool(1, SECONDS)
+    pool = GraderPool(1, AMPLE_SECONDS)
     monkeypatch.setattr("slime.rollout.rm_hub.math.pool", lambda: pool)
     with pytest.raises(RuntimeError, match="KeyError"):
         await pool.grade("no_such_function")
 
+    pool._seconds = SECONDS
     sample = Sample(response=rf"\boxed{{{ENDLESS}}}", label="36")
     grading = asyncio.create_task(async_rm(options("math"), sample))
     ticks = 0
     while not grading.done():
         ticks += 1
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.001)
     assert ticks >= 3, "the event loop stood still"
     assert grading.result() == 0.0
     assert grader_problems([sample]) == {"timeout": 1}
 
+    pool._seconds = AMPLE_SECONDS
     assert await pool.grade("equal_answers", answer="36", labels=["36"]) is True
     mine = [process for process in grader_processes() if process not in others]
     assert len(mine) == 1

@@ -17,7 +17,7 @@ from tests.unit.rewards.test_graders import options
 
 
 class RewardServer:
-    """Answers each request with the next of ``script``: (status, body), or None for silence."""
+    """Answers each request with the next of ``script``, the last for ever: (status, body), or None for silence."""
 
     def __init__(self) -> None:
         self.script: list[tuple[int, Any] | None] = []
@@ -28,7 +28,7 @@ class RewardServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(head.split("content-length:")[1].split("\r\n")[0])
         self.requests.append(json.loads(await reader.readexactly(length)))
-        answer = self.script.pop(0)
+        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if answer is not None:
             body = json.dumps(answer[1]).encode()
             writer.write(f"HTTP/1.1 {answer[0]} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode())

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from argparse import ArgumentParser
 from importlib.metadata import version
 from pathlib import Path
@@ -335,11 +334,9 @@ def test_help_is_grouped_and_imports_nothing_heavy() -> None:
         "except SystemExit as stop:\n    print(stop.code, [m for m in ('torch', 'ray', 'sglang', 'transformers') if m in sys.modules])\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    started = time.monotonic()
     output = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=True, env=environment
     ).stdout
-    assert time.monotonic() - started < 30.0  # under a second where nothing else runs
     assert output.splitlines()[-1] == "0 []"
     for title in ("cluster and placement:", "rollout:", "judge:", "optimizer:", "LoRA:", "tracking:"):
         assert title in output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.exceptions import ConfigurationError
@@ -85,7 +85,7 @@ def test_before_the_last_reply_stands_the_prompt_it_was_sampled_from(tokenizer: 
     contents=st.lists(st.text(alphabet="ab \n0(:é", max_size=12), min_size=2, max_size=6),
     step_masks=st.lists(st.integers(0, 1), min_size=6, max_size=6),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(max_examples=40)
 def test_any_talk_gives_the_templates_text_and_masks_what_the_assistant_said(
     tokenizer: Any, contents: list[str], step_masks: list[int]
 ) -> None:

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 from tools import convert_fsdp_to_hf
 
-from slime.utils.http_utils import find_available_port
 from tests.helpers import tiny_hybrid, tiny_random, tiny_vision, trainer, trainer_ranks, vision_samples
 
 
@@ -17,7 +16,7 @@ def saved_run(tmp_path: Path, model: Path, **changes: object) -> tuple[Path, dic
     """Train a step, save, and return the checkpoints folder and what the trainer exports."""
     save, export = tmp_path / "save", tmp_path / "hf-{rollout_id}"
     args = trainer.trainer_args(model, save=str(save), save_hf=str(export), **changes)
-    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    actor, _ = trainer_ranks.start_actor(args)
     try:
         actor.train(0, trainer.shards(args, trainer.train_data(), 1)[0])
         actor.save(0)
@@ -72,7 +71,7 @@ def test_a_language_model_goes_back_into_the_larger_model(tmp_path: Path) -> Non
 def test_a_vision_language_model_is_converted_whole(tmp_path: Path) -> None:
     model = tiny_vision.build(tmp_path / "model", tie_word_embeddings=True)
     args = trainer.trainer_args(model, save=str(tmp_path / "save"), save_hf=str(tmp_path / "hf"), loss_type="sft_loss")
-    actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())
+    actor, _ = trainer_ranks.start_actor(args)
     try:
         actor.train(0, trainer.shards(args, vision_samples.train_data(model), 1)[0])
         actor.save(0)

@@ -106,10 +106,12 @@ def test_a_writer_does_not_wait_for_readers_that_ended() -> None:
 
 
 def test_nothing_stays_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     writer = StreamWriter(3)
     writer.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before, (
+        "those that a collection of garbage closes meanwhile do not count"
+    )
 
 
 class Model:
