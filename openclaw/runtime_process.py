@@ -8,12 +8,12 @@ dying, before it serves or soon after, is an error that shows the end of its log
 
 from __future__ import annotations
 
+import http.client
 import logging
 import socket
 import ssl
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openclaw.exceptions import OpenClawError
+from slime.utils.http_utils import find_available_port
 
 logger = logging.getLogger(__name__)
 
@@ -46,21 +47,24 @@ class RuntimeFailedError(OpenClawError):
 
 
 def answers(url: str, timeout: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether a GET of ``url`` is answered with 200; ``context`` is what https trusts."""
+    """Return whether a GET of ``url`` is answered with 200, without a proxy; ``context`` is what https trusts."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.urlopen(url, timeout=timeout, context=context) as response:
+        with opener.open(url, timeout=timeout) as response:
             return response.status == 200
-    except (urllib.error.URLError, OSError):
+    except (http.client.HTTPException, OSError):  # urllib's own errors are OSErrors
         return False
 
 
 def free_port(host: str, port: int) -> int:
-    """Return ``port``, or one that the system picks for 0.
+    """Return ``port``, or a free one for 0.
 
     Raises:
         OSError: with what to type, when something listens on ``port`` already.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not port and family == socket.AF_INET:
+        return find_available_port(host=host)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -139,7 +143,14 @@ class RuntimeSupervisor:
             self._child.stop(timeout)
 
     def _watch(self) -> None:
-        """Keep one child serving until told to stop."""
+        """Keep one child serving until told to stop; what goes wrong here is raised by `check`, or `start` would wait for ever."""
+        try:
+            self._keep_serving()
+        except Exception as error:
+            logger.exception("the runtime process cannot be watched")
+            self._error = RuntimeFailedError(f"the runtime process cannot be started or asked: {error!r}")
+
+    def _keep_serving(self) -> None:
         deaths: deque[float] = deque()
         while not self._stopping.is_set():
             self._child = self._spawn()

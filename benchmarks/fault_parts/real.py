@@ -23,7 +23,8 @@ from benchmarks.fault_parts.trainer import Weights
 from benchmarks.machine import REPOSITORY
 from openclaw.ledger.store import Ledger
 from slime.utils.http_utils import find_available_port
-from tests.helpers.live_run import LiveRun, alive, wait_until
+from tests.helpers.live_run import LiveRun, wait_until
+from tests.helpers.processes import alive
 
 ENDS_THE_RUN = ("trainer", "driver")
 KINDS = ("runtime", "judge", "policy", "policy in an update", *ENDS_THE_RUN)

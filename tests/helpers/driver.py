@@ -14,6 +14,7 @@ import httpx
 import psutil
 
 from tests.helpers.probing import PROBE
+from tests.helpers.processes import assert_all_gone, title_of
 
 WAIT_SECONDS = 300
 PROMPTS = 40
@@ -83,7 +84,10 @@ class Driver:
 
     def wait_end(self) -> int:
         """Wait for its end and return its exit status."""
-        return self.process.wait(WAIT_SECONDS)
+        try:
+            return self.process.wait(WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end; the driver's output:\n{self.text()}") from None
 
     def run_to_end(self) -> None:
         """Wait until it ends well; fails if something that it started outlives it."""
@@ -107,12 +111,11 @@ class Driver:
         """All processes that it has started and that live."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-
-def assert_all_gone(processes: list[psutil.Process]) -> None:
-    """Fail unless every process has ended within half a minute."""
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    left = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-    assert not left, [process.cmdline() for process in left]
+    def member(self, words: str) -> psutil.Process:
+        """The process of its family with ``words`` in its command line; what that one has forked has them too."""
+        found = [process for process in self.family() if words in title_of(process)]
+        assert found, f"no process {words!r}; the driver's output:\n{self.text()}"
+        return min(found, key=psutil.Process.create_time)
 
 
 def live_version(url: str) -> str | None:

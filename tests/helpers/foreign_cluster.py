@@ -16,7 +16,7 @@ import psutil
 
 from slime.utils.cleanup import entrust, start_janitor
 from slime.utils.http_utils import find_available_port
-from tests.helpers.driver import assert_all_gone
+from tests.helpers.processes import assert_all_gone, title_of
 
 ADDRESSES = ("127.0.0.4", "127.0.0.5")
 _RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
@@ -49,14 +49,6 @@ class ForeignCluster:
         """The process of the program that was submitted."""
         (found,) = [one for one in self.family() if is_program(title_of(one).split())]
         return found
-
-
-def title_of(process: psutil.Process) -> str:
-    """The command line; empty for a process that has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def is_program(words: Sequence[str]) -> bool:

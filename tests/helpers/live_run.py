@@ -20,6 +20,7 @@ from slime.utils.http_utils import find_available_port
 from tests.helpers.probing import answers
 
 WAIT_SECONDS = 400.0
+END_SECONDS = 240.0
 
 
 def wait_until(condition: Callable[[], Any], what: Callable[[], str], seconds: float = WAIT_SECONDS) -> Any:
@@ -102,7 +103,14 @@ class LiveRun:
     def stop(self) -> int:
         """End it as a user does, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(120)
+        return self.wait_end()
+
+    def wait_end(self) -> int:
+        """Wait for its end and return its exit code."""
+        try:
+            return self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end:\n{self.text()[-4000:]}") from None
 
 
 class FolderRun(LiveRun):
@@ -113,12 +121,6 @@ class FolderRun(LiveRun):
         script = repository / f"openclaw-{method}" / "train_async.py"
         options = ["--rollout-dir", kept, "--checkpoint-dir", kept, "--gpus", "cpu", "--method", method]
         return [str(script), *options, "--keep-running"]
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Return those that still run after a grace of 30 seconds."""
-    _, left = psutil.wait_procs(processes, timeout=30)
-    return [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 async def talk(

@@ -15,6 +15,7 @@ import psutil
 from slime.utils.http_utils import find_available_port
 from tests.helpers.live_run import wait_until
 from tests.helpers.probing import answers
+from tests.helpers.processes import end
 
 TOKEN = "gateway-token"
 CONTEXT_WINDOW = 32768
@@ -179,8 +180,7 @@ class OpenClaw:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for child in psutil.wait_procs(family, timeout=5)[1]:
-            child.kill()
+        end(family, 5.0)
 
     def _healthy(self) -> bool:
         assert self._process is not None

@@ -3,11 +3,19 @@
 # PROGRAM runs in the first, OTHER (for `bash -c`) in the second until it ends or PROGRAM has; the status is PROGRAM's.
 set -euo pipefail
 ip link set lo up
-until_connected() { while ! ip -o link show cable 2>/dev/null | grep -q "state UP"; do sleep 0.1; done; }
+until_connected() {
+    for _ in $(seq 600); do
+        if ip -o link show cable 2>/dev/null | grep -q "state UP"; then return; fi
+        sleep 0.1
+    done
+    echo "two_namespaces: the cable does not come up" >&2
+    return 1
+}
 export -f until_connected
 # shellcheck disable=SC2016
-unshare -n bash -c 'until_connected; exec bash -c "$0"' "$1" &
+unshare -n bash -c 'until_connected && exec bash -c "$0"' "$1" &
 other=$!
+trap 'kill "$other" 2>/dev/null || true; wait "$other" || true' EXIT
 shift
 while [ "$(readlink "/proc/$other/ns/net")" = "$(readlink /proc/self/ns/net)" ]; do sleep 0.1; done
 nsenter -t "$other" -n ip link set lo up
@@ -19,6 +27,4 @@ nsenter -t "$other" -n ip link set cable up
 until_connected
 status=0
 "$@" || status=$?
-kill "$other" 2>/dev/null || true
-wait "$other" || true
 exit "$status"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.driver import Driver, assert_all_gone
+from tests.helpers.driver import Driver
+from tests.helpers.processes import assert_all_gone
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "two_namespaces.sh"
 HEAD, OTHER = "10.77.0.1:6379", "10.77.0.2"
@@ -33,7 +34,7 @@ def why_not() -> str | None:
     """Why namespaces cannot be joined here; None where they can."""
     if not shutil.which("unshare") or not shutil.which("ip"):
         return "unshare and ip are not installed"
-    tried = subprocess.run(["unshare", "-rn", SCRIPT, "true", "true"], capture_output=True, text=True, timeout=60)
+    tried = subprocess.run(["unshare", "-rn", SCRIPT, "true", "true"], capture_output=True, text=True, timeout=120)
     return f"network namespaces are not permitted: {tried.stderr.strip()}" if tried.returncode else None
 
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from slime.utils.janitor import start_time
+from tests.helpers.live_run import wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+GONE_SECONDS = 120.0
 DRIVER = """
 import json, os, sys, time
 from argparse import Namespace
 import ray
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import create_placement
+from slime.utils.janitor import start_time
 
 args = Namespace(device="cpu", num_nodes=1, ray_address=None, node_timeout=60.0, run_dir=sys.argv[1],
                  debug_rollout_only=False, debug_train_only=False, colocate=False,
@@ -36,16 +47,17 @@ with ray_cluster(args, num_gpus=8):
     gpus = {role: ray.get([member.gpu.remote() for member in group]) for role, group in members.items()}
     import psutil
     folder = os.path.dirname(ray._private.worker._global_node.get_session_dir_path())
-    pids = [child.pid for child in psutil.Process().children(recursive=True)]
-    print(json.dumps({"gpus": gpus, "folder": folder, "pids": pids}), flush=True)
+    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    processes = [[pid, start_time(pid)] for pid in children if start_time(pid)]
+    print(json.dumps({"gpus": gpus, "folder": folder, "processes": processes}), flush=True)
     if sys.argv[2] == "wait":
         time.sleep(600)
 """
 
 
-def run_driver(repository: Path, run_dir: Path, mode: str) -> tuple[subprocess.Popen[str], dict]:
-    import json
-
+@contextmanager
+def driver_of(repository: Path, run_dir: Path, mode: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The driver once it has told its facts; it does not outlive the block."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(run_dir), mode],
         env={**os.environ, "PYTHONPATH": str(repository / "slime")},
@@ -53,41 +65,36 @@ def run_driver(repository: Path, run_dir: Path, mode: str) -> tuple[subprocess.P
         text=True,
     )
     assert driver.stdout is not None
-    for line in driver.stdout:
-        if line.startswith("{"):
-            return driver, json.loads(line)
-    raise AssertionError(f"the driver ended with {driver.wait()}")
+    try:
+        told = next((line for line in driver.stdout if line.startswith("{")), None)
+        assert told is not None, f"the driver ended with {driver.wait()}"
+        yield driver, json.loads(told)
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
 
 
-def gone(pids: list[int]) -> bool:
-    from slime.utils.janitor import start_time
+def wait_until_gone(facts: dict[str, Any]) -> None:
+    def left() -> list[Any]:
+        processes = [pid for pid, started in facts["processes"] if start_time(pid) == started]
+        return [*processes, *filter(os.path.exists, [facts["folder"]])]
 
-    return all(start_time(pid) is None for pid in pids)
-
-
-def eventually(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
+    wait_until(lambda: not left(), lambda: f"still there: {left()}", GONE_SECONDS)
 
 
 def test_roles_get_their_gpus_and_a_normal_end_leaves_nothing(repository: Path, tmp_path: Path) -> None:
     home_token = Path.home() / ".ray" / "auth_token"
     had_token = home_token.exists()
-    driver, facts = run_driver(repository, tmp_path, "end")
-    assert facts["gpus"] == {"actor": [0, 1, 2, 3], "rollout": [4, 5], "judge": [6, 7]}
-    assert driver.wait(60) == 0
-    assert eventually(lambda: gone(facts["pids"]), 15)
-    assert not Path(facts["folder"]).exists()
+    with driver_of(repository, tmp_path, "end") as (driver, facts):
+        assert facts["gpus"] == {"actor": [0, 1, 2, 3], "rollout": [4, 5], "judge": [6, 7]}
+        assert driver.wait(GONE_SECONDS) == 0
+    wait_until_gone(facts)
     assert home_token.exists() == had_token
 
 
 def test_a_killed_driver_leaves_nothing(repository: Path, tmp_path: Path) -> None:
-    driver, facts = run_driver(repository, tmp_path, "wait")
-    driver.kill()
-    driver.wait()
-    assert eventually(lambda: gone(facts["pids"]), 30)
-    assert eventually(lambda: not Path(facts["folder"]).exists(), 10)
+    with driver_of(repository, tmp_path, "wait") as (driver, facts):
+        driver.kill()
+        driver.wait()
+        wait_until_gone(facts)

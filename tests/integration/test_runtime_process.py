@@ -13,6 +13,9 @@ import httpx
 from openclaw.ledger.store import Ledger
 from slime.utils.http_utils import find_available_port
 from tests.helpers.mock_engine import mock_engine
+from tests.helpers.waiting import eventually
+
+SECONDS = 240.0
 
 
 def environment(repository: Path, **variables: str) -> dict[str, str]:
@@ -24,7 +27,8 @@ def environment(repository: Path, **variables: str) -> dict[str, str]:
 async def test_serves_and_ends_on_sigterm(repository: Path, tiny_random_model: Path, tmp_path: Path) -> None:
     port = find_available_port()
     async with mock_engine(lambda prompt: list(range(70, 90))) as engine:
-        engine.token_gate = asyncio.Semaphore(20 + 3)
+        tokens = engine.token_gate = asyncio.Semaphore(20 + 3)
+        log = tmp_path / "runtime.log"
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -41,18 +45,20 @@ async def test_serves_and_ends_on_sigterm(repository: Path, tiny_random_model: P
                 OPENCLAW_ENGINE_WAIT_SECONDS="1",
                 OPENCLAW_GRACE_SECONDS="1",
             ),
-            stderr=asyncio.subprocess.PIPE,
+            stderr=log.open("wb"),
         )
         try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
-                await healthy(client, process)
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=SECONDS
+            ) as client:
+                await healthy(client, process, log)
                 request = {"messages": [{"role": "user", "content": "hi"}]}
                 assert (await client.post("/v1/chat/completions", json=request)).status_code == 200
                 assert "openclaw_judge_in_flight" in (await client.get("/metrics")).text
                 cut_off = asyncio.create_task(client.post("/v1/chat/completions", json=request))
-                await engine.wait_for(lambda: bool(engine.running))
+                await eventually(tokens.locked, True, SECONDS)
                 process.send_signal(signal.SIGTERM)
-                assert await asyncio.wait_for(process.wait(), 30) == 0
+                assert await asyncio.wait_for(process.wait(), SECONDS) == 0, log.read_text()
                 await asyncio.gather(cut_off, return_exceptions=True)
         finally:
             if process.returncode is None:
@@ -65,14 +71,14 @@ async def test_serves_and_ends_on_sigterm(repository: Path, tiny_random_model: P
     assert turns[1].response_ids == [70, 71, 72]
 
 
-async def healthy(client: httpx.AsyncClient, process: asyncio.subprocess.Process) -> None:
+async def healthy(client: httpx.AsyncClient, process: asyncio.subprocess.Process, log: Path) -> None:
     """Wait until the process answers."""
-    async with asyncio.timeout(60):
-        while process.returncode is None:
-            try:
-                if (await client.get("/healthz")).status_code == 200:
-                    return
-            except httpx.ConnectError:
-                await asyncio.sleep(0.05)
-    assert process.stderr is not None
-    raise AssertionError((await process.stderr.read()).decode())
+
+    async def answers() -> bool:
+        assert process.returncode is None, log.read_text()
+        try:
+            return (await client.get("/healthz")).status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    await eventually(answers, True, SECONDS)

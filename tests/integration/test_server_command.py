@@ -22,10 +22,14 @@ from openai import OpenAI
 
 from openclaw.ledger.store import Ledger
 from openclaw.server.collect import Collector
-from tests.helpers.live_run import alive, wait_until
+from tests.helpers.live_run import wait_until
+from tests.helpers.processes import alive, title_of
+
+pytestmark = pytest.mark.timeout(900)
 
 KEY = "key-of-the-laptop"
 ADDRESS = re.compile(r"at (https://127\.0\.0\.1:\d+)/v1")
+SECONDS = 120.0
 SAID = "What is two plus three, marmalade?"
 
 
@@ -110,7 +114,9 @@ def test_serve_talk_collect_stop(served: Served, tmp_path: Path) -> None:
     )
 
     collector = Collector(
-        served.url, tmp_path / "collected", key=KEY, client=httpx.Client(verify=context, trust_env=False)
+        *(served.url, tmp_path / "collected"),
+        key=KEY,
+        client=httpx.Client(verify=context, trust_env=False, timeout=SECONDS),
     )
     assert collector.collect() == 2
     collected = [record.turn.response_ids for record in collector.ledger.export_turns()]
@@ -119,7 +125,7 @@ def test_serve_talk_collect_stop(served: Served, tmp_path: Path) -> None:
     rename_key(served, tmp_path / "keys")
     family = psutil.Process(served.process.pid).children(recursive=True)
     served.process.send_signal(signal.SIGINT)
-    assert served.process.wait(60) == 130, served.text()[-4000:]
+    assert served.process.wait(SECONDS) == 130, served.text()[-4000:]
     assert alive(family) == []
 
     (line,) = (served.folder / "conversations.jsonl").read_text().splitlines()
@@ -142,12 +148,13 @@ def test_serve_talk_collect_stop(served: Served, tmp_path: Path) -> None:
 def rename_key(served: Served, keys: Path) -> None:
     """Replace the only key, and tell the runtime with SIGHUP; it goes on serving, with the new key alone."""
     keys.write_text("desk:another-key\n")
-    for process in psutil.Process(served.process.pid).children(recursive=True):
-        if "openclaw.runtime" in process.cmdline():
-            process.send_signal(signal.SIGHUP)
+    family = psutil.Process(served.process.pid).children(recursive=True)
+    (runtime,) = [process for process in family if "openclaw.runtime" in title_of(process).split()]
+    runtime.send_signal(signal.SIGHUP)
 
     def accepted(key: str) -> bool:
-        with httpx.Client(verify=ssl.create_default_context(cafile=str(served.authority)), trust_env=False) as client:
+        context = ssl.create_default_context(cafile=str(served.authority))
+        with httpx.Client(verify=context, trust_env=False, timeout=SECONDS) as client:
             return client.get(f"{served.url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
 
     wait_until(lambda: accepted("another-key"), lambda: "the new key is not taken")
@@ -160,4 +167,4 @@ def curl(served: Served, path: str, body: str, header: str) -> str:
     assert program, "install curl"
     command = [program, "-sS", "--noproxy", "*", "--cacert", str(served.authority), f"{served.url}{path}"]
     command += ["-H", "Content-Type: application/json", "-H", header, "-d", body]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout

@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from slime.exceptions import RankLostError, TrainerError
+from slime.ray import actor_group
 from slime.ray.actor_group import TrainGroup
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import ReservedPlacement, create_placement
@@ -106,7 +107,10 @@ def test_a_dead_rank_is_named_while_the_others_wait(args: Namespace, reserved: R
     ranks.kill()
 
 
-def test_an_error_that_comes_with_a_death_is_told_as_the_death(args: Namespace, reserved: ReservedPlacement) -> None:
+def test_an_error_that_comes_with_a_death_is_told_as_the_death(
+    args: Namespace, reserved: ReservedPlacement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_group, "DEATH_SECONDS", 120.0)  # the one that dies may start much later than the other
     ranks = group(args, reserved)
     with pytest.raises(RankLostError, match="training rank 1 died in train"):
         ranks.train(0, ["raise", "die"])

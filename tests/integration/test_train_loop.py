@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.driver import Driver, assert_all_gone, live_version
+from tests.helpers.driver import Driver, live_version
+from tests.helpers.processes import assert_all_gone
 
 PPO = (
     *("--advantage-estimator", "ppo", "--num-critic-only-steps", "1", "--critic-lr", "1e-2"),
@@ -67,14 +68,13 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len([row for row in logged if "train/value_loss" in row]) == 3
 
-    server = next(process for process in driver.family() if "sglang_utils.server" in " ".join(process.cmdline()))
-    server.kill()
+    driver.member("slime.backends.sglang_utils.server ").kill()
     driver.wait_for("engine(s) started again, sending the weights")
     driver.wait_until(lambda: live_version(url) == "2", "the weights on the new engine")
 
     family = driver.family()
     driver.process.send_signal(signal.SIGTERM)
-    assert driver.process.wait(60) == 0, driver.text()
+    assert driver.wait_end() == 0, driver.text()
     assert_all_gone(family)
     for folder in ("checkpoints", "checkpoints/critic"):
         assert (run_dir / folder / "latest_checkpointed_iteration.txt").read_text().strip() == "3"
@@ -89,8 +89,7 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     # The policy's rank dies while a group waits for its reward, without which the run has no third batch: groups that the
     # first run left finished are fewer. The trainer starts again and the engine gets its weights.
     resumed.wait_until((run_dir / "held").exists, "a group of this run")
-    (rank,) = [one for one in resumed.family() if " ".join(one.cmdline()).startswith("ray::FSDPTrainActor")]
-    rank.kill()
+    resumed.member("ray::FSDPTrainActor").kill()
     (run_dir / "hold").unlink()
     resumed.wait_for("going on at rollout ")
     resumed.wait_for("serving until")

@@ -20,12 +20,14 @@ from openai import APIError, AsyncOpenAI
 
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
-from tests.helpers.live_run import FolderRun, LiveRun, alive, call_tool, talk, wait_until
+from tests.helpers.live_run import FolderRun, LiveRun, call_tool, talk, wait_until
+from tests.helpers.processes import alive
 
 pytestmark = pytest.mark.timeout(1500)
 
 BATCH_SIZE = 8
 TOLERANCE = 1e-4
+REPLY_SECONDS = 600.0
 NO_RESTARTS = ("--max-trainer-restarts", "0")
 FIRST_EXPORTS, SECOND_EXPORTS = "hf-first", "hf-second"
 
@@ -62,7 +64,7 @@ def conversations(base_url: str, seed: int, count: int) -> list[str]:
     async def all_of_them() -> list[str]:
         rng = random.Random(seed)
         kinds = []
-        async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120) as client:
+        async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=REPLY_SECONDS) as client:
             for number in range(count):
                 own, session = random.Random(rng.random()), f"s{seed}-{number}"
                 if number % 5 == 4:
@@ -96,7 +98,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
             trainer = wait_until(run.trainer_in_a_step, lambda: f"another step:\n{run.text()[-4000:]}")
             family = run.family()
             trainer.kill()
-            exit_code = run.process.wait(120)
+            exit_code = run.wait_end()
             replies += cut_off.result()
         left_after_kill = alive(family)
     finally:

@@ -75,7 +75,8 @@ def ray_cluster(args: Namespace, *, num_gpus: int, stop: StopRequested | None = 
         _keep_worker_logs(folder, Path(args.run_dir) / "logs" / "ray")
         shutil.rmtree(folder, ignore_errors=True)
         with janitor:
-            janitor.kill()
+            if not folder.exists():  # else a worker still writes there, and the janitor waits for its end
+                janitor.kill()
 
 
 def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:

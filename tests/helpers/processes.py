@@ -1,0 +1,48 @@
+"""Looks at processes that may end while they are looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import psutil
+
+GONE_SECONDS = 60.0
+
+
+def title_of(process: psutil.Process) -> str:
+    """The command line; empty for a process that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def alive(processes: Iterable[psutil.Process], seconds: float = GONE_SECONDS) -> list[psutil.Process]:
+    """Return those that still run after a grace; a corpse that nobody has buried does not."""
+    left, deadline = list(processes), time.monotonic() + seconds
+    while (left := [process for process in left if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def assert_all_gone(processes: Iterable[psutil.Process]) -> None:
+    """Fail unless every process ends within `GONE_SECONDS`."""
+    left = alive(processes)
+    assert not left, [f"{process.pid} {title_of(process)}" for process in left]
+
+
+def end(processes: Iterable[psutil.Process], seconds: float) -> None:
+    """Kill those that have not ended by themselves after ``seconds``."""
+    for process in alive(processes, seconds):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

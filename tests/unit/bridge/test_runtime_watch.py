@@ -1,0 +1,44 @@
+"""Who watches the runtime process says what is wrong, whatever answers on its port, instead of waiting for ever."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw.runtime_process import RuntimeFailedError, RuntimeSupervisor, answers
+
+
+def refuse(*_: Any) -> Any:
+    raise PermissionError("not allowed")
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+    supervisor = RuntimeSupervisor(refuse, health_url="http://none", log_path=tmp_path / "log", poll_seconds=0.005)
+    with pytest.raises(RuntimeFailedError, match="not allowed"):
+        supervisor.start()
+    supervisor.stop()
+
+
+def test_a_health_check_does_not_go_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also, what answers with something else than HTTP does not serve; nor does who says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = "http://{}:{}/healthz".format(*server.getsockname())
+        server.settimeout(30)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        found: list[bool] = []
+        for answer in (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b"SSH-2.0-x\r\n\r\n", b""):
+            asking = threading.Thread(target=lambda: found.append(answers(url, timeout=30.0)))
+            asking.start()
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+            asking.join(30)
+    assert found == [True, False, False]
