@@ -27,8 +27,9 @@ FSDP_ACTOR = "slime.backends.fsdp_utils.actor.FSDPTrainActor"
 MEGATRON_ACTOR = "slime.backends.megatron_utils.actor.MegatronTrainActor"
 FSDP_CRITIC = "slime.backends.fsdp_utils.critic.FSDPCriticActor"
 _SHUTDOWN_TIMEOUT_SECONDS = 20.0
-DEATH_SECONDS = 5.0
-"""How long after a rank's failure the death of another one can be its cause: connections close before Ray tells of a death."""
+DEATH_SECONDS = 30.0
+"""How long after a rank's failure the death of another one can be its cause: connections close before Ray tells of a death, and of
+a machine's only after five looks, three seconds apart."""
 
 
 class TrainGroup:
@@ -159,7 +160,8 @@ class TrainGroup:
         deadline = time.monotonic() + DEATH_SECONDS
         left = dict(waiting)
         while left and (seconds := deadline - time.monotonic()) > 0:
-            for reference in ray.wait(list(left), num_returns=1, timeout=seconds)[0]:
+            check_nodes(self._nodes)
+            for reference in ray.wait(list(left), num_returns=1, timeout=min(seconds, POLL_SECONDS))[0]:
                 rank = left.pop(reference)
                 try:
                     ray.get(reference)
