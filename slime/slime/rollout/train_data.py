@@ -19,6 +19,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from slime.backends.megatron_utils.parallel import padded_length
 from slime.rollout.media import image_fields, mask_lost_images
 from slime.rollout.rewards import post_process_rewards
 from slime.rollout.step_wise import step_fields
@@ -157,7 +158,8 @@ def split_by_dp(train_data: TrainData, dp_size: int, args: Namespace) -> list[Tr
     ``micro_batch_indices[step][k]`` lists indices local to the shard; ``partition`` maps them to the whole batch.
     ``global_batch_sizes[step]`` and ``global_token_counts[step]`` are the rollouts and unmasked tokens over all ranks.
     """
-    lengths = train_data["total_lengths"]
+    ranks_of_a_sample = args.context_parallel_size
+    lengths = [padded_length(length, ranks_of_a_sample) for length in train_data["total_lengths"]]
     steps, sizes = samples_of_steps(train_data, args)
     plan = [_deal(_pack(step, lengths, args), lengths, dp_size) for step in steps]
     shards = []
@@ -182,7 +184,10 @@ def _per_sample(values: Any, num_samples: int) -> bool:
 
 
 def _pack(step: Sequence[int], lengths: Sequence[int], args: Namespace) -> list[list[int]]:
-    """Micro-batches of one step: first fit by decreasing length under the token cap, or runs of micro_batch_size."""
+    """Micro-batches of one step: first fit by decreasing length under the token cap, or runs of micro_batch_size.
+
+    ``lengths`` are with the padding that context-parallel ranks need.
+    """
     if not args.use_dynamic_batch_size:
         size = args.micro_batch_size
         return [list(step[start : start + size]) for start in range(0, len(step), size)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.backends.megatron_utils.parallel import padded_length
 from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics, staleness
 from slime.rollout.rewards import constant_groups, post_process_rewards
 from slime.rollout.train_data import convert, split_by_dp, steps_of
@@ -61,6 +62,7 @@ def batches(draw: st.DrawFn) -> tuple[dict[str, Any], int, Namespace]:
         max_tokens_per_gpu=draw(st.integers(8, 120)),
         micro_batch_size=draw(st.integers(1, 5)),
         disable_rollout_trim_samples=draw(st.booleans()),
+        context_parallel_size=draw(st.sampled_from((1, 2, 4))),
     )
     return convert(args, samples), draw(st.integers(1, 5)), args
 
@@ -109,11 +111,20 @@ def test_caps_hold_except_for_a_single_long_sample(case: tuple[dict[str, Any], i
     data, ranks, args = case
     for shard in split_by_dp(data, ranks, args):
         for batch in (batch for step in shard["micro_batch_indices"] for batch in step):
-            tokens = sum(shard["total_lengths"][index] for index in batch)
+            lengths = [shard["total_lengths"][index] for index in batch]
+            ranks_of_a_sample = args.context_parallel_size
+            held = sum(padded_length(length, ranks_of_a_sample) // ranks_of_a_sample for length in lengths)
             if args.use_dynamic_batch_size:
-                assert tokens <= args.max_tokens_per_gpu or len(batch) == 1
+                assert held <= args.max_tokens_per_gpu or len(batch) == 1
             else:
                 assert len(batch) <= args.micro_batch_size
+
+
+def test_padding_for_context_parallel_ranks_counts() -> None:
+    """Samples of 5 tokens become 8, of which each of two ranks holds 4: three of them fit 14 tokens, not five."""
+    args = arguments(max_tokens_per_gpu=14, context_parallel_size=2, global_batch_size=6)
+    [shard] = split_by_dp(convert(args, [sample(index) for index in range(6)]), 1, args)
+    assert [len(batch) for batch in shard["micro_batch_indices"][0]] == [3, 3]
 
 
 def test_a_micro_batch_has_as_many_samples_as_the_flag_says() -> None:

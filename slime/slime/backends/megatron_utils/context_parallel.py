@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.backends.megatron_utils.parallel import padded_length
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import PER_TOKEN
 from slime.utils.vocab_parallel import megatron_state
@@ -26,11 +27,6 @@ def own_place() -> tuple[int, int]:
     if state is None:
         return 0, 1
     return state.get_context_parallel_rank(), state.get_context_parallel_world_size()
-
-
-def padded_length(length: int, ranks: int) -> int:
-    """Tokens of a sample of ``length`` tokens with its padding."""
-    return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
 
 
 def held_positions(length: int, rank: int, ranks: int) -> Tensor:

@@ -37,6 +37,11 @@ def shard_of_rank(args: Namespace, shards: list[Any], world_size: int) -> list[A
     return [shards[data_parallel_rank(args, rank, world_size)] for rank in range(world_size)]
 
 
+def padded_length(length: int, ranks: int) -> int:
+    """Tokens of a sample of ``length`` tokens with its padding to two chunks for each of ``ranks`` context-parallel ranks."""
+    return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
+
+
 def groups() -> Any:
     """Megatron's process groups and this rank's place in them: ``megatron.core.parallel_state``."""
     from megatron.core import parallel_state
