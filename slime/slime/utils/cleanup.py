@@ -1,4 +1,4 @@
-"""Starts the janitor that cleans up after this process, however it ends; see `slime.utils.janitor`."""
+"""Starts what outlives this process: the janitor that cleans up after it, however it ends (`slime.utils.janitor`), and scripts like it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ def start_janitor(folder: str | Path, *, detached: bool = False) -> subprocess.P
 
     A detached one is no child, so it outlives an owner that ends all its children last thing.
     """
-    janitor = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_JANITOR), str(folder), *(["detached"] if detached else [])],
+    janitor = start_script(_JANITOR, str(folder), *(["detached"] if detached else []))
+    if detached:
+        janitor.wait()
+    return janitor
+
+
+def start_script(script: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a script of the standard library alone, which is told things by :func:`tell` until this process ends."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(script), *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    if detached:
-        janitor.wait()
-    return janitor
 
 
 def entrust(janitor: subprocess.Popen[str], processes: Sequence[psutil.Process]) -> None:
@@ -37,15 +42,16 @@ def entrust(janitor: subprocess.Popen[str], processes: Sequence[psutil.Process])
     for process in processes:
         started = start_time(process.pid)
         if process.pid not in (janitor.pid, os.getpid()) and started is not None:
-            _tell(janitor, f"{process.pid} {started}")
+            tell(janitor, f"{process.pid} {started}")
 
 
 def entrust_file(janitor: subprocess.Popen[str], path: str) -> None:
     """Tell the janitor to remove the file at the absolute ``path`` too."""
-    _tell(janitor, path)
+    tell(janitor, path)
 
 
-def _tell(janitor: subprocess.Popen[str], line: str) -> None:
-    assert janitor.stdin is not None
-    janitor.stdin.write(f"{line}\n")
-    janitor.stdin.flush()
+def tell(script: subprocess.Popen[str], line: str) -> None:
+    """Write a line to what :func:`start_script` started."""
+    assert script.stdin is not None
+    script.stdin.write(f"{line}\n")
+    script.stdin.flush()

@@ -1,20 +1,26 @@
 """A policy engine that somebody else runs: ``--rollout-external-engine-addrs host:port ...``.
 
 Guarantees: its facts come from its ``/server_info``; it gets the trainer's weights like an engine of our own; it is never
-started, restarted or ended from here.
+started, restarted or ended from here. When the run ends while it holds the engine, however it ends, the engine continues its requests
+(`left_held`).
 """
 
 from __future__ import annotations
 
 import logging
+import subprocess
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from slime.backends.sglang_utils import left_held
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
+from slime.backends.sglang_utils.weight_calls import PauseMode
 from slime.exceptions import ConfigurationError, EngineError
+from slime.utils.cleanup import start_script, tell
 from slime.weight_sync import LOADER, uses_loader
 from slime.weight_sync.hosts import this_host
 
@@ -46,6 +52,7 @@ class ExternalEngine(SGLangEngine):
         super().__init__(args, spec)
         self._address = external_url(address)
         self._ranks = 0
+        self._helper: subprocess.Popen[str] | None = None
 
     def start(self, hold: bool = False) -> str:
         """Ask the server what it is, and return its URL; its requests are its operator's, whatever ``hold`` says.
@@ -86,6 +93,34 @@ class ExternalEngine(SGLangEngine):
     def num_weight_ranks(self) -> int:
         """How many ranks the server has in the weight update group."""
         return self._ranks
+
+    def pause_generation(self, mode: PauseMode = "retract") -> None:
+        """Hold all requests, until ``continue_generation`` or the end of this process."""
+        self._note("held")
+        super().pause_generation(mode)
+
+    def begin_weight_update(self) -> None:
+        """Open an update session; until it is closed the weights may be half new."""
+        self._note("loading")
+        super().begin_weight_update()
+
+    def end_weight_update(self, weight_version: str | None = None) -> None:
+        """Close the session; the weights are whole."""
+        super().end_weight_update(weight_version)
+        self._note("loaded")
+
+    def continue_generation(self) -> None:
+        """Continue what ``pause_generation`` held."""
+        super().continue_generation()
+        self._note("free")
+
+    def _note(self, word: str) -> None:
+        """Tell `left_held` what is done to the engine; it is started when there is something to tell."""
+        if self._helper is None:
+            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            self._helper = start_script(Path(left_held.__file__), self.url(), str(self._log_path))
+            self._helper.wait()  # it goes on in a process that is no child of this one
+        tell(self._helper, word)
 
     def restart_if_dead(self, hold: bool = False) -> bool:
         """Never: the server is not ours."""
