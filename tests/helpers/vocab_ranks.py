@@ -14,6 +14,7 @@ from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
 from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses, get_values
+from slime.backends.trainer.own_logits import log_probs_of_own_logits
 from slime.utils.ppo_utils import compute_log_probs
 from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case
@@ -57,6 +58,8 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
             torch.testing.assert_close(mine.double(), right.detach(), atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(local.grad.double(), whole.grad[..., columns], atol=tolerance, rtol=tolerance)
 
+    check_own_logits(case["logits"][0], columns, group)
+
     local = case["logits"][..., columns].float()
     for (rows, ids), right in zip(get_responses(local, args=args, **layout), log_probs, strict=True):
         assert rows.shape == (len(ids), width)
@@ -80,6 +83,21 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
     columns_of_whole = [hybrid_whole[0], hybrid_whole[1][..., columns], *hybrid_whole[2:]]
     for mine, right in zip(hybrid_and_values(columns), columns_of_whole, strict=True):
         torch.testing.assert_close(mine, right, atol=1e-5, rtol=1e-5)
+
+
+def check_own_logits(logits: torch.Tensor, columns: slice, group: dist.ProcessGroup) -> None:
+    """Compare what overwrites a rank's columns of ``logits`` ``[T, V]`` with the whole vocabulary in float64."""
+    ids = torch.arange(len(logits)) * 5 % VOCABULARY
+    weights = torch.linspace(-1.0, 1.0, len(logits))
+    whole = logits.detach().double().requires_grad_()
+    table = torch.log_softmax(whole / 0.7, dim=-1)
+    right = table.gather(-1, ids.unsqueeze(-1)).squeeze(-1), -(table.exp() * table).sum(-1)
+    ((right[0] * weights).sum() + (right[1] * weights.flip(0)).sum()).backward()
+    local = logits[:, columns].detach().float().requires_grad_()
+    mine = log_probs_of_own_logits(local.clone(), ids, temperature=0.7, entropy_grad=True, group=group)
+    ((mine[0] * weights).sum() + (mine[1] * weights.flip(0)).sum()).backward()
+    for found, expected in zip([*mine, local.grad], [*right, whole.grad[:, columns]], strict=True):
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def hybrid_and_values(columns: slice) -> list[torch.Tensor]:

@@ -137,8 +137,16 @@ def test_a_pass_without_gradients_looks_at_each_chunk_once_and_gives_the_same_bi
 
     with torch.no_grad(), Calls() as calls:
         without = values()
-    assert calls.counts["logsumexp"] == calls.counts["exp"] == 3
+    assert calls.counts["mm"] == calls.counts["exp"] == 3
     assert all(torch.equal(one, other) for one, other in zip(without, values(), strict=True))
+
+
+@pytest.mark.parametrize(("chunk", "chunks"), [(12, 1), (5, 3), (4, 3)])
+def test_every_chunk_but_the_last_is_computed_again_for_its_gradient(chunk: int, chunks: int) -> None:
+    hidden, linear, targets = head(12, 8, 50)
+    with Calls() as calls:
+        chunked_log_probs(hidden, targets, linear, temperature=0.7, chunk=chunk)[0].sum().backward()
+    assert calls.counts["mm"] == 3 * chunks + chunks - 1
 
 
 def test_default_chunk_bounds_the_bytes() -> None:

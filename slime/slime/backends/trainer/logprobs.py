@@ -1,8 +1,10 @@
 """Log probabilities of response tokens from hidden states, without the logits of a whole sequence.
 
-Guarantees: at most ``chunk`` rows of logits exist at any time, in the forward and in the backward pass (each chunk is
-recomputed when its gradient is due); old, new and reference log probabilities take this one path: LM head in the model's
-dtype, float32 from there on, divided by the temperature.
+Guarantees: at most ``chunk`` rows of logits exist at any time, in the forward and in the backward pass; old, new and reference
+log probabilities take this one path: LM head in the model's dtype, float32 from there on, divided by the temperature.
+
+With gradients the last chunk, whose backward pass comes first, keeps its logits; every other one is computed again when its
+gradient is due. A micro-batch of one chunk computes its logits once.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from slime.utils.ppo_utils import log_probs_and_entropy
+from slime.backends.trainer.own_logits import log_probs_of_own_logits
 
 # Bytes of float32 logits of a chunk when --log-probs-chunk-size does not say.
 DEFAULT_CHUNK_BYTES = 256 * 2**20
@@ -40,7 +42,7 @@ def chunked_log_probs(
     Args:
         hidden: ``[N, H]`` final hidden states of the rows that predict ``targets``.
         targets: ``[N]`` token ids.
-        lm_head: ``[n, H] -> [n, V]``.
+        lm_head: ``[n, H] -> [n, V]``, a new tensor at each call.
         temperature: divisor of the logits.
         chunk: rows per chunk.
         entropy_grad: whether the entropy carries a gradient.
@@ -48,19 +50,18 @@ def chunked_log_probs(
     """
 
     def one_chunk(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logits = lm_head(rows).float() / temperature
-        at_once = entropy_grad or not torch.is_grad_enabled()
-        log_probs, entropy = log_probs_and_entropy(logits, ids, at_once, group)
-        if entropy is None:
-            with torch.no_grad():
-                entropy = log_probs_and_entropy(logits, ids, True, group)[1]
-        assert entropy is not None
-        return log_probs, entropy
+        return log_probs_of_own_logits(
+            lm_head(rows), ids, temperature=temperature, entropy_grad=entropy_grad, group=group
+        )
 
-    parts = []
-    for rows, ids in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(one_chunk, rows, ids, use_reentrant=False, preserve_rng_state=False))
-        else:
-            parts.append(one_chunk(rows, ids))
+    whole, rest = divmod(len(targets), chunk)
+    sizes = ([rest] if rest or not whole else []) + [chunk] * whole
+    pieces = list(zip(hidden.split(sizes), targets.split(sizes), strict=True))
+    parts = [
+        checkpoint(one_chunk, *piece, use_reentrant=False, preserve_rng_state=False)
+        if torch.is_grad_enabled()
+        else one_chunk(*piece)
+        for piece in pieces[:-1]
+    ]
+    parts.append(one_chunk(*pieces[-1]))
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
