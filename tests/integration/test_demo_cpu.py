@@ -126,7 +126,7 @@ def test_two_updates_then_serving_until_interrupted(demo: Callable, tmp_path: Pa
 
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 0
-    wait_for(lambda: not processes_of(tmp_path / "run"), 20, "every process is gone")
+    wait_for(lambda: not processes_of(tmp_path / "run"), 60, "every process is gone")
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 

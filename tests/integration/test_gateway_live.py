@@ -87,7 +87,8 @@ async def gateway(
     ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
     service = build_service(config, AutoTokenizer.from_pretrained(model), ledger, registry)
     async with serve(create_app(service, registry)) as url:
-        yield AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120), ledger, registry
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+            yield client, ledger, registry
 
 
 async def test_two_hundred_turns_are_exact(

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 LIFELINE_VARIABLE = "SLIME_LIFELINE_FD"
+LIFELINE_THREAD = "lifeline"
 GRACE_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 
@@ -121,7 +122,7 @@ def watch_lifeline() -> None:
         return
     descriptor = int(value)
     os.set_inheritable(descriptor, False)
-    threading.Thread(target=_end_group_at_eof, args=(descriptor,), name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_group_at_eof, args=(descriptor,), name=LIFELINE_THREAD, daemon=True).start()
 
 
 def _end_group_at_eof(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Workers of a CPU engine are forks that keep nothing of the server but what it has imported."""
+"""Workers of a CPU engine are forks that keep nothing of the server but what it has imported, unless it has threads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 SERVER = """
-import json, multiprocessing, signal, sys, tempfile, types
+import json, multiprocessing, os, signal, sys, tempfile, threading, types
+from slime.utils.process import LIFELINE_VARIABLE, watch_lifeline
+read_end, write_end = os.pipe()
+os.environ[LIFELINE_VARIABLE] = str(read_end)
+watch_lifeline()
 import slime.backends.sglang_utils.forked_workers as forked_workers
 
 engine = types.ModuleType("sglang.srt.entrypoints.engine")
@@ -32,13 +39,37 @@ here, there = multiprocessing.Pipe()
 worker = multiprocessing.Process(target=work, args=(there,))
 worker.start()
 there.close()
-print(json.dumps([here.recv(), tempfile.tempdir]))
+found = here.recv()
 worker.join()
+kinds = [type(worker._popen).method]
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+for _ in range(2):
+    worker = multiprocessing.Process(target=sys.exit, args=(3,))
+    worker.start()
+    worker.join()
+    kinds.append([type(worker._popen).method, worker.exitcode])
+    end.set()
+print(json.dumps([found, tempfile.tempdir, kinds]))
 """
 
 
-def test_a_worker_forgets_what_the_server_set_for_itself(repository: Path) -> None:
+@pytest.fixture(scope="module")
+def server(repository: Path) -> tuple[list[Any], str]:
+    """What the server says of its workers, and its log."""
     command = [sys.executable, "-c", SERVER]
     done = subprocess.run(command, cwd=repository / "slime", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [["of the server", None, True], "/of/the/server"]
+    return json.loads(done.stdout), done.stderr
+
+
+def test_a_worker_forgets_what_the_server_set_for_itself(server: tuple[list[Any], str]) -> None:
+    worker, folder, _ = server[0]
+    assert [worker, folder] == [["of the server", None, True], "/of/the/server"]
+
+
+def test_a_server_with_threads_forks_nothing(server: tuple[list[Any], str]) -> None:
+    """Nor later: the thread has ended by then. The lifeline does not count."""
+    (_, _, kinds), log = server
+    assert kinds == ["fork", ["spawn", 3], ["spawn", 3]]
+    assert log.count("its workers are spawned, not forked") == 1
