@@ -26,6 +26,7 @@ from slime.rollout.multimodal_prompts import (
 )
 from slime.rollout.prompt_lengths import drop_long_prompts
 from slime.rollout.rm_hub import check_samples
+from slime.rollout.stored_pictures import decode, record_of
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -215,11 +216,18 @@ class RolloutDataSource(DataSource):
         self.sample_offset += 1
         return prompt
 
-    def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Return that many groups of ``--n-samples-per-prompt`` copies of a prompt."""
+    def get_samples(self, num_samples: int) -> list[list[Any]]:
+        """Return what `get_stored_samples` does, with decoded pictures."""
+        groups = self.get_stored_samples(num_samples)
+        for group in groups:
+            decode(self.args, group)
+        return groups
+
+    def get_stored_samples(self, num_samples: int) -> list[list[Any]]:
+        """Return that many groups of ``--n-samples-per-prompt`` copies of a prompt, for who decodes their pictures later."""
         groups = []
         for _ in range(num_samples):
-            group = fresh_copies(self.args, self._next_prompt(), self.args.n_samples_per_prompt)
+            group = fresh_copies(self._next_prompt(), self.args.n_samples_per_prompt)
             for sample in group:
                 sample.group_index, sample.index = self.sample_group_index, self.sample_index
                 self.sample_index += 1
@@ -305,11 +313,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self._filter = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
         self.lock = threading.RLock()
 
-    def get_samples(self, num_samples: int) -> list[list[Any]]:
+    def get_stored_samples(self, num_samples: int) -> list[list[Any]]:
         """Return groups of the buffer, then fresh ones."""
         with self.lock:
             groups = self._filter(self.args, None, self.buffer, num_samples) if self.buffer else []
-            return [*groups, *super().get_samples(num_samples - len(groups))]
+            return [*groups, *super().get_stored_samples(num_samples - len(groups))]
 
     def add_samples(self, samples: list[list[Any]]) -> None:
         """Put groups into the buffer; their size and nesting is theirs."""
@@ -328,8 +336,16 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             super()._restore(state)
 
 
+def undecoded(get_samples: Callable[[int], list[Any]]) -> Callable[[int], list[Any]]:
+    """Return what hands out the same groups before their pictures are decoded; ``get_samples`` itself where a plugin has its own."""
+    source = getattr(get_samples, "__self__", None)
+    if isinstance(source, RolloutDataSource) and type(source).get_samples is RolloutDataSource.get_samples:
+        return source.get_stored_samples
+    return get_samples
+
+
 def _to_plain(item: Any) -> Any:
-    return [_to_plain(member) for member in item] if isinstance(item, list) else item.to_dict()
+    return [_to_plain(member) for member in item] if isinstance(item, list) else record_of(item)
 
 
 def _from_plain(item: Any) -> Any:

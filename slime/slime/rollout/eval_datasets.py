@@ -31,9 +31,9 @@ def load_eval_prompts(args: Namespace, dataset: EvalDataset) -> list[Sample]:
 
 
 def eval_group(args: Namespace, dataset: EvalDataset, position: int) -> list[Sample]:
-    """Return ``n_samples_per_eval_prompt`` fresh samples of the prompt at ``position``, pictures decoded."""
+    """Return ``n_samples_per_eval_prompt`` fresh samples of the prompt at ``position``, with its pictures as they are stored."""
     count = dataset.n_samples_per_eval_prompt
-    group = fresh_copies(args, load_eval_prompts(args, dataset)[position], count)
+    group = fresh_copies(load_eval_prompts(args, dataset)[position], count)
     for number, sample in enumerate(group, position * count):
         sample.group_index, sample.index = position, number
     return group

@@ -6,8 +6,6 @@ training rollout does not abort them, it waits. An answer that was aborted count
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import logging
 import threading
 from argparse import Namespace
@@ -21,8 +19,7 @@ from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.eval_datasets import eval_group, eval_sampling_params, load_eval_prompts
 from slime.rollout.generation import GenerateState, generate_and_rm_group
 from slime.rollout.metrics import flatten
-from slime.rollout.multimodal_prompts import put_pictures_away
-from slime.rollout.multimodal_requests import images_of
+from slime.rollout.stored_pictures import put_pictures_away
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.types import Sample
 
@@ -81,11 +78,9 @@ async def eval_rollout_single_dataset(args: Namespace, rollout_id: int, cfg: Eva
     async def answer(position: int) -> list[Any]:
         media = prompts[position].multimodal_inputs
         async with state.pictured_prompts if media else nullcontext():
-            make = functools.partial(eval_group, args, cfg, position)
-            group = await asyncio.to_thread(make) if media else make()
-            decoded = [image for sample in group[:1] for image in images_of(sample)]
+            group = eval_group(args, cfg, position)
             answers = await generate_and_rm_group(args, group, dict(parameters), evaluation=True)
-            put_pictures_away(flatten(answers), decoded, media["images"] if media else [])
+            put_pictures_away(flatten(answers))
         add_progress(done=len(group))
         return answers
 

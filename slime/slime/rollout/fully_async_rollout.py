@@ -20,6 +20,7 @@ from typing import Any
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.collection import Collection, first_index, is_whole, to_go_on
+from slime.rollout.data_source import undecoded
 from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.evaluation import eval_rollout
 from slime.rollout.generation import GenerateState, Group, generate_and_rm_group
@@ -121,7 +122,7 @@ class RolloutWorker:
             return
         with self._lock:
             room = self._limit - len(self._under_way) - len(self._finished)
-            groups = self.source.get_samples(room) if room > 0 else []
+            groups = undecoded(self.source.get_samples)(room) if room > 0 else []
             if room > 0 and not groups and room == self._limit:
                 raise ValueError("the data source has no more prompts")
             for group in groups:

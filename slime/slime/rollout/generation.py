@@ -28,6 +28,7 @@ from slime.rollout.multimodal_requests import (
 )
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_hooks import apply_sample_hooks
+from slime.rollout.stored_pictures import decode_pictures
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import SingletonMeta, load_function
@@ -277,6 +278,7 @@ async def generate_and_rm_group(
     state = GenerateState(args)
     if state.aborted:
         return group
+    await decode_pictures(args, group)
     parameters = [dict(sampling_params) for _ in group]
     if state.group_sampling_seeds is not None:
         for own, seed in zip(parameters, state.group_sampling_seeds, strict=False):

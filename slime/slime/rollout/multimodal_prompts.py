@@ -2,8 +2,8 @@
 
 Guarantees: the ``n``-th placeholder of a prompt is the ``n``-th picture of its row, and one that is missing, superfluous or unreadable
 is an error that names the row,
-or the prompt where only decoding shows it. A prompt holds its pictures as the file has them; `fresh_copies` decodes them when it is handed out, once
-for all samples of a group.
+or the prompt where only decoding shows it. A prompt holds its pictures as the file has them; they are decoded once for all samples of a
+group.
 """
 
 from __future__ import annotations
@@ -11,16 +11,27 @@ from __future__ import annotations
 import copy
 import functools
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slime.exceptions import ConfigurationError
-from slime.utils.images import at_model_size, image_tokens, model_size, open_image
+from slime.utils.images import image_tokens, model_size, open_image
 from slime.utils.processing_utils import load_processor
 from slime.utils.types import MultimodalTypes, Sample
 
 IMAGE = MultimodalTypes.IMAGE
-SHOWN_CHARACTERS = 100
+
+
+@dataclass(frozen=True)
+class StoredPicture:
+    """A picture as the prompt data have it, not decoded yet.
+
+    Attributes:
+        source: what `open_image` takes.
+    """
+
+    source: Any
 
 
 @functools.cache
@@ -113,22 +124,13 @@ def expanded_tokens(args: Namespace, prompt: Sample) -> int:
     return sum(image_tokens(processor, *size) - 1 for size in sizes)
 
 
-def fresh_copies(args: Namespace, prompt: Sample, count: int) -> list[Sample]:
-    """Return ``count`` samples of a prompt; they share its decoded pictures, which nobody may change.
-
-    Raises:
-        ConfigurationError: when a picture whose header was read cannot be decoded.
-    """
+def fresh_copies(prompt: Sample, count: int) -> list[Sample]:
+    """Return ``count`` samples of a prompt; they share its pictures, which `slime.rollout.stored_pictures` decodes."""
     media, plain = prompt.multimodal_inputs, copy.copy(prompt)
     plain.multimodal_inputs = None
     copies = [copy.deepcopy(plain) for _ in range(count)]
     if media is not None:
-        processor = image_processor_of(args.hf_checkpoint)
-        try:
-            images = [at_model_size(open_image(source), processor) for source in media["images"]]
-        except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: how PIL says that a PNG is broken
-            start = str(prompt.prompt)[:SHOWN_CHARACTERS]
-            raise ConfigurationError(f"a picture of the prompt that starts with {start!r}: {error}") from error
+        images = [StoredPicture(source) for source in media["images"]]
         for sample in copies:
             sample.multimodal_inputs = {"images": list(images), "videos": None}
     return copies
@@ -153,19 +155,3 @@ def _media(item: Any) -> Iterator[Any]:
     for name in ("multimodal_inputs", "multimodal_train_inputs"):
         for values in (entries.get(name) or {}).values():
             yield from values if isinstance(values, list) else [values]
-
-
-def put_pictures_away(samples: Iterable[Sample], decoded: list[Any], stored: list[Any]) -> None:
-    """Have samples that are not trained on hold the pictures of their prompt as the file has them, and no processor's arrays.
-
-    Args:
-        samples: what became of `fresh_copies` of the prompt; pictures that a generate function added stay.
-        decoded: pictures of such a copy.
-        stored: pictures of the prompt.
-    """
-    sources = {id(image): source for image, source in zip(decoded, stored, strict=True)}
-    for sample in samples:
-        sample.multimodal_train_inputs = None
-        media = sample.multimodal_inputs
-        if media and media.get("images"):
-            sample.multimodal_inputs = {**media, "images": [sources.get(id(one), one) for one in media["images"]]}

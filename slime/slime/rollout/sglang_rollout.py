@@ -15,6 +15,7 @@ from typing import Any
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.collection import Collection, is_whole, to_go_on
+from slime.rollout.data_source import undecoded
 from slime.rollout.engine_pool import abort_until_idle
 from slime.rollout.evaluation import eval_rollout, eval_rollout_single_dataset
 from slime.rollout.generation import GenerateState, Group, generate, generate_and_rm, generate_and_rm_group
@@ -103,7 +104,7 @@ async def generate_rollout_async(
 
 
 def _ask_for_more(args: Namespace, state: GenerateState, get_samples: Callable[[int], list[Group]]) -> None:
-    groups = get_samples(args.over_sampling_batch_size or args.rollout_batch_size)
+    groups = undecoded(get_samples)(args.over_sampling_batch_size or args.rollout_batch_size)
     if not groups:
         have = f"{state.remaining_batch_size} of the {args.rollout_batch_size} groups of a batch"
         raise ValueError(f"the data source has no more prompts; it gave {have}")

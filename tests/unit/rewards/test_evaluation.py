@@ -15,7 +15,7 @@ import pytest
 from slime.arguments import build_parser
 from slime.arguments.eval_config import EvalDataset
 from slime.exceptions import ConfigurationError, SampleError
-from slime.rollout import evaluation, multimodal_prompts, sglang_rollout
+from slime.rollout import evaluation, sglang_rollout, stored_pictures
 from slime.rollout.eval_metrics import eval_metrics, scores
 from slime.rollout.pass_rates import pass_at_k
 from slime.utils.images import at_model_size, open_image
@@ -123,7 +123,7 @@ async def test_pictures_are_decoded_once_as_many_prompts_as_requests_and_put_awa
         answered_before.append(len(engine.requests))
         return at_model_size(image, processor)
 
-    monkeypatch.setattr(multimodal_prompts, "at_model_size", decoded)
+    monkeypatch.setattr(stored_pictures, "at_model_size", decoded)
     data = await evaluated(args, dataset(tmp_path, "seen", rows))
     assert answered_before == [0, 1, 2]
     sent = [open_image(url).size for request in engine.requests for url in request["image_data"]]

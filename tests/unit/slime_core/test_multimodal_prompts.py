@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,16 @@ from PIL import Image
 
 from slime.arguments.eval_config import read_eval_datasets
 from slime.exceptions import ConfigurationError
-from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, rows_to_samples
+from slime.rollout import stored_pictures
+from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, rows_to_samples, undecoded
 from slime.rollout.eval_datasets import eval_group
-from slime.rollout.multimodal_prompts import copy_sharing_media, fresh_copies
+from slime.rollout.generation import GenerateState
+from slime.rollout.multimodal_prompts import StoredPicture, copy_sharing_media, fresh_copies
+from slime.rollout.sglang_rollout import generate_rollout_async
+from slime.rollout.stored_pictures import decode, put_pictures_away
+from slime.utils.misc import SingletonMeta
 from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
 from tests.helpers.arguments import default_args, refusal
 from tests.helpers.pictures import picture, png
 
@@ -97,7 +104,7 @@ def test_a_row_that_cannot_be_used_is_named(folder: Path, row: dict[str, Any], e
 def test_a_picture_that_cannot_be_decoded_is_named_with_its_prompt(folder: Path) -> None:
     (sample,) = samples_of(folder, {"input": "<image>what is it?", "pictures": png(picture(64, 64))[:900]})
     with pytest.raises(ConfigurationError, match=r"a picture of the prompt that starts with '.*what is it\?"):
-        fresh_copies(args_of(folder), sample, 1)
+        decode(args_of(folder), fresh_copies(sample, 1))
 
 
 def test_a_text_model_has_no_eyes(tiny_random_model: Path) -> None:
@@ -147,16 +154,70 @@ def test_marks_and_copies_share_pictures_and_arrays_and_a_checkpoint_has_them(fo
     source.add_samples(groups)
     source.mark(0)
     marked = source._marks[0]["buffer"][0][0]
-    assert marked["multimodal_inputs"]["images"][0] is first.multimodal_inputs["images"][0]
+    assert marked["multimodal_inputs"]["images"] == [StoredPicture(str(folder / "b.png"))]
     first.metadata["seen"].append("later")
     source.save(0)
     resumed = RolloutDataSourceWithBuffer(args)
     resumed.load(0)
+    ((waiting, *_), *_) = resumed.buffer
+    waiting.multimodal_inputs["images"].append("a picture that a generate function made")
     (again, member), *_ = resumed.get_samples(1)
+    assert again.multimodal_inputs["images"].pop() == "a picture that a generate function made"
     assert again.multimodal_inputs["images"][0].tobytes() == first.multimodal_inputs["images"][0].tobytes()
     assert again.multimodal_inputs["images"][0] is member.multimodal_inputs["images"][0]
     assert torch.equal(again.multimodal_train_inputs["pixel_values"], torch.ones(4, 3))
     assert again.metadata["seen"] == []
+
+
+async def test_pictures_are_decoded_away_from_the_loop_before_the_generate_function(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"input": "<image>what", "pictures": str(folder / "b.png")}) + "\n")
+    args = args_of(
+        folder, prompt_data=str(file), custom_generate_function_path=f"{__name__}.look", rollout_batch_size=1
+    )
+    args.n_samples_per_prompt = 2
+    threads: list[Any] = []
+    resize = stored_pictures.at_model_size
+    monkeypatch.setattr(
+        stored_pictures, "at_model_size", lambda *given: threads.append(threading.current_thread()) or resize(*given)
+    )
+    source = RolloutDataSourceWithBuffer(args)
+    SingletonMeta.clear(GenerateState)
+    output, _ = await generate_rollout_async(args, 0, source.get_samples)
+    SingletonMeta.clear(GenerateState)
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+    ((one, other),) = output.samples
+    assert (one.response, other.response) == ("decoded", "decoded")
+    assert one.multimodal_inputs["images"][0] is other.multimodal_inputs["images"][0]
+    put_pictures_away([one])
+    assert one.multimodal_inputs["images"] == [str(folder / "b.png")]
+
+
+async def look(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """A plugin that says what kind of picture it was given."""
+    sample.tokens, sample.response_length, sample.reward = [1, 2], 1, 1.0
+    assert sample.multimodal_inputs is not None
+    sample.response = "decoded" if isinstance(sample.multimodal_inputs["images"][0], Image.Image) else "stored"
+    sample.status = Sample.Status.COMPLETED
+    return sample
+
+
+def test_a_plugin_that_hands_out_its_own_samples_is_asked_for_them(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"input": "<image>what", "pictures": str(folder / "b.png")}) + "\n")
+    args = args_of(folder, prompt_data=str(file))
+
+    class Own(RolloutDataSourceWithBuffer):
+        def get_samples(self, num_samples: int) -> list[list[Any]]:
+            return super().get_samples(num_samples)
+
+    own, ours = Own(args), RolloutDataSourceWithBuffer(args)
+    assert undecoded(own.get_samples) == own.get_samples
+    assert undecoded(ours.get_samples) == ours.get_stored_samples
+    assert isinstance(own.get_samples(1)[0][0].multimodal_inputs["images"][0], Image.Image)
 
 
 def test_evaluation_sets_have_pictures(folder: Path, tmp_path: Path) -> None:
@@ -166,6 +227,7 @@ def test_evaluation_sets_have_pictures(folder: Path, tmp_path: Path) -> None:
     args.n_samples_per_eval_prompt, args.rm_type = 3, "f1"
     (dataset,) = read_eval_datasets(args)
     group = eval_group(args, dataset, 0)
+    decode(args, group)
     assert [sample.multimodal_inputs["images"][0].size for sample in group] == [(16, 16)] * 3
 
 
