@@ -51,7 +51,9 @@ def state_of(folder: Path) -> tuple[Path, bool]:
         raise tool.ToolError(f"{folder} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
     if not (found / "state" / ".metadata").is_file():
         raise tool.ToolError(f"{found} has no state of an FSDP run (state/.metadata)")
-    return found, bool(read_meta(found)["lora"])
+    meta = read_meta(found)
+    tool.check_policy(found, meta)
+    return found, bool(meta["lora"])
 
 
 def stored(state: Path) -> dict[str, TensorStorageMetadata]:

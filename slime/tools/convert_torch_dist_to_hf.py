@@ -39,7 +39,9 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
     folder = find(source)
     if folder is None:
         raise tool.ToolError(f"{source} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
-    if read_meta(folder)["lora"]:
+    meta = read_meta(folder)
+    tool.check_policy(folder, meta)
+    if meta["lora"]:
         return merge_lora.merge(origin, folder / "adapter", output, dtype=dtype, force=force)
     tool.check_output(output, [origin, folder], force=force)
     kind = tool.output_dtype(dtype, origin)

@@ -8,6 +8,7 @@ import pytest
 
 from slime.arguments import parse_args
 from slime.arguments.backend import backend_line
+from slime.arguments.critic import critic_gpus
 from tests.contract.test_script_flags import model_args
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
@@ -100,10 +101,14 @@ def test_files_of_flags_decide_too(model: list[str], tmp_path: Path) -> None:
 
 
 def test_what_only_fsdp_trains_says_so(model: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    text = refusal(
-        capsys, [*model, *SHORT.split(), "--advantage-estimator", "ppo", "--tensor-model-parallel-size", "2"]
-    )
-    assert "--advantage-estimator ppo needs a critic, which FSDP2 has: use --train-backend fsdp" in text
+    text = refusal(capsys, [*model, *SHORT.split(), "--ref-update-interval", "2", "--tensor-model-parallel-size", "2"])
+    assert "--ref-update-interval: FSDP2 has it, Megatron does not; use --train-backend fsdp" in text
+
+
+def test_the_critic_is_split_like_the_policy(model: list[str]) -> None:
+    words = "--advantage-estimator ppo --tensor-model-parallel-size 2 --actor-num-gpus-per-node 4 --critic-num-gpus-per-node 2"
+    args = parse_args([*model, *SHORT.split(), *words.split()])
+    assert (args.train_backend, critic_gpus(args)) == ("megatron", 2)
 
 
 def test_lora_has_layers_of_plain_torch_by_default(model: list[str]) -> None:

@@ -68,10 +68,11 @@ def _three_steps(args: Any, rank: int, world_size: int, path: str) -> dict[str, 
     dist.all_gather_object(found, dict(zip(mine["partition"], shard.fields["log_probs"], strict=True)))
     schedule, metrics, gradients = Schedule(args, 10), [], {}
     for number in range(3):
-        step = train_step.backward_pass(args, model, shard, 0, CPU, shape.vocab_size)
+        loss_of = train_step.policy_loss_of(args, model, shard, CPU, shape.vocab_size)
+        step = train_step.backward_pass(args, model, shard, 0, CPU, loss_of)
         if number == 0:
-            _share_gradients(model)
-            gradients = {name: value.clone() for name, value in full_weights(unwrapped(model), shape, of=_gradient)}
+            share_gradients(model)
+            gradients = {name: value.clone() for name, value in full_weights(unwrapped(model), shape, of=gradient_of)}
         step["grad_norm"] = apply_gradients(model, optimizer, schedule, args.clip_grad, device=CPU)[0]
         metrics.append(step)
     return {
@@ -87,11 +88,11 @@ def _no_sum(values: Tensor) -> Tensor:
     raise AssertionError("no statistics over ranks are needed here")
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def gradient_of(parameter: Tensor) -> Tensor:
     return parameter.main_grad  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _share_gradients(model: Any) -> None:
+def share_gradients(model: Any) -> None:
     """After the reduce-scatter each data-parallel rank has its slice of the gradients: gather the others'."""
     for buffer in [*model.buffers, *model.expert_parallel_buffers]:
         for bucket in buffer.buckets:
@@ -200,11 +201,11 @@ def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]],
             actor.optimizer.reload_model_params()
 
         def capture(wrapped, *rest, actor=actor, gradients=gradients, **named):
-            _share_gradients(wrapped)
+            share_gradients(wrapped)
             if actor.args.use_lora:
-                gradients |= plain_names(adapter_weights(unwrapped(wrapped), of=_gradient))
+                gradients |= plain_names(adapter_weights(unwrapped(wrapped), of=gradient_of))
             else:
-                whole = full_weights(unwrapped(wrapped), actor.shape, of=_gradient)
+                whole = full_weights(unwrapped(wrapped), actor.shape, of=gradient_of)
                 gradients |= {name: value.clone() for name, value in whole}
             return original(wrapped, *rest, **named)
 

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from tests.helpers.reference_policy import reference_advantages, reference_policy_loss, reference_value_loss
+from tests.helpers.reference_steps import adamw_steps
 
 
 def reference(
@@ -20,7 +21,9 @@ def reference(
 
     ``lora``: adapter tensors by module name plus ``.lora_A`` or ``.lora_B``; then the gradients are theirs.
     """
-    model = AutoModelForCausalLM.from_pretrained(args.hf_checkpoint, dtype=torch.float64, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        args.hf_checkpoint, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
     weights = {name: value.detach().clone() for name, value in model.named_parameters()}
     leaves = {name: value.double().requires_grad_() for name, value in (lora or weights).items()}
     used = dict(leaves)
@@ -52,33 +55,40 @@ def reference(
 
 
 def reference_critic(
-    args: Namespace, data: dict[str, Any], head: dict[str, Tensor]
-) -> tuple[list[Tensor], float, dict[str, Tensor]]:
-    """Return the values of each sample, the critic's loss of a step, and the gradient of each parameter of the critic.
+    args: Namespace, data: dict[str, Any], head: dict[str, Tensor], steps: int = 1
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Return the values of each sample at the start, and of ``steps`` steps towards the returns these give what `adamw_steps` does.
 
     ``head`` is the value head's ``weight`` and ``bias``; old log probabilities are the engine's.
     """
-    model = AutoModelForCausalLM.from_pretrained(args.hf_checkpoint, dtype=torch.float64, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        args.hf_checkpoint, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
     backbone = model.model
     leaves = {f"hf.{name}": value.detach().clone().requires_grad_() for name, value in backbone.named_parameters()}
     leaves |= {f"head.{name}": value.double().requires_grad_() for name, value in head.items()}
     weights = {name.removeprefix("hf."): value for name, value in leaves.items() if name.startswith("hf.")}
-    values, refs = [], []
-    for tokens, response in zip(data["tokens"], data["response_lengths"], strict=True):
-        hidden = functional_call(backbone, weights, (torch.tensor([tokens]),), {"use_cache": False}).last_hidden_state[
-            0
-        ]
-        states = hidden[len(tokens) - response - 1 : -1]
-        values.append((states @ leaves["head.weight"].T + leaves["head.bias"])[:, 0])
-        refs.append(_log_probs(model, dict(model.named_parameters()), tokens, response, args.rollout_temperature)[0])
-    old = [value.detach() for value in values]
-    batch = _batch(data, [ref.detach() for ref in refs], [ref.detach() for ref in refs], from_engine=True)
+    lengths = list(zip(data["tokens"], data["response_lengths"], strict=True))
+
+    def values() -> list[Tensor]:
+        found = []
+        for tokens, response in lengths:
+            output = functional_call(backbone, weights, (torch.tensor([tokens]),), {"use_cache": False})
+            states = output.last_hidden_state[0][len(tokens) - response - 1 : -1]
+            found.append((states @ leaves["head.weight"].T + leaves["head.bias"])[:, 0])
+        return found
+
+    start = dict(model.named_parameters())
+    refs = [_log_probs(model, start, *sample, args.rollout_temperature)[0].detach() for sample in lengths]
+    old = [value.detach() for value in values()]
+    batch = _batch(data, refs, refs, from_engine=True)
     advantages = reference_advantages(args, batch | {"values": old})
     returns = [a + v for a, v in zip(advantages, old, strict=True)]
-    total = reference_value_loss(old, values, returns, batch["loss_masks"], args.value_clip)
-    loss = total / len(values)
-    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return old, float(loss.detach()), dict(zip(leaves, gradients, strict=True))
+
+    def loss() -> Tensor:
+        return reference_value_loss(old, values(), returns, batch["loss_masks"], args.value_clip) / len(old)
+
+    return old, adamw_steps(args, leaves, loss, steps)
 
 
 def _log_probs(model, weights, tokens, response, temperature) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from slime.backends.fsdp_utils.weights import gather
 from slime.rollout.train_data import convert, split_by_dp
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.ledger_records import USER_NEXT, make_turn
+from tests.helpers.ppo_ranks import from_all_ranks
 
 BATCH = 4
 ROLLOUTS = 5
@@ -105,7 +106,7 @@ def run(
                 source.save(rollout_id)
             die_at("saved", rollout_id)
             actor.publish(rollout_id)
-    states = trainer_ranks.from_all_ranks(random_state())
+    states = from_all_ranks(random_state())
     found = {"start": start, "weights": trainer_ranks.full_parameters(actor), "moments": moments(actor)}
     if rank == 0:
         torch.save({**found, "batches": batches, "metrics": metrics, "random": states}, out)

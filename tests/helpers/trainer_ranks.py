@@ -17,6 +17,7 @@ from slime.backends.fsdp_utils.weights import gather
 from slime.backends.trainer.offload import storage_of
 from slime.exceptions import TrainerError
 from tests.helpers import gradient_cases, trainer
+from tests.helpers.ppo_ranks import ppo_rollout
 
 CPU = torch.device("cpu")
 
@@ -166,20 +167,6 @@ def whole(model: Any, of: Callable[[Tensor], Tensor | None] = lambda p: p) -> di
     """Return whole copies of a model's parameters (or of what ``of`` makes of them), by name."""
     found = {name: of(parameter) for name, parameter in model.named_parameters()}
     return {name: gather(value, CPU).clone() for name, value in found.items() if value is not None}
-
-
-def from_all_ranks(value: Any) -> list[Any]:
-    """What each rank has."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def ppo_rollout(actor: FSDPTrainActor, critic: FSDPCriticActor, rollout_id: int, shard: Any, learn: bool = True) -> Any:
-    """Train both on a rollout, in the order of the trainer; return the metrics."""
-    values = from_all_ranks(critic.values(rollout_id, shard))
-    returns = from_all_ranks(actor.prepare(rollout_id, shard, values))
-    return {**(critic.step(rollout_id, returns) or {}), **(actor.step(rollout_id, learn) or {})}
 
 
 def ppo_gradients(rank: int, world_size: int, port: int, changes: dict[str, Any], model: str, out: str) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from slime.backends.fsdp_utils import train_step
 from tests.helpers import trainer, trainer_ranks, vision_samples
+from tests.helpers.ppo_ranks import from_all_ranks
 
 
 def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]], out: str) -> None:
@@ -36,7 +37,7 @@ def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]
         pictured = [
             [any(shard["multimodal_train_inputs"][i] for i in batch) for batch in shard["micro_batch_indices"][0]]
         ]
-        results.append(((metrics, captured, adapters), trainer_ranks.from_all_ranks(pictured)))
+        results.append(((metrics, captured, adapters), from_all_ranks(pictured)))
         actor.shutdown()
     if rank == 0:
         torch.save(results, out)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.helpers import megatron_ranks, tiny_models, trainer
-from tests.helpers.reference_steps import sft_steps
+from tests.helpers.reference_steps import by_expert, sft_steps
 
 TOLERANCE = 1e-5
 # Where Adam divides by a gradient near zero, rounding of float32 would be seen as a step; a larger epsilon bounds that.
@@ -53,22 +52,6 @@ CASES = {
     **{(layout, "qwen3, tied"): MORE_LAYOUTS[layout] for layout in MORE_LAYOUTS},
     **{(layout, "qwen3_moe"): EXPERT_LAYOUTS[layout] for layout in EXPERT_LAYOUTS},
 }
-
-
-def by_expert(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Under the names of the checkpoint: transformers holds all experts of a layer in two tensors."""
-    found = {}
-    for name, value in weights.items():
-        layer, experts, kind = name.partition(".mlp.experts.")
-        if not experts:
-            found[name] = value
-            continue
-        for number, expert in enumerate(value):
-            parts = expert.chunk(2) if kind == "gate_up_proj" else (expert,)
-            kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
-            for one, part in zip(kinds, parts, strict=True):
-                found[f"{layer}.mlp.experts.{number}.{one}.weight"] = part
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from slime.arguments.critic import critic_gpus
 from slime.arguments.model_shape import number_of_experts
 from slime.arguments.option import Group, Option, flag_of
 
@@ -44,7 +45,8 @@ MEGATRON = Group(
         Option("--custom-model-provider-path", "fn(pre_process, post_process) -> GPTModel"),
         Option("--custom-megatron-init-path", "fn(args), called when Megatron's groups exist"),
         Option(
-            "--custom-megatron-before-log-prob-hook-path", "fn(args, model, store_prefix), before each logprob pass"
+            "--custom-megatron-before-log-prob-hook-path",
+            "fn(args, model, store_prefix), before each pass without gradients",
         ),
         Option(
             "--custom-megatron-before-train-step-hook-path",
@@ -94,14 +96,16 @@ def _check_ranks(args: Namespace) -> list[str]:
     problems += [f"{flag_of(name)} {size}: give 1 or more" for name, size in sizes.items() if size < 1]
     if problems:
         return problems
-    ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
-    if ranks % (tensor * pipeline * context):
-        problems.append(
-            f"{ranks} actor GPUs do not hold whole copies of {tensor} tensor x {pipeline} pipeline x {context} context "
-            "parallel ranks; change --actor-num-gpus-per-node"
-        )
-    elif ranks // pipeline % (experts * (args.expert_tensor_parallel_size or tensor)):
-        problems.append(f"--expert-model-parallel-size {experts} does not divide the ranks of a pipeline stage")
+    for role, ranks in (("actor", args.actor_num_nodes * args.actor_num_gpus_per_node), ("critic", critic_gpus(args))):
+        if ranks % (tensor * pipeline * context):
+            problems.append(
+                f"{ranks} {role} GPUs do not hold whole copies of {tensor} tensor x {pipeline} pipeline x {context} "
+                f"context parallel ranks; change --{role}-num-gpus-per-node"
+            )
+        elif ranks // pipeline % (experts * (args.expert_tensor_parallel_size or tensor)):
+            problems.append(
+                f"--expert-model-parallel-size {experts} does not divide the {role} ranks of a pipeline stage"
+            )
     return problems
 
 
@@ -224,8 +228,6 @@ def _check_not_offered(args: Namespace) -> list[str]:
         problems.append("--no-pack-sequences is not offered with megatron, whose inputs are always packed; remove it")
     if args.attn_implementation != "sdpa":
         problems.append("--attn-implementation is FSDP2's; use --attention-backend")
-    if args.advantage_estimator == "ppo":
-        problems.append("--advantage-estimator ppo needs a critic, which FSDP2 has: use --train-backend fsdp")
     if args.spec and len(args.spec) != 2:
         problems.append("--spec takes two words, a module and a name in it")
     if args.spec and args.custom_model_provider_path:

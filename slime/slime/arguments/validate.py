@@ -10,6 +10,7 @@ import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import slime.arguments.eval_config as eval_config
 from slime.arguments.backend import derive_backend
@@ -82,11 +83,16 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
         *check_fixed(args),
         *check_megatron(args),
     ]
-    if args.hf_checkpoint and Path(args.hf_checkpoint, "config.json").is_file():
-        config = json.loads(Path(args.hf_checkpoint, "config.json").read_text())
-        problems += [
-            *check_trainable(args, config),
-            *check_model_shape(args, config),
-            *check_megatron_shape(args, config),
-        ]
+    if (config := _config_of(args.hf_checkpoint)) is not None:
+        problems += check_model_shape(args, config)
+    for folder in (args.hf_checkpoint, args.critic_load if args.use_critic else None):
+        if (config := _config_of(folder)) is not None:
+            of_folder = Namespace(**(vars(args) | {"hf_checkpoint": folder}))
+            problems += [*check_trainable(of_folder, config), *check_megatron_shape(of_folder, config)]
     return problems
+
+
+def _config_of(folder: str | None) -> dict[str, Any] | None:
+    """``config.json`` of a Hugging Face folder, None where there is none."""
+    file = Path(folder or "", "config.json")
+    return json.loads(file.read_text()) if folder and file.is_file() else None

@@ -23,9 +23,13 @@ from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import death_line
 from slime.utils.misc import load_function
 
-FSDP_ACTOR = "slime.backends.fsdp_utils.actor.FSDPTrainActor"
-MEGATRON_ACTOR = "slime.backends.megatron_utils.actor.MegatronTrainActor"
-FSDP_CRITIC = "slime.backends.fsdp_utils.critic.FSDPCriticActor"
+ACTORS = {
+    ("fsdp", "actor"): "slime.backends.fsdp_utils.actor.FSDPTrainActor",
+    ("fsdp", "critic"): "slime.backends.fsdp_utils.critic.FSDPCriticActor",
+    ("megatron", "actor"): "slime.backends.megatron_utils.actor.MegatronTrainActor",
+    ("megatron", "critic"): "slime.backends.megatron_utils.critic.MegatronCriticActor",
+}
+"""The class of a rank by back end and role."""
 _SHUTDOWN_TIMEOUT_SECONDS = 20.0
 DEATH_SECONDS = 30.0
 """How long after a rank's failure the death of another one can be its cause: connections close before Ray tells of a death, and of
@@ -42,8 +46,7 @@ class TrainGroup:
         self._args = args
         self._nodes = reserved.other_nodes
         self._noun = "training rank" if role == "actor" else "critic rank"
-        policy = MEGATRON_ACTOR if args.train_backend == "megatron" else FSDP_ACTOR
-        actor_path = actor_path or (policy if role == "actor" else FSDP_CRITIC)
+        actor_path = actor_path or ACTORS[args.train_backend, role]
         gpus = reserved.placement.actor if role == "actor" else reserved.placement.critic
         master = reserved.bundles[gpus[0]]
         per_node = args.actor_num_gpus_per_node if role == "actor" else args.critic_num_gpus_per_node

@@ -68,7 +68,7 @@ class RolloutManager:
         self.args = args
         self._groups = engine_groups(args, reserved)
         self._dp_size = max(1, data_parallel_size(args, len(reserved.placement.actor)))
-        self._critic_size = len(reserved.placement.critic)
+        self._critic_size = data_parallel_size(args, len(reserved.placement.critic))
         self._engines_lock = threading.Lock()
         self._revived: list[int] = []
         self._get_weights: list[int] = []

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from rich.console import Console
@@ -49,6 +49,16 @@ def check_output(output: Path, inputs: Sequence[Path], *, force: bool) -> None:
         raise ToolError(f"{output} is a file; name a folder")
     if output.exists() and not force:
         raise ToolError(f"{output} is there already; add --force to replace it, or name another folder")
+
+
+def check_policy(folder: Path, meta: dict[str, Any]) -> None:
+    """Refuse the checkpoint ``folder`` of a critic, which has no LM head; ``meta`` is what it says of itself.
+
+    Raises:
+        ToolError: with what to type instead.
+    """
+    if meta.get("role") == "critic":
+        raise ToolError(f"{folder} is a critic's, which is no language model; name a checkpoint of the policy")
 
 
 def output_dtype(name: str | None, source: Path) -> torch.dtype:

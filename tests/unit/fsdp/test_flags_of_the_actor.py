@@ -125,7 +125,7 @@ def test_the_critics_checkpoints_go_to_their_own_folder(
     tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[Any] = []
-    monkeypatch.setattr("slime.backends.fsdp_utils.critic.checkpoint.publish", lambda *given: done.append(given))
+    monkeypatch.setattr("slime.backends.trainer.critic.checkpoint_folder.publish", lambda *given: done.append(given))
     critic = FSDPCriticActor.__new__(FSDPCriticActor)
     critic.rank = 0
     critic.args = Namespace(critic_save=str(tmp_path / "critic"), save_keep=2)

@@ -14,8 +14,8 @@ from torch import nn
 from slime.arguments import parse_args
 from slime.backends.fsdp_utils import lora, train_step
 from slime.backends.fsdp_utils import model as fsdp_model
-from slime.backends.fsdp_utils.critic import critic_arguments
 from slime.backends.fsdp_utils.optimizer import build_optimizer
+from slime.backends.trainer.critic import critic_arguments
 from slime.backends.trainer.schedule import Schedule
 from tests.helpers.checkpoints import config_only
 

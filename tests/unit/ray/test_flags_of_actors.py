@@ -44,7 +44,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) 
     reserved: Any = SimpleNamespace(
         placement=placement, bundles=[bundle] * 2, options=lambda gpu, share: {}, other_nodes={}
     )
-    values = {"device": "cpu", "actor_num_gpus_per_node": 2, "critic_num_gpus_per_node": 2, **changes}
+    sizes = {"actor_num_gpus_per_node": 2, "critic_num_gpus_per_node": 2}
+    values = {"device": "cpu", "train_backend": "fsdp", **sizes, **changes}
     TrainGroup(default_args(**values), reserved, role=role)
     return Remote.started
 
@@ -69,8 +70,8 @@ def test_a_node_has_as_many_local_ranks_as_the_flag_says(monkeypatch: pytest.Mon
 
 def test_the_back_end_is_that_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ranks(monkeypatch, train_backend="fsdp")[0].actor_class is FSDPTrainActor
-    named = ranks(monkeypatch, train_backend="megatron")[0].actor_class
-    assert named.__name__ == "MegatronTrainActor"
+    for role, name in (("actor", "MegatronTrainActor"), ("critic", "MegatronCriticActor")):
+        assert ranks(monkeypatch, role, train_backend="megatron")[0].actor_class.__name__ == name
 
 
 def test_only_the_critic_learns_in_the_first_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:

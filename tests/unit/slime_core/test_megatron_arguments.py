@@ -18,7 +18,7 @@ OFFLOAD = "--use-precision-aware-optimizer --optimizer-cpu-offload --overlap-cpu
 REFUSED = {
     "--tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: give 1 or more",
     "--tensor-model-parallel-size 3": "2 actor GPUs do not hold whole copies of 3 tensor x 1 pipeline x 1 context parallel ranks",
-    "--expert-tensor-parallel-size 4": "--expert-model-parallel-size 1 does not divide the ranks of a pipeline stage",
+    "--expert-tensor-parallel-size 4": "--expert-model-parallel-size 1 does not divide the actor ranks of a pipeline stage",
     "--context-parallel-size 0": "--context-parallel-size 0: give 1 or more",
     "--context-parallel-size 4": "2 actor GPUs do not hold whole copies of 1 tensor x 1 pipeline x 4 context parallel ranks",
     "--expert-tensor-parallel-size -1": "--expert-tensor-parallel-size -1: give 1 or more",
@@ -37,7 +37,10 @@ REFUSED = {
     "--use-lora --transformer-impl transformer_engine": "--use-lora with --train-backend megatron needs --transformer-impl local",
     "--use-lora --lora-dropout 0.1": "--lora-dropout is FSDP2's",
     "--use-lora --lora-target-modules q_proj,lm_head": "--lora-target-modules lm_head: with --train-backend megatron choose of",
-    "--advantage-estimator ppo": "use --train-backend fsdp",
+    "--advantage-estimator ppo --use-lora": "--use-lora does not go with --advantage-estimator ppo",
+    "--advantage-estimator ppo --tensor-model-parallel-size 2 --critic-num-gpus-per-node 3": "3 critic GPUs do not hold whole copies of "
+    "2 tensor x 1 pipeline x 1 context parallel ranks; change --critic-num-gpus-per-node",
+    "--advantage-estimator ppo --critic-num-gpus-per-node 3 --expert-tensor-parallel-size 2": "does not divide the critic ranks of",
     "--spec module": "--spec takes two words",
     "--spec m n --custom-model-provider-path m.f": "--spec has no effect with --custom-model-provider-path",
 }
@@ -97,3 +100,12 @@ def test_with_the_other_back_end_they_are_refused_by_name(
 def test_the_layers_follow_the_device(two_gpus: list[str]) -> None:
     args = parse_args([*two_gpus, "--train-backend", "megatron", "--tensor-model-parallel-size", "2"])
     assert (args.transformer_impl, args.tensor_model_parallel_size) == ("local", 2)
+
+
+def test_a_critic_of_another_shape_has_to_divide_too(
+    two_gpus: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    critic = config_only(tmp_path / "critic", num_key_value_heads=1)
+    words = f"--advantage-estimator ppo --tensor-model-parallel-size 2 --critic-load {critic}".split()
+    said = f"--tensor-model-parallel-size 2 does not divide num_key_value_heads 1 of {critic}/config.json"
+    assert said in refusal(capsys, [*two_gpus, *words])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tools import convert_fsdp_to_hf
+from tools import convert_fsdp_to_hf, convert_torch_dist_to_hf
 
 from tests.helpers import tiny_hybrid, tiny_random, tiny_vision, trainer, trainer_ranks, vision_samples
 
@@ -102,3 +103,13 @@ def test_bad_input_is_refused(tmp_path: Path, tiny_random_model: Path, capsys: p
         assert convert_fsdp_to_hf.main(words) == 2
         assert says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tool", [convert_fsdp_to_hf, convert_torch_dist_to_hf])
+def test_a_critic_is_no_language_model(tmp_path: Path, tool: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "critic" / "state").mkdir(parents=True)
+    (tmp_path / "critic" / "state" / ".metadata").touch()
+    (tmp_path / "critic" / "meta.json").write_text('{"role": "critic", "lora": false}')
+    words = ["--input-dir", str(tmp_path / "critic"), "--origin-hf-dir", str(tmp_path), "--output-dir", "out"]
+    assert tool.main(words) == 2
+    assert "critic is a critic's, which is no language model" in capsys.readouterr().err

@@ -1,129 +1,42 @@
-"""One rank of the critic of PPO: values before the policy's step, and a step of its own towards the returns.
-
-The order for a rollout: ``values``, then the policy's ``prepare`` with them, then ``step`` with the returns that gave. The
-policy's step does not wait for the critic's, nor the other way round. The critic has its own learning rate, warm-up and
-checkpoints, and shares every other setting of the trainer. A checkpoint gets its final name by ``save`` and is the one to
-resume from when the policy's checkpoint of the same rollout is; ``publish`` then deletes the older ones.
-"""
+"""One rank of the critic with FSDP2: owns its shard of the critic."""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slime.backends.fsdp_utils import checkpoint
-from slime.backends.fsdp_utils.critic_model import build_critic, value_micro_batch_loss, value_pass
+from slime.backends.fsdp_utils.critic_model import build_critic, value_pass
 from slime.backends.fsdp_utils.device_memory import tensors_of
 from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import optimizer_step
-from slime.backends.trainer.micro_batch import Metrics
-from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
+from slime.backends.trainer.critic import CriticActor
+from slime.backends.trainer.micro_batch import Metrics, value_micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.backends.trainer.together import on_rank_zero
-from slime.exceptions import CheckpointError
-from slime.observability.metric_utils import STEPS
 
 
-class FSDPCriticActor(TrainRank):
-    """See the module. Call ``init``, then ``load_checkpoint``."""
+class FSDPCriticActor(CriticActor):
+    """See the module and :class:`CriticActor`."""
 
-    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
-        super().__init__(world_size, rank, master_addr, master_port)
-        self._data: RolloutShard | None = None
-
-    def init(self, args: Namespace) -> None:
-        """Build the critic with the backbone that --critic-load names, or the policy's start weights."""
-        self._begin(critic_arguments(args))
-        start = self.args.critic_load
-        folder = start if start and (Path(start) / "config.json").exists() else self._start_weights()
+    def _build(self, folder: str) -> None:
         model = build_critic(self.args, folder, device=self.device)
         self._set_model(model, build_optimizer(self.args, model))
-        self._seed()
 
-    def load_checkpoint(self, start_rollout_id: int) -> None:
-        """Load what --resume or --critic-load names; on --resume the state of the rollout before ``start_rollout_id``."""
-        args = self.args
-        if args.resume:
-            folder = checkpoint.folder_of(Path(args.critic_save), start_rollout_id)
-            if not (folder / "meta.json").exists():
-                raise CheckpointError(
-                    f"--resume needs the critic's checkpoint {folder}: give --critic-save the folder it is in"
-                )
-        else:
-            folder = checkpoint.find(Path(args.critic_load)) if args.critic_load else None
-        if folder is not None:
-            self._restore(folder)
+    def _values(self, data: RolloutShard) -> list[torch.Tensor]:
+        return value_pass(self.args, self.model, data, self.device)
 
-    def _read(self, folder: Path) -> dict[str, Any]:
-        return checkpoint.load(folder, self.model, self.optimizer, wants_lora=bool(self.args.use_lora))
+    def _optimizer_step(self, data: RolloutShard, rollout_id: int, step: int) -> Metrics:
+        work = (self.args, self.model, self.optimizer, self.schedule, data, step, self.device)
+        return optimizer_step(*work, loss_of=value_micro_batch_loss)
 
     def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
         return tensors_of(self.model, self.optimizer), iter(())
 
-    def values(self, rollout_id: int, shard: Any) -> dict[int, torch.Tensor]:
-        """Return the values ``[R_i]`` of this rank's samples, by their position in the rollout, before any step on it."""
-        self._check_memory()
-        with self._timed("values"):
-            self._data = data = RolloutShard(fetch(shard))
-            data.set_computed("values", value_pass(self.args, self.model, data, self.device))
-        return data.by_position("values")
+    def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
+        return checkpoint.save(root, iteration, self.model, self.optimizer, meta)
 
-    def step(self, rollout_id: int, returns: Sequence[Any]) -> dict[str, Any] | None:
-        """Take the optimizer steps of the rollout that ``values`` saw.
-
-        Args:
-            rollout_id: whose data it is.
-            returns: what each rank of the policy gave for the rollout, or references.
-
-        Returns:
-            On rank 0 the metrics of each step in a list under ``STEPS``, and their means; None elsewhere.
-        """
-        self._check_memory()
-        data, self._data = self._data, None
-        assert data is not None, "call values first"
-        data.set_from_positions("returns", [fetch(part) for part in returns])
-        with self._timed("critic_train"):
-            steps = [
-                optimizer_step(
-                    *(self.args, self.model, self.optimizer, self.schedule, data, number, self.device),
-                    loss_of=value_micro_batch_loss,
-                )
-                for number in range(len(data.micro_batches))
-            ]
-        seconds = self._take_seconds()
-        if self.rank != 0:
-            return None
-        return {STEPS: [named(step) for step in steps], **named(mean_of_steps(steps)), **seconds}
-
-    def save(self, rollout_id: int) -> str:
-        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
-        self._check_memory()
-        root = Path(self.args.critic_save)
-        with self._timed("critic_save"):
-            meta = self._common_meta(rollout_id)
-            return str(checkpoint.save(root, rollout_id + 1, self.model, self.optimizer, meta))
-
-    def publish(self, rollout_id: int) -> None:
-        """Name the checkpoint of ``rollout_id`` as the latest one and delete those beyond --save-keep."""
-        on_rank_zero(lambda: checkpoint.publish(Path(self.args.critic_save), rollout_id + 1, self.args.save_keep))
-
-
-def named(metrics: Metrics) -> Metrics:
-    """Metrics of the critic's steps under the names that are logged."""
-    return {
-        f"train/{name if name.startswith('value_') else f'critic-{name}'}": value for name, value in metrics.items()
-    }
-
-
-def critic_arguments(args: Namespace) -> Namespace:
-    """Return ``args`` with the critic's learning rate and warm-up in the place of the policy's."""
-    changed = {
-        "lr": args.lr if args.critic_lr is None else args.critic_lr,
-        "lr_warmup_iters": args.critic_lr_warmup_iters,
-        "lr_warmup_fraction": None,
-    }
-    return Namespace(**(vars(args) | changed))
+    def _read(self, folder: Path) -> dict[str, Any]:
+        return checkpoint.load(folder, self.model, self.optimizer, wants_lora=False)

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slime.algorithms.losses.value_loss import value_loss
 from slime.backends.fsdp_utils.model import hidden_states, load_hf, sharded
 from slime.backends.fsdp_utils.train_step import per_sample_pass
-from slime.backends.trainer.micro_batch import model_input, reducer_of
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
 
@@ -55,15 +53,3 @@ def build_critic(args: Namespace, path: str, *, device: torch.device) -> ValueMo
 def value_pass(args: Namespace, model: ValueModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
     """Return ``[R_i]`` values of every sample of the shard, on the CPU."""
     return per_sample_pass(args, model, shard, device, model)
-
-
-def value_micro_batch_loss(
-    args: Namespace, model: ValueModel, shard: RolloutShard, indices: list[int], device: torch.device
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the summed value loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path."""
-    inputs = model_input(args, shard, indices, device)
-    values = model(inputs)
-    if inputs.is_filler or not sum(inputs.response_lengths):
-        return values.sum() * 0.0, {}
-    batch = shard.batch(indices, device, images=False)
-    return value_loss(args, batch, inputs.per_sample(values), reducer_of(args, batch, inputs.response_lengths))

@@ -77,10 +77,12 @@ def load_state(folder: Path, model: Any, optimizer: Any | None, device: torch.de
     """
     meta = read_meta(folder)
     if meta.get("backend") != BACKEND:
-        raise CheckpointError(
-            f"{folder} was not written by Megatron: use --train-backend fsdp, or make a Hugging Face folder of it with "
-            "slime/tools/convert_fsdp_to_hf.py"
+        other = (
+            "begin a new critic with --critic-load of a Hugging Face folder"
+            if meta.get("role") == "critic"
+            else "make a Hugging Face folder of it with slime/tools/convert_fsdp_to_hf.py"
         )
+        raise CheckpointError(f"{folder} was not written by Megatron: use --train-backend fsdp, or {other}")
     if meta["lora"] != (adapters_of(model) is not None):
         kind = "LoRA adapters" if meta["lora"] else "full weights"
         raise CheckpointError(f"{folder} holds {kind}: {'add' if meta['lora'] else 'remove'} --use-lora")

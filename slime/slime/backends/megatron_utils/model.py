@@ -65,9 +65,12 @@ def _block_spec(args: Namespace, config: Any) -> Any:
 
 
 def build_model(
-    args: Namespace, path: str, *, device: torch.device, dtype: torch.dtype | None = None
+    args: Namespace, path: str, *, device: torch.device, dtype: torch.dtype | None = None, lm_head: bool = True
 ) -> tuple[Any, Any]:
-    """Return this stage's model with the weights of the Hugging Face folder ``path``, and its configuration."""
+    """Return this stage's model with the weights of the Hugging Face folder ``path``, and its configuration.
+
+    Without ``lm_head`` the last stage has no output layer, and the embedding is not tied.
+    """
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     hf = read_config(path)
@@ -91,9 +94,13 @@ def build_model(
                 max_sequence_length=_MAX_SEQUENCE_LENGTH,
                 position_embedding_type="rope",
                 rotary_base=rope_theta(hf),  # pyright: ignore[reportArgumentType]
-                share_embeddings_and_output_weights=shape.tied,
+                share_embeddings_and_output_weights=shape.tied and lm_head,
                 **stage,
             )
+        if not lm_head:
+            model.share_embeddings_and_output_weights = False  # one of --custom-model-provider-path may be tied
+            if model.post_process:
+                del model.output_layer
         model = model.to(device)
         load_hf_weights(model, Path(path), shape)
         if config.bf16:

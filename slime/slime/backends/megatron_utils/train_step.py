@@ -9,6 +9,7 @@ stage. Context-parallel ranks compute a built-in loss alike, from whole response
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from slime.backends.trainer.micro_batch import Metrics, mean_over_ranks, micro_b
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.backends.trainer.schedule import Schedule
+
+LossOfHidden = Callable[[list[int], Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""From samples and the last stage's hidden states of them to their summed loss and metrics."""
 
 
 def from_last_stage(value: Any) -> Any:
@@ -48,10 +52,17 @@ def _inputs(
 
 
 @torch.no_grad()
-def log_prob_pass(
-    args: Namespace, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
+def per_sample_pass(
+    args: Namespace,
+    model: Any,
+    shard: RolloutShard,
+    device: torch.device,
+    of_hidden: Callable[[Tensor, MicroBatch], Tensor],
 ) -> list[Tensor]:
-    """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
+    """Return ``[R_i]`` per sample of the shard, on the CPU, of what ``of_hidden`` gives per response row of a micro-batch.
+
+    ``of_hidden`` gets the last stage's hidden states of the micro-batch.
+    """
     training = model.training
     model.eval()
     inputs = _inputs(args, shard, [indices for step in shard.micro_batches for indices in step], device)
@@ -59,9 +70,8 @@ def log_prob_pass(
 
     def finish(indices: list[int], hidden: Tensor) -> dict[int, Tensor]:
         batch = next(batches)
-        head = Head(unwrapped(model), hidden, vocab_size)
-        log_probs, _ = head(batch, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)
-        return {index: values.cpu() for index, values in zip(indices, batch.per_sample(log_probs), strict=True)}
+        values = batch.per_sample(of_hidden(hidden, batch))
+        return {index: value.cpu() for index, value in zip(indices, values, strict=True)}
 
     found = run(args, model, inputs, finish, device=device, forward_only=True)
     model.train(training)
@@ -69,21 +79,53 @@ def log_prob_pass(
     return [merged[index] for index in range(shard.num_samples)]
 
 
+def log_prob_pass(
+    args: Namespace, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
+) -> list[Tensor]:
+    """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
+
+    def log_probs(hidden: Tensor, batch: MicroBatch) -> Tensor:
+        head = Head(unwrapped(model), hidden, vocab_size)
+        return head(batch, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)[0]
+
+    return per_sample_pass(args, model, shard, device, log_probs)
+
+
+def policy_loss_of(
+    args: Namespace, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
+) -> LossOfHidden:
+    """Return what gives the loss of ``--loss-type``, of which a custom one is that of this rank's part of the logits."""
+
+    def loss_of(indices: list[int], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        head: Any = Head(unwrapped(model), hidden, vocab_size)
+        return micro_batch_loss(
+            args, head, shard, indices, device, part_of_logits=lambda batch: own_part(batch, *own_place())
+        )
+
+    return loss_of
+
+
 def backward_pass(
-    args: Namespace, model: Any, shard: RolloutShard, step: int, device: torch.device, vocab_size: int
+    args: Namespace,
+    model: Any,
+    shard: RolloutShard,
+    step: int,
+    device: torch.device,
+    loss_of: LossOfHidden,
+    *,
+    in_parts: bool = False,
 ) -> Metrics:
-    """Fill the gradients of optimizer step ``step`` and return the metrics of its loss, equal on all ranks."""
+    """Fill the gradients of optimizer step ``step`` and return the metrics of its loss, equal on all ranks.
+
+    ``in_parts`` says that what ``loss_of`` gives is that of a context-parallel rank's part.
+    """
     counts = shard.global_token_counts if args.calculate_per_token_loss else shard.global_batch_sizes
     denominator = max(1, counts[step])
     batches = shard.micro_batches[step]
     scale = len(batches) * groups().get_data_parallel_world_size() / denominator
-    in_parts = args.loss_type == "custom_loss"
 
     def finish(indices: list[int], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        head: Any = Head(unwrapped(model), hidden, vocab_size)
-        loss, metrics = micro_batch_loss(
-            args, head, shard, indices, device, part_of_logits=lambda batch: own_part(batch, *own_place())
-        )
+        loss, metrics = loss_of(indices, hidden)
         return loss * scale, metrics
 
     found = run(args, model, _inputs(args, shard, batches, device), finish, device=device, forward_only=False)
@@ -103,9 +145,11 @@ def optimizer_step(
     shard: RolloutShard,
     step: int,
     device: torch.device,
-    vocab_size: int,
+    loss_of: LossOfHidden,
+    *,
+    in_parts: bool = False,
 ) -> Metrics:
-    """Take optimizer step ``step`` of the shard and return its metrics, equal on all ranks."""
-    result = backward_pass(args, model, shard, step, device, vocab_size)
+    """Take optimizer step ``step`` of the shard and return its metrics, equal on all ranks; see :func:`backward_pass`."""
+    result = backward_pass(args, model, shard, step, device, loss_of, in_parts=in_parts)
     norm, rate, taken = apply_gradients(model, optimizer, schedule, args.clip_grad, device=device)
     return result | {"grad_norm": norm, "lr-pg_0": rate, "skipped_steps": float(not taken)}

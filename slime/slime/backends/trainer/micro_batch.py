@@ -1,4 +1,4 @@
-"""From a shard to the summed loss of a micro-batch, for any model that gives log probabilities or logits."""
+"""From a shard to the summed loss of a micro-batch, for any model that gives log probabilities, logits or values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss
 from slime.algorithms.losses.reduce import Reducer, make_reducer
+from slime.algorithms.losses.value_loss import value_loss
 from slime.backends.trainer.packing import MicroBatch, build
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.utils.misc import load_function
@@ -90,6 +91,25 @@ def micro_batch_loss(
         batch["log_probs"] = batch["rollout_log_probs"]
     loss = LOSSES[args.loss_type]
     return loss(args, batch, inputs.per_sample(log_probs), inputs.per_sample(entropy), reduce)
+
+
+def value_micro_batch_loss(
+    args: Namespace,
+    model: Callable[[MicroBatch], Tensor],
+    shard: RolloutShard,
+    indices: list[int],
+    device: torch.device,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the summed value loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path.
+
+    ``model`` is a critic: it gives the values ``[N]`` float32 of the response rows.
+    """
+    inputs = model_input(args, shard, indices, device)
+    values = model(inputs)
+    if inputs.is_filler or not sum(inputs.response_lengths):
+        return values.sum() * 0.0, {}
+    batch = shard.batch(indices, device, images=False)
+    return value_loss(args, batch, inputs.per_sample(values), reducer_of(args, batch, inputs.response_lengths))
 
 
 def mean_over_ranks(sums: dict[str, Tensor], denominator: int, group: dist.ProcessGroup | None = None) -> Metrics:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from slime.backends.trainer.offload import HostMemory
 from slime.backends.trainer.profiling import TARGETS, profiled
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
-from slime.exceptions import TrainerError
+from slime.exceptions import CheckpointError, TrainerError
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 class TrainRank(ABC):
     """Owner of the model's shard, its optimizer, its schedule and this rank's random state."""
 
+    role: ClassVar[str] = "policy"
     args: Namespace
     model: Any
     optimizer: Any
@@ -124,6 +125,10 @@ class TrainRank(ABC):
     def _restore(self, folder: Path) -> dict[str, Any]:
         """Load model, optimizer, schedule and random state of a checkpoint and return its meta."""
         meta = read_meta(folder)
+        if meta.get("role", self.role) != self.role:
+            raise CheckpointError(
+                f"{folder} is a checkpoint of the {meta['role']}: name one of the {self.role}, or a Hugging Face folder"
+            )
         check_same_parameters(self.args, meta)
         check_same_adapters(self.args, meta)
         meta = self._read(folder)
@@ -137,6 +142,7 @@ class TrainRank(ABC):
 
     def _common_meta(self, rollout_id: int) -> dict[str, Any]:
         return {
+            "role": self.role,
             "rollout_id": rollout_id,
             "schedule": self.schedule.state_dict(),
             "world_size": self.world_size,

@@ -1,0 +1,131 @@
+"""One rank of the critic of PPO, whatever the back end: values before the policy's step, and a step of its own towards the returns.
+
+A back end fills in the abstract methods: building the critic, its values, a step, and the state of a checkpoint.
+
+The order for a rollout: ``values``, then the policy's ``prepare`` with them, then ``step`` with the returns that gave. The
+policy's step does not wait for the critic's, nor the other way round. The critic has its own learning rate, warm-up and
+checkpoints, and shares every other setting of the trainer. A checkpoint gets its final name by ``save`` and is the one to
+resume from when the policy's checkpoint of the same rollout is; ``publish`` then deletes the older ones.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.backends.trainer import checkpoint_folder
+from slime.backends.trainer.micro_batch import Metrics
+from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.together import on_rank_zero
+from slime.exceptions import CheckpointError
+from slime.observability.metric_utils import STEPS
+
+
+class CriticActor(TrainRank):
+    """See the module. Call ``init``, then ``load_checkpoint``."""
+
+    role = "critic"
+
+    def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
+        super().__init__(world_size, rank, master_addr, master_port)
+        self._data: RolloutShard | None = None
+
+    @abstractmethod
+    def _build(self, folder: str) -> None:
+        """Make critic and optimizer, with the backbone of the Hugging Face folder ``folder``."""
+
+    @abstractmethod
+    def _values(self, data: RolloutShard) -> list[torch.Tensor]:
+        """``[R_i]`` values of every sample on the CPU."""
+
+    @abstractmethod
+    def _optimizer_step(self, data: RolloutShard, rollout_id: int, step: int) -> Metrics:
+        """Take a step; metrics with ``grad_norm``, ``lr-pg_0`` and ``skipped_steps``, equal on all ranks."""
+
+    @abstractmethod
+    def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
+        """Write a checkpoint and return its folder, not yet published."""
+
+    def init(self, args: Namespace) -> None:
+        """Build the critic with the backbone that --critic-load names, or the policy's start weights."""
+        self._begin(critic_arguments(args))
+        start = self.args.critic_load
+        self._build(start if start and (Path(start) / "config.json").exists() else self._start_weights())
+        self._seed()
+
+    def load_checkpoint(self, start_rollout_id: int) -> None:
+        """Load what --resume or --critic-load names; on --resume the state of the rollout before ``start_rollout_id``."""
+        args = self.args
+        if args.resume:
+            folder = checkpoint_folder.folder_of(Path(args.critic_save), start_rollout_id)
+            if not (folder / "meta.json").exists():
+                raise CheckpointError(
+                    f"--resume needs the critic's checkpoint {folder}: give --critic-save the folder it is in"
+                )
+        else:
+            folder = checkpoint_folder.find(Path(args.critic_load)) if args.critic_load else None
+        if folder is not None:
+            self._restore(folder)
+
+    def values(self, rollout_id: int, shard: Any) -> dict[int, torch.Tensor]:
+        """Return the values ``[R_i]`` of this rank's samples, by their position in the rollout, before any step on it."""
+        self._check_memory()
+        with self._timed("values"):
+            self._data = data = RolloutShard(fetch(shard))
+            data.set_computed("values", self._values(data))
+        return data.by_position("values")
+
+    def step(self, rollout_id: int, returns: Sequence[Any]) -> dict[str, Any] | None:
+        """Take the optimizer steps of the rollout that ``values`` saw.
+
+        Args:
+            rollout_id: whose data it is.
+            returns: what each rank of the policy gave for the rollout, or references.
+
+        Returns:
+            On rank 0 the metrics of each step in a list under ``STEPS``, and their means; None elsewhere.
+        """
+        self._check_memory()
+        data, self._data = self._data, None
+        assert data is not None, "call values first"
+        data.set_from_positions("returns", [fetch(part) for part in returns])
+        with self._timed("critic_train"):
+            steps = [self._optimizer_step(data, rollout_id, number) for number in range(len(data.micro_batches))]
+        seconds = self._take_seconds()
+        if self.rank != 0:
+            return None
+        return {STEPS: [named(step) for step in steps], **named(mean_of_steps(steps)), **seconds}
+
+    def save(self, rollout_id: int) -> str:
+        """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
+        self._check_memory()
+        with self._timed("critic_save"):
+            return str(self._write(Path(self.args.critic_save), rollout_id + 1, self._common_meta(rollout_id)))
+
+    def publish(self, rollout_id: int) -> None:
+        """Name the checkpoint of ``rollout_id`` as the latest one and delete those beyond --save-keep."""
+        root = Path(self.args.critic_save)
+        on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
+
+
+def named(metrics: Metrics) -> Metrics:
+    """Metrics of the critic's steps under the names that are logged."""
+    return {
+        f"train/{name if name.startswith('value_') else f'critic-{name}'}": value for name, value in metrics.items()
+    }
+
+
+def critic_arguments(args: Namespace) -> Namespace:
+    """Return ``args`` with the critic's learning rate and warm-up in the place of the policy's."""
+    changed = {
+        "lr": args.lr if args.critic_lr is None else args.critic_lr,
+        "lr_warmup_iters": args.critic_lr_warmup_iters,
+        "lr_warmup_fraction": None,
+    }
+    return Namespace(**(vars(args) | changed))
