@@ -41,6 +41,7 @@ def save_state(path: Path, model: Any, optimizer: Any | None, device: torch.devi
     with model_device(device):
         state = {"model": _trained(model).sharded_state_dict(metadata=_metadata())}
         if optimizer is not None:
+            _start_moments(optimizer)
             state["optimizer"] = optimizer.sharded_state_dict(state["model"], metadata=_metadata())
         with _results_in_this_process():
             dist_checkpointing.save(state, str(path))
@@ -139,17 +140,24 @@ def _torch_adams(optimizer: Any) -> list[Any]:
     return [part for part in _parts(optimizer) if isinstance(part.optimizer, torch.optim.AdamW)]
 
 
+def _start_moments(optimizer: Any) -> None:
+    """Give torch's AdamW the state of its first step where it has none: a policy that waits for its critic has taken no step."""
+    for part in _torch_adams(optimizer):
+        state = part.optimizer.state
+        for parameter in [parameter for group in part.optimizer.param_groups for parameter in group["params"]]:
+            if not state[parameter]:
+                moments = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+                state[parameter] |= {"step": torch.zeros(()), **moments}
+
+
 def _prepare_torch_adam(optimizer: Any) -> None:
-    """Make ready to load: AdamW gets the state of its first step, and Megatron, which looks for a step per parameter, finds it.
+    """Make ready to load: AdamW has the state of its first step, and Megatron, which looks for a step per parameter, finds it.
 
     Megatron-core 0.16.1 stores the step with the parameter groups and forgets it when it loads tensor by tensor.
     """
+    _start_moments(optimizer)
     for part in _torch_adams(optimizer):
-        inner, load_one = part.optimizer, part._set_main_param_and_optimizer_states
-        for parameter in [parameter for group in inner.param_groups for parameter in group["params"]]:
-            if not inner.state[parameter]:
-                moments = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
-                inner.state[parameter] |= {"step": torch.zeros(()), **moments}
+        load_one = part._set_main_param_and_optimizer_states
 
         def load_with_step(
             model_parameter: Any, tensors: dict[str, Any], part: Any = part, load: Any = load_one
