@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from openclaw.config import VARIABLES
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A proxy of the environment is not asked for this machine, whatever else it is there for.
+for _name in ("NO_PROXY", "no_proxy"):
+    os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "localhost", "::1"]))
+# What a shell sets for a gateway (HOST, PORT, ...) is not for the ones that are tested.
+for _variable in VARIABLES:
+    for _name in _variable.names:
+        os.environ.pop(_name, None)
 
 # A loaded machine is no failure of what is tested, and every run tries the same examples; --hypothesis-seed tries others.
 settings.register_profile(

@@ -47,11 +47,10 @@ def init_http_client(args: Any) -> None:
 
 def _new_client(connections: int = 512) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-    if _proxy is None:
-        return httpx.AsyncClient(timeout=None, limits=limits)
-    mounts = {"all://": httpx.AsyncHTTPTransport(proxy=_proxy, limits=limits)}
-    mounts |= {f"all://{host}": httpx.AsyncHTTPTransport(limits=limits) for host in _DIRECT_HOSTS}
-    return httpx.AsyncClient(timeout=None, mounts=mounts)
+    mounts = {f"all://{host}": httpx.AsyncHTTPTransport(limits=limits) for host in _DIRECT_HOSTS}
+    if _proxy is not None:
+        mounts["all://"] = httpx.AsyncHTTPTransport(proxy=_proxy, limits=limits)
+    return httpx.AsyncClient(timeout=None, limits=limits, mounts=mounts)
 
 
 def shared_client() -> httpx.AsyncClient:

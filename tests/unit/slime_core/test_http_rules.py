@@ -103,8 +103,13 @@ def test_a_found_port_is_no_connections_and_nobody_elses(monkeypatch: pytest.Mon
     assert all(port not in range(20000, 20010) for port in others) or end <= 20010
 
 
-def test_the_proxy_is_asked_for_other_machines_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_utils, "_proxy", "http://proxy.example:3128")
+@pytest.mark.parametrize("flag", [True, False])
+def test_the_proxy_is_asked_for_other_machines_only(monkeypatch: pytest.MonkeyPatch, flag: bool) -> None:
+    monkeypatch.setattr(http_utils, "_proxy", "http://proxy.example:3128" if flag else None)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://proxy.example:3128")
     client = http_utils._new_client(4)
     direct = [
         client._transport_for_url(httpx.URL(f"http://{host}:30000/x")) for host in ("127.0.0.1", "localhost", "[::1]")

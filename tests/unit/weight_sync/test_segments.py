@@ -32,17 +32,11 @@ def test_another_file_under_the_same_number_is_not_taken_for_it(tmp_path: Path) 
     segment = Segment(10)
     source = segment.source(10)
     number = int(source["path"].rpartition("/")[2])
-    segment.close()
-    (tmp_path / "file").write_bytes(b"x" * 10)
-    other = os.open(tmp_path / "file", os.O_RDONLY)
-    os.dup2(other, number)
-    try:
+    with (tmp_path / "file").open("w+b") as other:
+        os.dup2(other.fileno(), number)
         with pytest.raises(FileNotFoundError, match="another file by now"):
             Mappings().bytes_of(source)
-    finally:
-        os.close(number)
-        if other != number:
-            os.close(other)
+    segment.close()
 
 
 def test_the_least_used_mapping_goes() -> None:
