@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 Script = Callable[[list[int]], Sequence[int]]
 GRACE_SECONDS = 2.0
+WAIT_SECONDS = 20.0
 
 
 def logprob_of(position: int, token: int) -> float:
@@ -69,9 +70,17 @@ class MockEngine:
         self.open.set()
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Return once ``condition`` holds; it is looked at whenever the engine's state changes."""
-        async with self.changed, asyncio.timeout(10):
-            await self.changed.wait_for(condition)
+        """Return once ``condition`` holds; it is looked at whenever the engine's state changes.
+
+        Raises:
+            AssertionError: when it does not within `WAIT_SECONDS`; says what the engine has seen.
+        """
+        try:
+            async with asyncio.timeout(WAIT_SECONDS), self.changed:
+                await self.changed.wait_for(condition)
+        except TimeoutError:
+            seen = f"{len(self.requests)} requests, {sorted(self.running)} running, {self.aborted} aborted"
+            raise AssertionError(f"not so after {WAIT_SECONDS:g} s: the engine saw {seen}") from None
 
     async def _notify(self) -> None:
         async with self.changed:

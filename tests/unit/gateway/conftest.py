@@ -24,6 +24,8 @@ from tests.helpers.mock_engine import MockEngine, mock_engine, serve
 from tests.helpers.tiny_random import build_tokenizer
 
 CONTEXT_LENGTH = 2048
+PATIENCE = 60.0
+"""Seconds for which no machine stands still: how long an engine may be away, and when a silent stream gets a comment."""
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +88,8 @@ async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
                 tokenizer="tiny-policy",
                 ledger=str(tmp_path / "ledger.sqlite"),
                 context_length=CONTEXT_LENGTH,
-                engine_wait_seconds=5.0,
+                engine_wait_seconds=PATIENCE,
+                keepalive_seconds=PATIENCE,
                 prm_max_new_tokens=512,
             )
             config = replace(config, **changes)

@@ -21,7 +21,7 @@ from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineReje
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream
 from tests.helpers.mock_engine import MockEngine, logprob_of, mock_engine, serve
-from tests.unit.gateway.conftest import Stack, Starter
+from tests.unit.gateway.conftest import PATIENCE, Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
 REPLY = [5, 6, 7, 8, 9]
@@ -29,7 +29,7 @@ SAMPLING = {"temperature": 0.6, "max_new_tokens": 50}
 
 
 async def collect(engine: MockEngine, **options: Any) -> list[TokenChunk]:
-    client = EngineClient(engine.url, wait_seconds=options.pop("wait_seconds", 5.0), **options)
+    client = EngineClient(engine.url, wait_seconds=options.pop("wait_seconds", PATIENCE), **options)
     try:
         return [chunk async for chunk in client.generate("rid", [1, 2, 3], SAMPLING)]
     finally:
