@@ -176,7 +176,13 @@ class Stage:
         return any(since <= end and (until is None or until >= start) for since, until in self.runtime_down)
 
     def orphans(self) -> list[int]:
-        """Groups that still have a process; empty after the stage was left. Processes of this one count too."""
+        """Groups that still have a process some time after the stage was left. Processes of this one count too."""
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def _left(self) -> list[int]:
         left = [group for group in self._groups if group_alive(group)]
         return left + [child.pid for child in psutil.Process().children(recursive=True) if "openclaw" in _title(child)]
 
