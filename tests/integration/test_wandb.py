@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.backends.trainer.wandb_folders import wandb_folders
 from slime.utils import logging_utils
 from tests.helpers.arguments import default_args
 
@@ -19,4 +20,5 @@ def test_an_offline_run_writes_files_without_secrets(tmp_path: Path, monkeypatch
     logging_utils.log(args, {"train/step": 1, "train/loss": 0.5}, "train/step")
     logging_utils.finish_tracking(args)
     assert list((tmp_path / "wandb").glob("offline-run-*"))
+    assert [Path(folder).is_dir() for folder in wandb_folders()] == [True, True]
     assert not any(b"s3cret" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())

@@ -45,8 +45,8 @@ def entrust(janitor: subprocess.Popen[str], processes: Sequence[psutil.Process])
             tell(janitor, f"{process.pid} {started}")
 
 
-def entrust_file(janitor: subprocess.Popen[str], path: str) -> None:
-    """Tell the janitor to remove the file at the absolute ``path`` too."""
+def entrust_path(janitor: subprocess.Popen[str], path: str) -> None:
+    """Tell the janitor to remove the file or folder at the absolute ``path`` too."""
     tell(janitor, path)
 
 

@@ -1,7 +1,7 @@
-"""Cleans up after an owner that was killed: ``python -I -S janitor.py FOLDER [detached]``, told ``PID START_TIME`` or ``/FILE`` on stdin.
+"""Cleans up after an owner that was killed: ``python -I -S janitor.py FOLDER [detached]``, told ``PID START_TIME`` or ``/PATH`` on stdin.
 
 Guarantee: when stdin ends, which is when the owner does, the named processes are ended after a grace period and the folder and
-the named files are removed. A process is named by its id and start time, so that a recycled id is never hit; one that was started too
+the named files and folders are removed. A process is named by its id and start time, so that a recycled id is never hit; one that was started too
 late to be named, by the options of its command line that lie in the folder, as all of Ray have them. Imports nothing but the
 smallest modules, because it stays in memory for the whole run.
 """
@@ -57,13 +57,14 @@ def _end(processes: list[tuple[str, str]]) -> None:
             continue
 
 
-def _remove(folder: str, files: list[str]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for file in files:
+def _remove(paths: list[str]) -> None:
+    for path in paths:
         try:
-            os.unlink(file)
+            os.unlink(path)
         except FileNotFoundError:
             continue
+        except (IsADirectoryError, PermissionError):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def main() -> None:
@@ -80,11 +81,11 @@ def main() -> None:
     while time.monotonic() < deadline and _alive([*wards, *in_folder(folder)]):
         time.sleep(_POLL_SECONDS)
     _end([*wards, *in_folder(folder)])
-    files = [line for line in lines if line[0] == "/"]
-    _remove(folder, files)
+    paths = [folder, *(line for line in lines if line[0] == "/")]
+    _remove(paths)
     time.sleep(GRACE_SECONDS)
     _end(in_folder(folder))
-    _remove(folder, files)
+    _remove(paths)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,24 @@ from pathlib import Path
 import pytest
 
 from slime.utils import janitor
+from tests.helpers.live_run import wait_until
 
 SLEEP = (sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(60)")
+
+
+RANK = """
+import gc, sys, tempfile
+from argparse import Namespace
+from slime.backends.trainer.wandb_folders import remove_at_the_end
+folders = [tempfile.TemporaryDirectory(dir=sys.argv[1]) for _ in range(2)]
+sys.modules["wandb.sdk.data_types._private"] = Namespace(MEDIA_TMP=folders[0])
+sys.modules["wandb.sdk.artifacts.artifact"] = Namespace(Artifact=Namespace(_TMP_DIR=folders[1]))
+remove_at_the_end()
+gc.collect()
+assert not remove_at_the_end().stdin.closed
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -53,3 +70,14 @@ def test_a_process_that_was_never_named_ends_with_the_owner(
     assert late.wait(30) == -9
     assert other.poll() is None
     assert not folder.exists()
+
+
+def test_a_killed_rank_leaves_no_folders_of_wandb(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", RANK, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        rank.kill()
+    wait_until(lambda: not list(tmp_path.iterdir()), lambda: f"still there: {list(tmp_path.iterdir())}", 60)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from slime.utils.cleanup import entrust_file, start_janitor
+from slime.utils.cleanup import entrust_path, start_janitor
 
 
 def install() -> None:
@@ -27,7 +27,7 @@ def install() -> None:
 
     def noted(*args: Any, **kwargs: Any) -> PortArgs:
         ports = init_new(*args, **kwargs)
-        entrust_file(janitor, shm_path_for(ports.instance_id))
+        entrust_path(janitor, shm_path_for(ports.instance_id))
         return ports
 
     PortArgs.init_new = staticmethod(noted)

@@ -31,6 +31,7 @@ from slime.backends.trainer.offload import HostMemory
 from slime.backends.trainer.profiling import TARGETS, profiled
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
+from slime.backends.trainer.wandb_folders import remove_at_the_end
 from slime.exceptions import CheckpointError, TrainerError
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class TrainRank(ABC):
         self._store: TCPStore | None = None
         self._seconds: Metrics = {}
         self._rollout_id = 0
+        remove_at_the_end()
 
     def _begin(self, args: Namespace) -> None:
         """Settle the arguments and join the group."""
