@@ -18,7 +18,8 @@ SCHEDULE = SimpleNamespace(state_dict=dict, load_state_dict=lambda state, everyt
 
 def a_rank(**flags: Any) -> Any:
     args = trainer_args("model", use_lora=True, use_checkpoint_lr_scheduler=False, **flags)
-    return SimpleNamespace(args=args, schedule=SCHEDULE, world_size=1, _read=lambda folder: {"schedule": {}})
+    read = {"args": args, "schedule": SCHEDULE, "_read": lambda folder: {"schedule": {}}}
+    return SimpleNamespace(**read, world_size=1, role=TrainRank.role)
 
 
 def resume(folder: Path, before: Any, after: Any, *, without: tuple[str, ...] = ()) -> None:
