@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.left_held import DEFAULT_VERSION, follow
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineError
@@ -222,6 +223,23 @@ def test_a_crashed_engine_comes_back_on_its_port(engine: SGLangEngine) -> None:
     assert not group_alive(pid)
     assert len(stream(url, prompts(1)[0], 4).ids) == 4
     gone(files)
+
+
+def test_an_external_engine_goes_on_with_whole_weights_when_its_run_is_gone(engine: SGLangEngine) -> None:
+    """In the middle of a push: the engine holds a request, a session is open, and half of the weights could be new."""
+    prompt = prompts(1)[0]
+    before = stream(engine.url(), prompt, 4)
+    words = ["held", "loading"]
+    engine.pause_generation()
+    engine.begin_weight_update()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stream, engine.url(), prompt, 4)
+        assert "with the weights of" in (follow(engine.url(), words) or "")
+        answer = waiting.result(60)
+    assert len(answer.ids) == len(before.ids) == 4
+    assert {span["version"] for span in answer.last["meta_info"]["weight_versions"]} == {DEFAULT_VERSION}
+    engine.begin_weight_update()
+    engine.end_weight_update("0")  # the weights that it has; later tests count from here
 
 
 def test_an_engine_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
