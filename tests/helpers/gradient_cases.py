@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import trainer
+from tests.helpers import forced_experts, trainer
 from tests.helpers.reference_loss import reference
 
 CASES: dict[str, dict[str, Any]] = {
@@ -116,6 +116,8 @@ def data_of(args: Namespace) -> dict[str, Any]:
         data["teacher_topk_indices"] = [[rng.sample(range(600), TOP) for _ in range(n)] for n in responses]
         shares = [[[rng.uniform(0.05, 0.2) for _ in range(TOP)] for _ in range(n)] for n in responses]
         data["teacher_topk_log_probs"] = [[[math.log(x) for x in row] for row in rows] for rows in shares]
+    if args.use_rollout_routing_replay:
+        data[forced_experts.FIELD] = forced_experts.random_experts(args.hf_checkpoint, data["tokens"])
     return data
 
 

@@ -180,8 +180,8 @@ def plain_names(adapters: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]], model: str, out: str) -> None:
-    """For each case take a step of the actor on one copy of the model; write ``(metrics, gradients, adapters)`` of each."""
-    from slime.backends.megatron_utils import train_step
+    """For each case take a step of the actor; write ``(metrics, gradients, adapters)`` of each."""
+    from slime.backends.megatron_utils import parallel, train_step
     from slime.backends.megatron_utils.actor import MegatronTrainActor
     from slime.backends.megatron_utils.model import unwrapped
     from slime.backends.megatron_utils.weights import adapter_weights, full_weights
@@ -210,7 +210,8 @@ def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]],
             return original(wrapped, *rest, **named)
 
         train_step.apply_gradients = capture
-        metrics = actor.train(0, trainer.shards(args, gradient_cases.data_of(args), 1)[0])
+        shards = trainer.shards(args, gradient_cases.data_of(args), parallel.data_parallel_size(args, world_size))
+        metrics = actor.train(0, shards[parallel.data_parallel_rank(args, rank, world_size)])
         train_step.apply_gradients = original
         results.append((metrics, gradients, adapters))
         actor.shutdown()

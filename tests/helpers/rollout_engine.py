@@ -1,12 +1,13 @@
 """Engines of a rollout function without a network: the shared HTTP client answers from a script.
 
 Guarantees: the wire format of `/generate` (not streamed), `/abort_request`, `/v1/loads`, `/workers` and `/model_info`;
-logprobs are those of `tests.helpers.mock_engine`. Tests set the public attributes between and during requests.
+logprobs are those of `tests.helpers.mock_engine`, the experts of a token those of ``experts(version, place)``. Tests set the public attributes between and during requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
@@ -45,6 +47,7 @@ class RolloutEngine:
         self.turns: Callable[[int], int] = lambda number: 1
         self.cut: list[int] = []
         self.spans: list[dict[str, Any]] | None = None
+        self.experts: Callable[[str, int], list[list[int]]] | None = None
         self._abort = asyncio.Event()
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -88,6 +91,10 @@ class RolloutEngine:
             if ids:  # an engine that sampled nothing sends no logprobs
                 entries = [[logprob_of(done + n, token), token, None] for n, token in enumerate(ids)]
                 meta["output_token_logprobs"] = entries
+            if payload.get("return_routed_experts") and self.experts and not self.holds(number):
+                places = range(payload["routed_experts_start_len"], len(payload["input_ids"]) + len(ids) - 1)
+                rows = np.array([self.experts(version, place) for place in places], dtype="<i4")
+                meta["routed_experts"] = base64.b64encode(rows.tobytes()).decode()
             if self.spans:
                 meta["weight_versions"] = self.spans
             return {"text": "x" * len(ids), "meta_info": meta}

@@ -70,6 +70,16 @@ ALGORITHM = Group(
         ),
         Option("--ref-update-interval", "rollouts after which the reference takes the policy's weights", int),
         Option("--use-rollout-logprobs", "the engine's logprobs are the old policy; no extra pass", bool),
+        Option(
+            "--use-routing-replay",
+            "mixture of experts: tokens go to the experts that the pass of old logprobs chose, in training too (Megatron)",
+            bool,
+        ),
+        Option(
+            "--use-rollout-routing-replay",
+            "mixture of experts: tokens go to the experts that the engines sampled with, in every pass (Megatron)",
+            bool,
+        ),
         Option("--use-tis", "truncated importance weights between trainer and engine", bool),
         Option("--tis-clip", "their upper bound", float, 2.0),
         Option("--tis-clip-low", "their lower bound", float, 0.0),

@@ -12,7 +12,6 @@ from slime.arguments.router_flags import REFUSED_ROUTER
 # Of the attributes that hold a refused flag until the refusals are read.
 REFUSED_PREFIX = "refused_"
 _MEGATRON = "is not offered with any back end here; remove it"
-_LATER = "is not implemented yet; remove it"
 _BUFFER = "belongs to an external rollout buffer, which is not implemented; use --rollout-function-path"
 _DELTA = (
     "is not offered: --update-weight-mode delta sends index and value, --check-weight-update-equal checks; remove it"
@@ -59,8 +58,6 @@ REFUSED: dict[str, str] = {
     "ci-save-grad-norm": _CI,
     "ci-load-grad-norm": _CI,
     "ci-train-rollout-logprob-abs-diff-threshold": _CI,
-    "use-routing-replay": _LATER,
-    "use-rollout-routing-replay": _LATER,
     "use-slime-router": _ROUTER,
     "slime-router-middleware-paths": _ROUTER,
     "slime-router-timeout": _ROUTER,

@@ -34,6 +34,7 @@ from slime.arguments.machines import check_given, derive_machines
 from slime.arguments.megatron import check_megatron, check_megatron_shape, derive_megatron
 from slime.arguments.memory_history import check_memory_history
 from slime.arguments.model_shape import check_model_shape, check_trainable
+from slime.arguments.routing_replay import check_routing_replay, derive_routing_replay
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
 
 
@@ -61,6 +62,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
     derive_megatron(args)
     derive_batches(args)
     derive_rollout(args)
+    derive_routing_replay(args)
     derive_weight_sync(args)
     problems = [
         *as_given,
@@ -84,7 +86,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
         *check_megatron(args),
     ]
     if (config := _config_of(args.hf_checkpoint)) is not None:
-        problems += check_model_shape(args, config)
+        problems += [*check_model_shape(args, config), *check_routing_replay(args, config)]
     for folder in (args.hf_checkpoint, args.critic_load if args.use_critic else None):
         if (config := _config_of(folder)) is not None:
             of_folder = Namespace(**(vars(args) | {"hf_checkpoint": folder}))

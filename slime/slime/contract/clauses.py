@@ -180,7 +180,7 @@ KINDS: dict[str, Kind] = {
             "gives every response a token before it: the last of its prompt",
             "gives finite rewards",
             "gives rollout_log_probs and teacher_*, where they are there, an entry per sample as long as its response; the first for all or none",
-            "gives nothing that no back end trains on: rollout_routed_experts, rollout_top_p_token_ids",
+            "gives no rollout_top_p_token_ids, and rollout_routed_experts, [tokens - 1, layers, experts per token] of each sample, where and only where --use-rollout-routing-replay asks for them",
             "gives multimodal_train_inputs, where they are there, an entry per sample: None, or pixel_values [patches, D] and image_grid_thw [images, 3]",
         ),
     ),

@@ -13,6 +13,8 @@ from typing import Any
 
 from slime.exceptions import PluginError
 from slime.rollout.media import FIELD, image_arrays
+from slime.rollout.routed_experts import FIELD as EXPERTS
+from slime.rollout.routed_experts import replayed_experts
 from slime.rollout.train_data import plain_list
 from slime.rollout.train_data_checks import (
     COMPLETE_KEYS,
@@ -55,13 +57,13 @@ def convert_with(
     """
     data = function(args, samples)
     try:
-        return checked(data)
+        return checked(args, data)
     except TrainDataError as error:
         where = f"conversion function {getattr(function, '__name__', repr(function))}"
         raise ConversionError(error.clause, where, str(error)) from error
 
 
-def checked(data: Any) -> dict[str, Any]:
+def checked(args: Namespace, data: Any) -> dict[str, Any]:
     """Return ``data`` as plain lists, with ``total_lengths``; raises TrainDataError."""
     if not isinstance(data, dict):
         raise TrainDataError("convert-4", f"it must return a dict of lists, not {type(data).__name__}")
@@ -87,7 +89,9 @@ def checked(data: Any) -> dict[str, Any]:
         raise TrainDataError("convert-4", f"rollout_ids has {len(numbered)} entries for {count} samples")
     names = [f"entry {index}" for index in range(count)]
     refuse_unsupported("the batch", data)
-    images = data.pop(FIELD, None)
+    images, experts = data.pop(FIELD, None), data.pop(EXPERTS, None)
+    if experts is not None and (not hasattr(experts, "__len__") or len(experts) != count):
+        raise TrainDataError("convert-8", f"{EXPERTS} is not a list with an entry for each of {count} samples")
     if images is not None:
         if not hasattr(images, "__len__") or len(images) != count:
             raise TrainDataError("convert-9", f"{FIELD} is not a list with an entry for each of {count} samples")
@@ -101,6 +105,7 @@ def checked(data: Any) -> dict[str, Any]:
         check_response(name, tokens, length, mask)
     check_rewards(names, data["rewards"])
     check_token_lists(names, data, data["response_lengths"])
+    data |= replayed_experts(args, names, experts or [None] * count, data["tokens"], data["loss_masks"])
     return {**data, "total_lengths": [len(tokens) for tokens in data["tokens"]]}
 
 

@@ -27,6 +27,7 @@ from slime.rollout.multimodal_requests import (
     placeholder_ids,
 )
 from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.routed_experts import request_fields, take_experts
 from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.rollout.stored_pictures import decode_pictures
 from slime.utils.async_utils import gather_or_cancel
@@ -166,19 +167,22 @@ async def request_of(
     if state.placeholders:
         parameters["stop_token_ids"] = [*(sampling_params.get("stop_token_ids") or []), *sorted(state.placeholders)]
     request = {"input_ids": list(sample.tokens), "sampling_params": parameters, "return_logprob": True}
+    request |= request_fields(state.args, sample)
     return request | await image_fields(state.processor, sample)
 
 
 def take_answer(args: Namespace, sample: Sample, answer: dict[str, Any]) -> None:
-    """Append what an engine's ``/generate`` answered to ``sample``: tokens, logprobs, text, weight versions, status.
+    """Append what an engine's ``/generate`` answered to ``sample``: tokens, logprobs, experts, text, weight versions, status.
 
     Raises:
-        EngineError: when the engine has read the pictures in another way.
+        EngineError: when the engine has read the pictures in another way, or its experts do not fit.
     """
     meta = answer["meta_info"]
-    start = sample.response_length
-    check_prompt_length(sample, len(sample.tokens), meta)
-    cut = append_answer(args, sample, meta.get("output_token_logprobs") or [], answer["text"])
+    start, asked = sample.response_length, len(sample.tokens)
+    check_prompt_length(sample, asked, meta)
+    entries = meta.get("output_token_logprobs") or []
+    cut = append_answer(args, sample, entries, answer["text"])
+    take_experts(args, sample, meta, asked + len(entries))
     sample.update_from_meta_info(args, meta)
     if cut:
         sample.status = Sample.Status.TRUNCATED

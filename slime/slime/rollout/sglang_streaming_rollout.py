@@ -24,6 +24,7 @@ from slime.rollout.generation import (
     request_of,
 )
 from slime.rollout.multimodal_requests import check_prompt_length
+from slime.rollout.routed_experts import take_experts
 from slime.utils import http_utils
 from slime.utils.types import Sample
 
@@ -101,6 +102,7 @@ async def _read(args: Namespace, sample: Sample, response: httpx.Response) -> No
         if getattr(args, "mask_offpolicy_in_partial_rollout", False):
             mask_older_weights(sample)
         if finished:
+            take_experts(args, sample, meta, prompt + meta["completion_tokens"])
             sample.update_from_meta_info(args, meta)
             sample.status = Sample.Status.TRUNCATED if cut else sample.status
             sample.weight_versions = list(dict.fromkeys(sample.weight_versions))

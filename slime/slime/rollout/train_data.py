@@ -22,6 +22,8 @@ from typing import Any
 from slime.backends.megatron_utils.parallel import padded_length
 from slime.rollout.media import image_fields, mask_lost_images
 from slime.rollout.rewards import post_process_rewards
+from slime.rollout.routed_experts import FIELD as EXPERTS
+from slime.rollout.routed_experts import replayed_experts
 from slime.rollout.step_wise import step_fields
 from slime.rollout.train_data_checks import (
     COMPLETE_KEYS,
@@ -46,8 +48,8 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
     """Return the training data of ``samples``; see the module for what is checked.
 
     Keys: tokens, response_lengths, total_lengths, rewards, raw_reward, truncated, sample_indices, group_indices,
-    rollout_ids, rollout_mask_sums, loss_masks, step_wise_* with that estimator, and rollout_log_probs, teacher_*, metadata and
-    multimodal_train_inputs where samples have them.
+    rollout_ids, rollout_mask_sums, loss_masks, step_wise_* with that estimator, rollout_routed_experts when they are replayed,
+    and rollout_log_probs, teacher_*, metadata and multimodal_train_inputs where samples have them.
     """
     if not samples:
         raise ValueError("the rollout returned no samples to train on")
@@ -90,6 +92,8 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
     names = [f"sample {sample.index}" for sample in samples]
     check_rewards(names, rewards)
     check_token_lists(names, data, data["response_lengths"])
+    given = [getattr(sample, EXPERTS) for sample in samples]
+    data |= replayed_experts(args, names, given, data["tokens"], masks)
     if any("round_number" in sample.metadata for sample in samples):
         data["round_number"] = [sample.metadata.get("round_number") for sample in samples]
     return data

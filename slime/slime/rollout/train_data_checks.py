@@ -13,7 +13,7 @@ from typing import Any
 # sample may lack: None there means that the term is zero for it.
 COMPLETE_KEYS = ("rollout_log_probs",)
 SPARSE_KEYS = ("teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices", "rollout_topk_log_probs")
-UNSUPPORTED_KEYS = ("rollout_routed_experts", "rollout_top_p_token_ids")
+UNSUPPORTED_KEYS = ("rollout_top_p_token_ids",)
 
 
 class TrainDataError(ValueError):

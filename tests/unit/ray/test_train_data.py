@@ -175,7 +175,7 @@ def test_a_teacher_may_be_missing_on_some_samples() -> None:
         ({"teacher_log_probs": [-1.0] * 3}, "sample 7: teacher_log_probs has 3 entries"),
         ({"response_length": 9}, "sample 7: response_length 9 does not fit 5 tokens"),
         ({"tokens": [3, 4]}, "sample 7: 2 tokens and no prompt: a response needs a token before it"),
-        ({"rollout_routed_experts": []}, "sample 7: rollout_routed_experts is not supported"),
+        ({"rollout_routed_experts": []}, "sample 7: rollout_routed_experts needs --use-rollout-routing-replay"),
         ({"reward": None}, "sample 7 has no reward"),
         ({"reward": float("inf")}, "sample 7: the reward inf is no finite number"),
     ],

@@ -52,7 +52,7 @@ def test_the_lengths_that_shards_need_are_added() -> None:
         ({"rollout_log_probs": [0.5, 0.5]}, "entry 0: rollout_log_probs is 0.5, not a list"),
         ({"response_lengths": [2, None]}, "entry 1: response_length None is no whole number"),
         ({"rollout_ids": [0, 0, 1]}, "rollout_ids has 3 entries for 2 samples"),
-        ({"rollout_routed_experts": [[0], [0]]}, "rollout_routed_experts is not supported"),
+        ({"rollout_routed_experts": [[0], [0]]}, "rollout_routed_experts needs --use-rollout-routing-replay"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_clause(changes: dict[str, Any], says: str) -> None:

@@ -51,6 +51,17 @@ def test_an_engine_is_started_with_it(base: list[str], words: str) -> None:
     assert f" {ENGINE[words]} " not in command(parse_args([*base, *GPU]))
 
 
+def test_the_policys_engines_report_experts_where_they_are_replayed(base: list[str], tmp_path: Path) -> None:
+    folder = config_only(tmp_path / "moe", model_type="qwen3_moe", num_experts=8, num_experts_per_tok=2)
+    base = [*base, *GPU, "--hf-checkpoint", str(folder), "--train-backend", "megatron"]
+    args = parse_args([*base, "--use-rollout-routing-replay"])
+    assert args.use_routing_replay
+    assert " --enable-return-routed-experts " in command(args)
+    assert " --enable-return-routed-experts " not in command(args, "prm")
+    for words in ([], ["--use-routing-replay"]):
+        assert " --enable-return-routed-experts " not in command(parse_args([*base, *words]))
+
+
 def test_every_flag_of_the_server_reaches_it() -> None:
     values = {
         "int": ["3"],

@@ -28,6 +28,8 @@ REFUSED = {
     f"{CUSTOM} --use-tis {TIS}": f"--custom-tis-function-path {PARTS}",
     f"{CUSTOM} {REDUCER}": f"--custom-pg-loss-reducer-function-path {PARTS}",
     "--expert-model-parallel-size 2": "has no experts; remove it",
+    "--use-routing-replay": "--use-routing-replay: ",
+    "--use-rollout-routing-replay": "has no experts; remove it",
     OFFLOAD: "--overlap-cpu-optimizer-d2h-h2d needs a GPU; remove it",
     "--overlap-cpu-optimizer-d2h-h2d": "--overlap-cpu-optimizer-d2h-h2d has no effect without --optimizer-cpu-offload",
     "--transformer-impl transformer_engine": "use --transformer-impl local",
@@ -53,6 +55,14 @@ OF_EXPERTS = {
     "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1": None,
     "--tensor-model-parallel-size 2 --sequence-parallel": None,
     "--context-parallel-size 2 --expert-model-parallel-size 2": None,
+    "--use-routing-replay": None,
+    "--use-routing-replay --use-rollout-routing-replay --use-rollout-logprobs": None,
+    "--use-routing-replay --use-rollout-logprobs": "in the pass of old logprobs, which --use-rollout-logprobs skips",
+    "--use-routing-replay --disable-compute-advantages-and-returns --loss-type custom_loss --custom-loss-function-path "
+    "tests.helpers.custom_losses.surrogate": "--disable-compute-advantages-and-returns skips; use --use-rollout-routing-replay",
+    "--use-routing-replay --loss-type sft_loss": "--use-routing-replay has no effect with --loss-type sft_loss",
+    "--use-rollout-routing-replay --loss-type sft_loss": "--use-rollout-routing-replay has no effect with --loss-type",
+    "--train-backend fsdp --use-routing-replay": "--use-routing-replay is Megatron's",
 }
 
 

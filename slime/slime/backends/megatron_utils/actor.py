@@ -7,6 +7,7 @@ is the frozen base.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from slime.backends.megatron_utils.load_hf import load_hf_weights
 from slime.backends.megatron_utils.lora import adapters_off, add_adapters
 from slime.backends.megatron_utils.model import build_model, unwrapped
 from slime.backends.megatron_utils.rank import MegatronRank
+from slime.backends.megatron_utils.routing_replay import RoutingReplay
+from slime.backends.megatron_utils.schedule import Around
 from slime.backends.megatron_utils.train_step import log_prob_pass, optimizer_step, policy_loss_of
 from slime.backends.megatron_utils.weights import adapter_weights, full_weights
 from slime.backends.trainer.actor import TrainActor
@@ -33,6 +36,7 @@ class MegatronTrainActor(MegatronRank, TrainActor):
 
     shape: Shape
     _reference: snapshot.Snapshot | None = None
+    _replay: RoutingReplay | None = None
 
     def _build(self) -> None:
         args = self.args
@@ -49,6 +53,8 @@ class MegatronTrainActor(MegatronRank, TrainActor):
             self._reference = snapshot.take(unwrapped(model))
             if reference != start:
                 load_hf_weights(unwrapped(model), start, self.shape)
+        if args.use_routing_replay:
+            self._replay = RoutingReplay(unwrapped(model), from_engines=args.use_rollout_routing_replay)
         self._wrap(model, config)
 
     def _log_probs(self, data: RolloutShard, *, reference: bool) -> list[torch.Tensor]:
@@ -63,14 +69,26 @@ class MegatronTrainActor(MegatronRank, TrainActor):
 
     def _pass(self, data: RolloutShard, prefix: str) -> list[torch.Tensor]:
         self._before_pass(prefix)
-        return log_prob_pass(self.args, self.model, data, self.device, self.shape.vocab_size)
+        with self._routing(data, None, is_reference=bool(prefix)) as around:
+            return log_prob_pass(self.args, self.model, data, self.device, self.shape.vocab_size, around=around)
+
+    def _routing(
+        self, data: RolloutShard, step: int | None, is_reference: bool = False
+    ) -> AbstractContextManager[Around | None]:
+        """Where the experts of an optimizer step come from, or of a forward pass when ``step`` is None."""
+        if self._replay is None:
+            return nullcontext()
+        if step is None and not (is_reference or self.args.use_rollout_routing_replay):
+            return self._replay.recording()
+        return self._replay.replaying(data, step)
 
     def _optimizer_step(self, data: RolloutShard, rollout_id: int, step: int) -> Metrics:
         self._before_step(rollout_id, step)
         loss_of = policy_loss_of(self.args, self.model, data, self.device, self.shape.vocab_size)
         in_parts = self.args.loss_type == "custom_loss"
         work = (self.args, self.model, self.optimizer, self.schedule, data, step, self.device)
-        return optimizer_step(*work, loss_of, in_parts=in_parts)
+        with self._routing(data, step) as around:
+            return optimizer_step(*work, loss_of, in_parts=in_parts, around=around)
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         dtype = DTYPES[self.args.train_dtype]

@@ -38,6 +38,16 @@ def held_positions(length: int, rank: int, ranks: int) -> Tensor:
     return torch.cat([torch.arange(start, start + chunk) for start in starts])
 
 
+def held_sources(lengths: list[int], rank: int, ranks: int) -> Tensor:
+    """Return ``[T]`` where in a pack of samples of these lengths each token is that ``rank`` holds; -1 is padding."""
+    sources, start = [], 0
+    for length in lengths:
+        places = held_positions(length, rank, ranks)
+        sources.append(torch.where(places < length, places + start, -1))
+        start += length
+    return torch.cat(sources)
+
+
 def predicting_rows(total: int, response: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
     """Return which of the positions that ``rank`` holds predict a response token, and which tokens of the response these are."""
     places = held_positions(total, rank, ranks) - (total - response - 1)
@@ -71,20 +81,20 @@ def share_of(batch: MicroBatch, rank: int, ranks: int) -> Share:
     if ranks == 1:
         owned = torch.arange(len(batch.rows), device=device)
         return Share(batch.input_ids, batch.position_ids, batch.sequence_lengths, batch.rows, owned)
-    positions, sources, rows, owned = [], [], [], []
-    start, before, held = 0, 0, 0
+    positions, rows, owned = [], [], []
+    before, held = 0, 0
     responses = batch.response_lengths or [0] * len(batch.sequence_lengths)
     for total, response in zip(batch.sequence_lengths, responses, strict=True):
         places = held_positions(total, rank, ranks)
         positions.append(places)
-        sources.append(torch.where(places < total, places + start, -1))
         predicting, predicted = predicting_rows(total, response, rank, ranks)
         rows.append(predicting + held)
         owned.append(predicted + before)
-        start, before, held = start + total, before + response, held + len(places)
+        before, held = before + response, held + len(places)
+    sources = held_sources(batch.sequence_lengths, rank, ranks)
     with_padding = torch.nn.functional.pad(batch.input_ids[0], (0, 1))  # source -1 is token 0
     return Share(
-        input_ids=with_padding[torch.cat(sources).to(device)].unsqueeze(0),
+        input_ids=with_padding[sources.to(device)].unsqueeze(0),
         position_ids=torch.cat(positions).to(device).unsqueeze(0),
         padded_lengths=[padded_length(total, ranks) for total in batch.sequence_lengths],
         rows=torch.cat(rows).to(device),

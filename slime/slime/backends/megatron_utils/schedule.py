@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from slime.backends.megatron_utils.parallel import groups
 from slime.backends.trainer.packing import MicroBatch
 
 Finish = Callable[[list[int], Tensor], Any]
+Around = Callable[[int, list[int], MicroBatch, int], AbstractContextManager[None]]
+"""Around the forward pass of a micro-batch: its number, its samples, its input, the tokens of this rank with padding."""
 
 
 def held_length(batch: MicroBatch, multiple: int) -> int:
@@ -68,6 +71,7 @@ def run(
     *,
     device: torch.device,
     forward_only: bool,
+    around: Around | None = None,
 ) -> list[Any]:
     """Run all micro-batches forward, and backward unless ``forward_only``; collective over the ranks of a model copy.
 
@@ -75,6 +79,7 @@ def run(
         micro_batches: the samples of each, and the model input they make.
         finish: gets the samples and the final hidden states on the last stage. For a backward pass it returns the loss,
             which is divided by the number of micro-batches, and anything; forward only it returns anything.
+        around: what each forward pass runs inside of.
 
     Returns:
         On the last stage what ``finish`` returned besides the loss, per micro-batch; nothing elsewhere.
@@ -87,14 +92,15 @@ def run(
         lengths = longest_of_experts(lengths, device)
 
     def forward_step(batches: Any, chunk: Any) -> tuple[Tensor, Callable[..., Any]]:
-        (indices, batch), length = next(batches)
-        output = chunk(**packed_arguments(batch, length))
+        number, ((indices, batch), length) = next(batches)
+        with around(number, indices, batch, length) if around else nullcontext():
+            output = chunk(**packed_arguments(batch, length))
         return output, lambda hidden, non_loss_data=False: finish(indices, hidden)
 
     with model_device(device):
         return get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=zip(micro_batches, lengths, strict=True),
+            data_iterator=enumerate(zip(micro_batches, lengths, strict=True)),
             model=[model],
             num_microbatches=len(micro_batches),
             seq_length=1,  # lengths vary and travel with the activations

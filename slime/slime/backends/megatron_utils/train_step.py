@@ -21,7 +21,7 @@ from slime.backends.megatron_utils.head import Head
 from slime.backends.megatron_utils.model import unwrapped
 from slime.backends.megatron_utils.optimizer import apply_gradients
 from slime.backends.megatron_utils.parallel import groups
-from slime.backends.megatron_utils.schedule import run
+from slime.backends.megatron_utils.schedule import Around, run
 from slime.backends.trainer.micro_batch import Metrics, mean_over_ranks, micro_batch_loss, model_input
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
@@ -58,6 +58,8 @@ def per_sample_pass(
     shard: RolloutShard,
     device: torch.device,
     of_hidden: Callable[[Tensor, MicroBatch], Tensor],
+    *,
+    around: Around | None = None,
 ) -> list[Tensor]:
     """Return ``[R_i]`` per sample of the shard, on the CPU, of what ``of_hidden`` gives per response row of a micro-batch.
 
@@ -73,14 +75,20 @@ def per_sample_pass(
         values = batch.per_sample(of_hidden(hidden, batch))
         return {index: value.cpu() for index, value in zip(indices, values, strict=True)}
 
-    found = run(args, model, inputs, finish, device=device, forward_only=True)
+    found = run(args, model, inputs, finish, device=device, forward_only=True, around=around)
     model.train(training)
     merged = from_last_stage({index: values for part in found for index, values in part.items()})
     return [merged[index] for index in range(shard.num_samples)]
 
 
 def log_prob_pass(
-    args: Namespace, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
+    args: Namespace,
+    model: Any,
+    shard: RolloutShard,
+    device: torch.device,
+    vocab_size: int,
+    *,
+    around: Around | None = None,
 ) -> list[Tensor]:
     """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
 
@@ -88,7 +96,7 @@ def log_prob_pass(
         head = Head(unwrapped(model), hidden, vocab_size)
         return head(batch, temperature=args.rollout_temperature, chunk_size=args.log_probs_chunk_size)[0]
 
-    return per_sample_pass(args, model, shard, device, log_probs)
+    return per_sample_pass(args, model, shard, device, log_probs, around=around)
 
 
 def policy_loss_of(
@@ -114,6 +122,7 @@ def backward_pass(
     loss_of: LossOfHidden,
     *,
     in_parts: bool = False,
+    around: Around | None = None,
 ) -> Metrics:
     """Fill the gradients of optimizer step ``step`` and return the metrics of its loss, equal on all ranks.
 
@@ -128,7 +137,8 @@ def backward_pass(
         loss, metrics = loss_of(indices, hidden)
         return loss * scale, metrics
 
-    found = run(args, model, _inputs(args, shard, batches, device), finish, device=device, forward_only=False)
+    inputs = _inputs(args, shard, batches, device)
+    found = run(args, model, inputs, finish, device=device, forward_only=False, around=around)
     sums: dict[str, Tensor] = {}
     for metrics in found:
         for name, value in metrics.items():
@@ -148,8 +158,9 @@ def optimizer_step(
     loss_of: LossOfHidden,
     *,
     in_parts: bool = False,
+    around: Around | None = None,
 ) -> Metrics:
     """Take optimizer step ``step`` of the shard and return its metrics, equal on all ranks; see :func:`backward_pass`."""
-    result = backward_pass(args, model, shard, step, device, loss_of, in_parts=in_parts)
+    result = backward_pass(args, model, shard, step, device, loss_of, in_parts=in_parts, around=around)
     norm, rate, taken = apply_gradients(model, optimizer, schedule, args.clip_grad, device=device)
     return result | {"grad_norm": norm, "lr-pg_0": rate, "skipped_steps": float(not taken)}

@@ -90,6 +90,8 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
         options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
+    if spec.role == "policy" and getattr(args, "use_rollout_routing_replay", False):
+        options["enable_return_routed_experts"] = True
     if spec.role == "policy" and getattr(args, "update_weight_mode", None) == "adapter":
         options |= {
             "enable_lora": True,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slime.backends.trainer.images import SampleImages
 from slime.rollout.media import FIELD, GRID
+from slime.rollout.routed_experts import FIELD as EXPERTS
 
 # Per-sample lists of one number per response token, or K of them (None where a sample has none).
 _FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "rollout_topk_log_probs")
@@ -55,6 +56,10 @@ class RolloutShard:
         for optional in _AS_THEY_ARE:
             if optional in data:
                 self.fields[optional] = list(data[optional])
+        self.experts: list[Tensor] | None = None
+        """Of each sample ``[total length - 1, layers, K]`` int16, where engines recorded them; see ``routed_experts``."""
+        if EXPERTS in data:
+            self.experts = [torch.tensor(array) for array in data[EXPERTS]]
         if IMAGES in data:
             self.fields[IMAGES] = [_tensors(arrays) for arrays in data[IMAGES]]
             self.fields[NUM_IMAGES] = [len(tensors[GRID]) if tensors else 0 for tensors in self.fields[IMAGES]]
@@ -85,7 +90,8 @@ class RolloutShard:
         """Write tokens, micro-batches and all fields to a file that ``torch.load`` reads."""
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        data = {"tokens": self.tokens, "micro_batch_indices": self.micro_batches}
+        data: dict[str, Any] = {"tokens": self.tokens, "micro_batch_indices": self.micro_batches}
+        data |= {} if self.experts is None else {EXPERTS: self.experts}
         torch.save({**data, "global_batch_sizes": self.global_batch_sizes, **self.fields}, file)
 
     def by_position(self, name: str) -> dict[int, Tensor]:

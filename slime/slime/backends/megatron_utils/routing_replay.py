@@ -1,0 +1,147 @@
+"""Routing replay: tokens go to the experts that were recorded for them, in every pass of the policy over a rollout.
+
+Recorded are the experts of this rank's own pass of old log probabilities (``--use-routing-replay``), or those that the engines
+sampled with (``--use-rollout-routing-replay``). The gates are the current router's at these experts, normalised as the model
+does, and carry its gradient. Only tokens without a record choose for themselves: the last of a sample, padding, and what
+follows the last trained token; no loss reads what comes of them. State: the records of one rollout, in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.backends.megatron_utils.context_parallel import held_sources, own_place
+from slime.backends.megatron_utils.expert_choice import ExpertChoice, Mode
+from slime.backends.megatron_utils.parallel import groups
+from slime.backends.megatron_utils.schedule import Around
+from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.rollout_data import RolloutShard
+from slime.exceptions import ConfigurationError
+from slime.rollout.routed_experts import FIELD, OWN_CHOICE
+
+
+class RoutingReplay:
+    """The routers of the layers that this rank holds, and the experts recorded for each micro-batch of a rollout."""
+
+    def __init__(self, model: Any, *, from_engines: bool) -> None:
+        """Take over the routers of ``model``.
+
+        Raises:
+            ConfigurationError: when it has none, or one whose choice cannot be replaced.
+        """
+        from megatron.core.transformer.moe.router import TopKRouter
+
+        self._from_engines = from_engines
+        self._split = model.config.sequence_parallel
+        self._choices: list[ExpertChoice] = []
+        self._layers: list[int] = []
+        self._recorded: list[Tensor] = []
+        self._per_token = model.config.moe_router_topk
+        for module in model.modules():
+            if isinstance(module, TopKRouter):
+                if module.config.moe_router_fusion or module.routing_type == "sinkhorn":
+                    raise ConfigurationError(
+                        "routing replay needs routers without moe_router_fusion and sinkhorn; remove --use-routing-replay or "
+                        "change --custom-model-provider-path"
+                    )
+                choice: Any = ExpertChoice()
+                module.router_replay = choice
+                self._choices.append(choice)
+                self._layers.append(module.layer_number - 1)  # pyright: ignore[reportOptionalOperand]
+        if not self._choices:
+            raise ConfigurationError("routing replay needs a mixture of experts, and this model has no router")
+
+    @contextmanager
+    def recording(self) -> Iterator[Around]:
+        """Keep what the routers choose in a forward pass over all micro-batches of a rollout."""
+        self._recorded = []
+        with self._mode(Mode.RECORD):
+            yield self._record
+
+    @contextmanager
+    def replaying(self, shard: RolloutShard, step: int | None) -> Iterator[Around]:
+        """Replay in a forward pass over all micro-batches of ``shard``, or in the forward and backward passes of a step."""
+        first = sum(len(batches) for batches in shard.micro_batches[:step]) if step is not None else 0
+        with self._mode(Mode.REPLAY if step is None else Mode.REPLAY_AND_REPEAT):
+            yield partial(self._replay, shard, first)
+
+    @contextmanager
+    def _mode(self, mode: Mode) -> Iterator[None]:
+        for choice in self._choices:
+            choice.start(mode)
+        try:
+            yield
+        finally:
+            for choice in self._choices:
+                choice.start(Mode.CHOOSE)
+
+    @contextmanager
+    def _record(self, number: int, indices: list[int], batch: MicroBatch, length: int) -> Iterator[None]:
+        yield
+        chosen = [choice.chosen for choice in self._choices]
+        self._recorded.append(torch.stack([experts for experts in chosen if experts is not None]).short().cpu())
+
+    @contextmanager
+    def _replay(
+        self, shard: RolloutShard, first: int, number: int, indices: list[int], batch: MicroBatch, length: int
+    ) -> Iterator[None]:
+        if self._from_engines:
+            if shard.experts is None:
+                raise ValueError(f"--use-rollout-routing-replay needs {FIELD} in the training data")
+            experts = self._of_engines([shard.experts[index] for index in indices], batch, length)
+        else:
+            experts = self._recorded[first + number]
+        experts = experts.to(batch.input_ids.device).long()
+        if self._from_engines:
+            _check_distinct(experts)
+        for choice, own in zip(self._choices, experts, strict=True):
+            choice.experts = own
+        yield
+        for choice in self._choices:
+            choice.experts = None
+
+    def _of_engines(self, given: Sequence[Tensor], batch: MicroBatch, length: int) -> Tensor:
+        """``[layers here, n, K]`` of the ``length`` tokens that this rank holds, or of its part under sequence parallelism."""
+        rank, ranks = own_place()
+        rows = packed_rows(given, batch.sequence_lengths, self._layers, self._per_token)
+        sources = held_sources(batch.sequence_lengths, rank, ranks)
+        sources = torch.nn.functional.pad(sources, (0, length - len(sources)), value=-1)
+        if self._split:
+            size = groups().get_tensor_model_parallel_world_size()
+            sources = sources.chunk(size)[groups().get_tensor_model_parallel_rank()]
+        return rows[sources].transpose(0, 1)
+
+
+def packed_rows(given: Sequence[Tensor], lengths: Sequence[int], layers: Sequence[int], per_token: int) -> Tensor:
+    """Return ``[T + 1, layers, K]``, a row for each token of a pack, and one of `OWN_CHOICE` that -1 finds.
+
+    Args:
+        given: ``[length - 1, all layers, K]`` of each sample; none for a filler.
+        lengths: of the samples of the pack.
+        layers: which to take.
+        per_token: experts of a token, ``K``.
+    """
+    rows = torch.full((sum(lengths) + 1, len(layers), per_token), OWN_CHOICE, dtype=torch.int16)
+    start = 0
+    for experts, length in zip(given, lengths, strict=False):
+        rows[start : start + length - 1] = experts[:, list(layers)]
+        start += length
+    return rows
+
+
+def _check_distinct(experts: Tensor) -> None:
+    """Raise ValueError when a token of ``[layers, n, K]`` has an expert twice: no router chooses so."""
+    ordered = experts.sort(dim=-1).values
+    twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != OWN_CHOICE)).any(-1)
+    if bool(twice.any()):
+        layer, token = twice.nonzero()[0].tolist()
+        raise ValueError(
+            f"{FIELD}: {int(twice.sum())} tokens have an expert twice, the first is {experts[layer, token].tolist()}: what the "
+            "engine reported is not what a router chose; use --use-routing-replay, or an engine that keeps its cache on the GPU"
+        )

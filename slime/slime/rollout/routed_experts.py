@@ -1,0 +1,141 @@
+"""The experts that engines sampled with (``--use-rollout-routing-replay``): from a request to training data.
+
+``Sample.rollout_routed_experts`` is ``[rows, layers, K]`` int16: row ``i`` has the experts of token ``i``, of which token
+``i + 1`` was sampled. Guarantees: a row is what an engine reported when the token after it was made, or was read as a part of
+a prompt; it is never computed anew, and a response that goes on asks for the missing rows only. Training data have a row for
+each token but the last; of rows that no trained token depends on those that are missing say `OWN_CHOICE`.
+"""
+
+from __future__ import annotations
+
+import base64
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slime.arguments.model_shape import number_of_experts, text_config
+from slime.exceptions import EngineError
+from slime.rollout.train_data_checks import TrainDataError
+from slime.utils.hf_checkpoint import read_config
+from slime.utils.types import Sample
+
+FIELD = "rollout_routed_experts"
+# Of a token that has no experts to replay: its router chooses.
+OWN_CHOICE = -1
+_SENT = np.dtype("<i4")
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """Layers of a model, experts per token, and experts to choose from."""
+
+    layers: int
+    per_token: int
+    experts: int
+
+
+@cache
+def expert_shape(checkpoint: str) -> ExpertShape:
+    """Return the shape of the Hugging Face folder ``checkpoint``, a mixture of experts."""
+    config = text_config(read_config(Path(checkpoint)))
+    return ExpertShape(config["num_hidden_layers"], config["num_experts_per_tok"], number_of_experts(config) or 0)
+
+
+def wants_experts(args: Namespace) -> bool:
+    """Whether the run replays what engines report."""
+    return bool(getattr(args, "use_rollout_routing_replay", False))
+
+
+def request_fields(args: Namespace, sample: Sample) -> dict[str, Any]:
+    """Return what ``/generate`` is asked besides, for the rows that ``sample`` lacks."""
+    if not wants_experts(args):
+        return {}
+    held = getattr(sample, FIELD)
+    return {"return_routed_experts": True, "routed_experts_start_len": 0 if held is None else len(held)}
+
+
+def take_experts(args: Namespace, sample: Sample, meta: Mapping[str, Any], seen: int) -> None:
+    """Append the rows of an engine's answer to those of ``sample``.
+
+    Args:
+        args: of the run.
+        sample: with the tokens of the answer.
+        meta: of the answer; one that was broken off before it ran has no experts, and the next one will bring its rows.
+        seen: tokens of prompt and answer that the engine speaks of, of which ``sample`` may have fewer.
+
+    Raises:
+        EngineError: when the rows do not fit tokens and model.
+    """
+    encoded = meta.get("routed_experts")
+    if not wants_experts(args) or encoded is None:
+        return
+    shape, held = expert_shape(args.hf_checkpoint), getattr(sample, FIELD)
+    rows = max(0, seen - 1 - (0 if held is None else len(held)))
+    sent = np.frombuffer(base64.b64decode(encoded), dtype=_SENT)
+    if sent.size != rows * shape.layers * shape.per_token:
+        raise EngineError(
+            f"sample {sample.index}: the engine sent {sent.size} experts for {rows} tokens in {shape.layers} layers with "
+            f"{shape.per_token} each"
+        )
+    if sent.size and not 0 <= sent.min() <= sent.max() < shape.experts:
+        raise EngineError(f"sample {sample.index}: the engine sent an expert that is none of {shape.experts}")
+    new = sent.reshape(rows, shape.layers, shape.per_token).astype(np.int16)
+    new = new if held is None else np.concatenate([held, new])
+    sample.rollout_routed_experts = new[: len(sample.tokens) - 1]
+
+
+def replayed_experts(
+    args: Namespace,
+    names: Sequence[str],
+    given: Sequence[Any],
+    tokens: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]],
+) -> dict[str, list[Any]]:
+    """Return the training data of the samples' experts, with a row for each token but the last; empty without the flag.
+
+    Raises:
+        TrainDataError: naming the sample, when a row that a trained token depends on is missing or an array does not fit.
+    """
+    if not wants_experts(args):
+        for name, array in zip(names, given, strict=True):
+            if array is not None:
+                raise TrainDataError("convert-8", f"{name}: {FIELD} needs --use-rollout-routing-replay")
+        return {}
+    shape = expert_shape(args.hf_checkpoint)
+    samples = zip(names, given, tokens, masks, strict=True)
+    return {FIELD: [_whole(name, array, len(ids), mask, shape) for name, array, ids, mask in samples]}
+
+
+def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: ExpertShape) -> np.ndarray:
+    trained = [place for place, value in enumerate(mask) if value]
+    needed = total - len(mask) + trained[-1] if trained else 0
+    if given is None:
+        if needed:
+            raise TrainDataError(
+                "convert-8",
+                f"{name}: {FIELD} is missing: engines that run already need --enable-return-routed-experts, and a rollout or "
+                "generate function of your own must keep what they return; or use --use-routing-replay",
+            )
+        given = np.empty((0, shape.layers, shape.per_token), np.int16)
+    array = np.asarray(given)
+    if array.ndim != 3 or array.shape[1:] != (shape.layers, shape.per_token) or array.dtype.kind not in "iu":
+        raise TrainDataError(
+            "convert-8",
+            f"{name}: {FIELD} is {array.dtype} {array.shape}; {total} tokens in {shape.layers} layers with "
+            f"{shape.per_token} experts each need whole numbers ({total - 1}, {shape.layers}, {shape.per_token})",
+        )
+    if not needed <= len(array) <= max(0, total - 1):
+        raise TrainDataError(
+            "convert-8",
+            f"{name}: {FIELD} has {len(array)} rows; {total} tokens need {total - 1}, one for all but the last",
+        )
+    if array.size and not 0 <= array.min() <= array.max() < shape.experts:
+        raise TrainDataError("convert-8", f"{name}: {FIELD} names an expert that is none of {shape.experts}")
+    whole = np.full((max(0, total - 1), shape.layers, shape.per_token), OWN_CHOICE, np.int16)
+    whole[: len(array)] = array
+    return whole

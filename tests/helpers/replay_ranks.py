@@ -1,0 +1,56 @@
+"""What a rank does in the tests of routing replay; at module level, so that new processes can import it."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from argparse import Namespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from slime.rollout.train_data import split_by_dp
+from tests.helpers import megatron_ranks, trainer
+
+
+def steps(
+    rank: int, world_size: int, cases: list[dict[str, Any]], two_steps: dict[str, Any], model: str, out: str
+) -> None:
+    """Write to ``out`` what `megatron_ranks.gradients_of_losses` finds in ``cases``, and to ``out.steps`` what `choices` does."""
+    megatron_ranks.gradients_of_losses(rank, world_size, cases, model, out)
+    found = choices(rank, world_size, two_steps, model, f"{out}.two")
+    if rank == 0:
+        torch.save(found, f"{out}.steps")
+
+
+def choices(
+    rank: int, world_size: int, changes: dict[str, Any], model: str, place: str
+) -> list[tuple[str, Tensor, Tensor]]:
+    """Train on a rollout in two steps on one copy of the model.
+
+    Returns:
+        At each call of a router the mode, the experts it was given, and those of its own choice.
+    """
+    from slime.backends.megatron_utils.actor import MegatronTrainActor
+    from slime.backends.megatron_utils.expert_choice import ExpertChoice
+
+    warnings.filterwarnings("ignore")
+    args = megatron_ranks.megatron_args(model, **changes)
+    actor = MegatronTrainActor(world_size, rank, "127.0.0.1", trainer.meeting_port(rank, place))
+    actor.init(args)
+    found: list[tuple[str, Tensor, Tensor]] = []
+    original = ExpertChoice.get_replay_topk
+
+    def watched(choice: Any, scores: Tensor, topk: int, *rest: Any) -> tuple[Tensor, Tensor]:
+        values, given = original(choice, scores, topk, *rest)
+        found.append((choice.mode.value, given.sort(-1).values, scores.detach().topk(topk).indices.sort(-1).values))
+        return values, given
+
+    data = trainer.train_data(6)
+    data["rewards"] = random.Random(1).choices([-1.0, 1.0], k=6)
+    with patch.object(ExpertChoice, "get_replay_topk", watched):
+        actor.train(0, split_by_dp(data, 1, Namespace(**(vars(args) | {"global_batch_size": 3})))[0])
+    actor.shutdown()
+    return found
