@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {
 
 def test_the_lengths_that_shards_need_are_added() -> None:
     data = convert_with(lambda args, samples: GOOD, Namespace(), [Sample(), Sample()])
-    args = Namespace(global_batch_size=2, use_dynamic_batch_size=False, micro_batch_size=1)
+    args = Namespace(global_batch_size=2, use_dynamic_batch_size=False, micro_batch_size=1, context_parallel_size=1)
     shards = split_by_dp(data, 2, args)
     assert sorted(length for shard in shards for length in shard["total_lengths"]) == [2, 3]
 
