@@ -91,6 +91,7 @@ def outcomes(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         "resumed": {"changes": begin | TP2 | saved("b") | {"resume": True}, "rollouts": [2], "leaves": True},
         "pp 2": {"changes": resumed | PP2, "rollouts": [2]},
         "dp 2": {"changes": resumed, "rollouts": [2]},
+        "bfloat16": {"changes": begin | SEQUENCE | saved("c") | {"train_dtype": "bfloat16"}, "rollouts": [0, 1, 2]},
         "another start": {"changes": begin | {"critic_load": str(models["default"])}, "rollouts": []},
     }
     file = str(folder / "out.pt")
@@ -124,6 +125,15 @@ def test_only_the_critic_learns_at_first_and_at_its_own_rate(outcomes) -> None:
     assert "train/loss" in second
     assert second["rollout/values"] != 0.0
     assert (outcomes["whole"]["version"], outcomes["resumed"]["version"]) == (1, 2)
+
+
+def test_in_bfloat16_it_learns_the_same(outcomes) -> None:
+    found, whole = outcomes["bfloat16"], outcomes["whole"]
+    losses = [[metrics["train/value_loss"] for metrics in run["metrics"]] for run in (found, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+    head, expected = (run["critic"]["head.weight"] for run in (found, whole))
+    assert head.dtype == torch.bfloat16
+    assert float((head.float() - expected).norm()) < 0.3 * float(expected.norm())
 
 
 def test_a_critic_starts_with_the_backbone_of_a_hugging_face_folder(outcomes, models: dict[str, Path]) -> None:

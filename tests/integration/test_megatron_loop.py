@@ -1,4 +1,4 @@
-"""The whole loop with ``--train-backend megatron``: real engine, Ray, two tensor-parallel ranks, a push after every step.
+"""The whole loop with ``--train-backend megatron``: real engine, Ray, policy and critic of two tensor-parallel ranks, a push after every step.
 
 The launch line is the one of `test_train_loop` but for the back end's flags. The engine is the shared one, joined as an external
 engine, and serves its start weights again at the end.
@@ -6,6 +6,7 @@ engine, and serves its start weights again at the end.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.helpers.driver import Driver, live_version
 FLAGS = (
     *("--train-backend", "megatron", "--actor-num-gpus-per-node", "2"),
     *("--tensor-model-parallel-size", "2", "--sequence-parallel"),
+    *("--advantage-estimator", "ppo", "--critic-lr", "1e-2"),
 )
 ROLLOUTS = 3
 
@@ -59,6 +61,12 @@ def test_every_step_reaches_the_engine(
     driver.run_to_end()
     driver.assert_on_policy(ROLLOUTS)
     assert live_version(borrowed) == str(ROLLOUTS)
+    logged = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    values = [row["rollout/values"] for row in logged if "rollout/values" in row]
+    assert (len(values), values[0], 0.0 in values[1:]) == (ROLLOUTS, 0.0, False)
+    assert len([row for row in logged if "train/value_loss" in row]) == ROLLOUTS
+    for folder in ("checkpoints", "checkpoints/critic"):
+        assert (run_dir / folder / "latest_checkpointed_iteration.txt").read_text().strip() == str(ROLLOUTS)
     # what was pushed is the exported Hugging Face checkpoint, bit for bit
     pushed = checksums(borrowed)
     load(borrowed, run_dir / "hf")

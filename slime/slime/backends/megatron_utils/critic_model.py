@@ -1,8 +1,9 @@
 """The critic: Megatron's model with a linear head that gives one number per token in the place of its output layer.
 
-Guarantees: as of every critic, a value is read where the policy reads the token's probability, and a new head starts at zero;
-the head is whole, and float32, on every rank of the last pipeline stage. Tensor-parallel ranks compute the values alike, so their
-gradients of it are equal; those of context-parallel ranks add up.
+Guarantees: as of every critic, a value is read where the policy reads the token's probability, a new head starts at zero and
+computes in float32. Its weights have the dtype of the model's, because Megatron-core 0.16.1 cannot store an optimizer whose groups mix
+dtypes (the optimizer's own copy is float32), and are whole on every rank of the last pipeline stage. Tensor-parallel ranks
+compute the values alike, so their gradients are equal; those of context-parallel ranks add up.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def build_critic(args: Namespace, path: str, *, device: torch.device) -> tuple[A
     """Return this stage's critic with the backbone of the Hugging Face folder ``path``, and its configuration."""
     model, config = build_model(args, path, device=device, lm_head=False)
     inner = unwrapped(model)
-    if inner.post_process:  # after the backbone's conversion to bfloat16, which would take the head along
-        head = nn.Linear(config.hidden_size, 1, dtype=torch.float32, device=device)
+    if inner.post_process:
+        head = nn.Linear(config.hidden_size, 1, dtype=config.params_dtype, device=device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         inner.output_layer = head
@@ -42,8 +43,9 @@ def values_of(model: Any, hidden: Tensor, batch: MicroBatch) -> Tensor:
     if model.config.sequence_parallel:
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
     share = share_of(batch, *own_place())
-    values = model.output_layer(hidden.squeeze(1)[share.rows].float()).squeeze(-1)
-    return whole_responses(values, share.owned, len(batch.targets))
+    head, rows = model.output_layer, hidden.squeeze(1)[share.rows]
+    values = nn.functional.linear(rows.float(), head.weight.float(), head.bias.float())
+    return whole_responses(values.squeeze(-1), share.owned, len(batch.targets))
 
 
 def value_pass(args: Namespace, model: Any, shard: RolloutShard, device: torch.device) -> list[Tensor]:
