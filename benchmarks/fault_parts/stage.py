@@ -184,14 +184,15 @@ class Stage:
 
     def _left(self) -> list[int]:
         left = [group for group in self._groups if group_alive(group)]
-        return left + [child.pid for child in psutil.Process().children(recursive=True) if "openclaw" in _title(child)]
+        return left + [child.pid for child in psutil.Process().children(recursive=True) if _is_ours(child)]
 
 
-def _title(process: psutil.Process) -> str:
+def _is_ours(process: psutil.Process) -> bool:
+    """Whether a process runs a module of `openclaw`; the path of its program says nothing."""
     try:
-        return " ".join(process.cmdline())
+        return any(word.startswith("openclaw.") for word in process.cmdline())
     except psutil.Error:
-        return ""
+        return False
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: Callable[[], str]) -> None:

@@ -21,7 +21,15 @@ from slime.weight_sync.adapter import adapter_config
 from tests.helpers.arguments import default_args
 from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.weight_receivers import connected, rank_zero
-from tests.integration.test_engine_live import TOLERANCE, Stream, prompts, stream, worst_error
+from tests.integration.test_engine_live import (
+    TOLERANCE,
+    WAIT_SECONDS,
+    Stream,
+    prompts,
+    stream,
+    wait_for_some,
+    worst_error,
+)
 
 RANK, ALPHA = 4, 8
 LORA = {"update_weight_mode": "adapter", "lora_rank": RANK, "lora_alpha": ALPHA}
@@ -64,7 +72,7 @@ def merged(model: Any, adapter: dict[str, Tensor]) -> Any:
 
 
 def loaded(engine: SGLangEngine) -> list[str]:
-    models = httpx.get(f"{engine.url()}/v1/models", timeout=30, trust_env=False).json()["data"]
+    models = httpx.get(f"{engine.url()}/v1/models", timeout=WAIT_SECONDS, trust_env=False).json()["data"]
     return [model["id"] for model in models if model["id"].startswith("weights-")]
 
 
@@ -91,13 +99,13 @@ def test_each_request_has_the_adapter_it_began_with(
             check(stream(engine.url(), prompts(3)[2], 20), str(version))
             if version < len(running):
                 in_flight[version] = pool.submit(stream, engine.url(), running[version].prompt, 600, running[version])
-                assert running[version].some.wait(30)
+                wait_for_some(running[version], in_flight[version])
         for version, future in in_flight.items():
             check(future.result(), str(version))
         sync.push(iter(pushed[4].items()), "4")
         assert len(loaded(engine)) == 2, loaded(engine)
         body = {"text": ["a", "b"], "sampling_params": {"n": 2, "max_new_tokens": 3}}
-        answers = httpx.post(f"{engine.url()}/generate", json=body, timeout=30, trust_env=False).json()
+        answers = httpx.post(f"{engine.url()}/generate", json=body, timeout=WAIT_SECONDS, trust_env=False).json()
         assert [answer["meta_info"]["weight_version"] for answer in answers] == ["4"] * 4
     others = "weights-9-ffffffff-1"
     engine.load_lora_adapter_from_tensors(others, adapter_config(args), pickle.dumps(pushed[0]), None)

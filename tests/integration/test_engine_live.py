@@ -6,7 +6,7 @@ import json
 import random
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ from slime.exceptions import EngineError
 from slime.utils.process import group_alive
 from tests.helpers.arguments import default_args
 from tests.helpers.live_engine import engine_arguments, files_of, gone, model_of
+from tests.helpers.live_run import wait_until
 from tests.helpers.weight_receivers import TRANSPORTS, connected, rank_zero
 from tests.helpers.weight_sender import WeightSender
 
 TEMPERATURE = 0.6
 TOLERANCE = 1e-4
+WAIT_SECONDS = 120.0
 
 
 @dataclass
@@ -54,7 +56,7 @@ def stream(url: str, prompt: list[int], new_tokens: int, result: Stream | None =
     }
     if rid:
         body["rid"] = rid
-    with httpx.stream("POST", f"{url}/generate", json=body, timeout=60, trust_env=False) as response:
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=WAIT_SECONDS, trust_env=False) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if line.startswith("data: {"):
@@ -80,6 +82,17 @@ def worst_error(result: Stream, references: list[Any]) -> float:
     return worst
 
 
+def wait_for_some(result: Stream, running: Future[Stream]) -> None:
+    """Return when some more tokens have come, or all have."""
+
+    def there() -> bool:
+        if running.done():
+            running.result()
+        return running.done() or result.some.is_set()
+
+    wait_until(there, lambda: f"{len(result.ids)} tokens came, then nothing", WAIT_SECONDS)
+
+
 def prompts(count: int, length: int = 24) -> list[list[int]]:
     source = random.Random(5)
     return [[source.randrange(300) for _ in range(length)] for _ in range(count)]
@@ -101,8 +114,8 @@ def test_a_request_in_flight_survives_updates(
     with ThreadPoolExecutor(len(results)) as pool:
         done = [pool.submit(stream, engine.url(), result.prompt, 400, result) for result in results]
         for version in ("1", "2", "3", "4"):
-            assert all(result.some.wait(30) for result in results)
-            for result in results:
+            for result, running in zip(results, done, strict=True):
+                wait_for_some(result, running)
                 result.some.clear()
             sender.update(weights[int(version) % 2], version)
             assert engine.get_weight_version() == version
@@ -133,7 +146,7 @@ def test_a_push_by_each_transport_is_exact(
     result = Stream(prompts(1)[0])
     with rank_zero(), connected(args, [LocalHandle(engine)]) as sync, ThreadPoolExecutor(1) as pool:
         running = pool.submit(stream, engine.url(), result.prompt, 300, result)
-        assert result.some.wait(30)
+        wait_for_some(result, running)
         for version in ("1", "2"):
             sync.push(iter(load_file(random_models[int(version) % 2] / "model.safetensors").items()), version)
             assert engine.get_weight_version() == version
@@ -157,7 +170,7 @@ def test_a_sleeping_engine_holds_requests_through_a_push(
     before, during = (Stream(prompt) for prompt in prompts(2))
     with rank_zero(), connected(args, [LocalHandle(engine)]) as sync, ThreadPoolExecutor(2) as pool:
         running = [pool.submit(stream, engine.url(), before.prompt, 300, before)]
-        assert before.some.wait(30)
+        wait_for_some(before, running[0])
         for version in ("1", "2"):
             engine.sleep()
             engine.sleep()
@@ -196,10 +209,13 @@ def test_what_the_server_refuses_is_an_error_with_its_words(engine: SGLangEngine
 
 def ask_until_it_listens(url: str) -> Any:
     body = {"input_ids": prompts(1)[0], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+    deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
-            return httpx.post(f"{url}/generate", json=body, timeout=120, trust_env=False).json()
+            return httpx.post(f"{url}/generate", json=body, timeout=WAIT_SECONDS, trust_env=False).json()
         except httpx.TransportError:
+            if time.monotonic() > deadline:
+                raise
             time.sleep(0.01)
 
 
@@ -215,7 +231,7 @@ def test_a_crashed_engine_comes_back_on_its_port(engine: SGLangEngine) -> None:
         assert not early.done(), "a request was served before the engine was given weights"
         engine.set_weight_version("0")
         engine.continue_generation()
-        spans = early.result(60)["meta_info"]["weight_versions"]
+        spans = early.result(WAIT_SECONDS)["meta_info"]["weight_versions"]
         assert {span["version"] for span in spans} == {"0"}
     assert engine.url() == url
     assert engine.status()["pid"] != pid

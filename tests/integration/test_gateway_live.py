@@ -30,6 +30,7 @@ from tests.helpers.mock_engine import serve
 from tests.helpers.weight_sender import WeightSender
 
 SESSIONS, TURNS, TOLERANCE, UPDATES = 20, 10, 1e-4, 20
+LEAVERS = 4
 TOOLS: Any = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -39,7 +40,7 @@ def engine_url(engine: SGLangEngine) -> str:
 
 
 async def converse(client: AsyncOpenAI, number: int) -> None:
-    """One session: every other turn streamed, a tool result now and then, two turns left in the middle."""
+    """One session: every other turn streamed, tools in some, and the first `LEAVERS` leave a reply in the middle."""
     messages: list[Any] = [{"role": "user", "content": f"Session {number}: what is {number} + 3?"}]
     options: dict[str, Any] = {
         "model": "any",
@@ -52,7 +53,7 @@ async def converse(client: AsyncOpenAI, number: int) -> None:
     for turn in range(TURNS):
         message: dict[str, Any] = {"role": "assistant", "content": ""}
         if turn % 2:
-            leaving = number == 0 and turn == 5
+            leaving = number < LEAVERS and turn == 5
             long = {"max_tokens": 800} if leaving else {}
             stream = await client.chat.completions.create(messages=messages, stream=True, **options | long)
             read = 0
@@ -98,7 +99,8 @@ async def test_two_hundred_turns_are_exact(
         await asyncio.gather(*(converse(client, number) for number in range(SESSIONS)))
     turns = [record.turn for record in ledger.export_turns()]
     assert len(turns) == SESSIONS * TURNS
-    assert sum(turn.finish_reason == "abort" for turn in turns) == 1
+    # A random model may end its reply before the engine hears that the client has left.
+    assert 1 <= sum(turn.finish_reason == "abort" for turn in turns) <= LEAVERS
     for turn in turns:
         assert turn.response_ids
         assert turn.response_logprobs == pytest.approx(forward(references[0], turn), abs=TOLERANCE)
@@ -130,7 +132,7 @@ async def test_the_grammar_holds_a_random_model(
         _,
     ):
         create = client.chat.completions.create
-        options: dict[str, Any] = {"model": "any", "messages": ASKED, "max_tokens": 200}
+        options: dict[str, Any] = {"model": "any", "messages": ASKED, "max_tokens": 400}
         reply = await create(response_format=ANSWER, **options)
         named = {"type": "function", "function": {"name": "ask"}}
         forced = await create(tools=CHOOSE, tool_choice=named, **options)
@@ -241,7 +243,8 @@ async def test_updates_under_streams_refuse_nothing(
         assert numbers == sorted(set(numbers))
         assert [own[0].start, *(span.end for span in own)] == [*(span.start for span in own), len(turn.response_ids)]
     assert max(map(len, spans)) >= 2, "no reply saw an update"
-    assert {span.version for own in spans for span in own} >= {str(number) for number in range(3, UPDATES - 2)}
+    # A machine that stands still between two updates samples nothing with the weights of the first.
+    assert len({span.version for own in spans for span in own}) > UPDATES // 2
     assert max(worst_error(turn, references) for turn in turns) < TOLERANCE
     # Nobody waits much longer than the swap takes; a loaded machine stretches both.
     assert summary["held_waits"] >= UPDATES

@@ -22,6 +22,7 @@ from types import FrameType
 LIFELINE_VARIABLE = "SLIME_LIFELINE_FD"
 LIFELINE_THREAD = "lifeline"
 GRACE_SECONDS = 2.0
+KILLED_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
 
@@ -61,9 +62,12 @@ class ChildProcess:
         return self.kill()
 
     def kill(self) -> int:
-        """End whatever is left of the group at once, reap the child and return its exit status."""
+        """End whatever is left of the group at once, reap the child and return its exit status; the group is gone then."""
         signal_group(self.pid, signal.SIGKILL)
         status = self._popen.wait()
+        deadline = time.monotonic() + KILLED_SECONDS  # the kernel takes a moment for a process with much memory
+        while group_alive(self.pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None

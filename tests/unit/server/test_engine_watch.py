@@ -24,7 +24,7 @@ class Child:
     def kill(self) -> None:
         self.killed = True
 
-    def stop(self) -> None:
+    def stop(self, timeout: float) -> None:
         self.killed = True
 
 

@@ -35,6 +35,8 @@ CPU_START_TIMEOUT_SECONDS = 300.0
 CALL_TIMEOUT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
+# SGLang's workers end at SIGTERM; its server takes that for a crash of theirs and sleeps five seconds before it ends.
+_STOP_SECONDS = 1.0
 
 
 class SGLangEngine(WeightCalls, MemoryCalls):
@@ -133,7 +135,7 @@ class SGLangEngine(WeightCalls, MemoryCalls):
         """End the server and everything it started; harmless when it is not running."""
         with self._lock:
             if self._child is not None:
-                self._child.stop()
+                self._child.stop(_STOP_SECONDS)
                 self._child = None
 
     def kill(self) -> None:
