@@ -7,6 +7,7 @@ import hashlib
 import re
 import subprocess
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ def tracked(repository: Path, *patterns: str) -> list[Path]:
     return [path for line in output.splitlines() if (path := repository / line).is_file()]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def test_no_process_is_ended_by_name(repository: Path) -> None:
     for path in tracked(repository, "*.py", "*.sh", ".ci/run"):
         match = ENDS_BY_NAME.search(path.read_text())
@@ -32,11 +38,11 @@ def test_no_process_is_ended_by_name(repository: Path) -> None:
 def test_no_function_stands_in_two_files(repository: Path) -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in tracked(repository, "*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                body = ast.unparse(ast.Module(body=node.body, type_ignores=[]))
                 if lines >= 5:
+                    body = ast.unparse(ast.Module(body=node.body, type_ignores=[]))
                     digest = hashlib.sha256(body.encode()).hexdigest()
                     places[digest].append(f"{path.relative_to(repository)}:{node.lineno} {node.name}")
     twins = [where for where in places.values() if len({place.split(":")[0] for place in where}) > 1]
@@ -52,7 +58,7 @@ def test_method_plugins_are_thin(repository: Path) -> None:
 
 def test_core_imports_no_room_above_it(repository: Path) -> None:
     for path in tracked(repository, "slime/*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module]
@@ -62,7 +68,7 @@ def test_core_imports_no_room_above_it(repository: Path) -> None:
 
 def test_request_path_imports_no_torch(repository: Path) -> None:
     for path in tracked(repository, "openclaw/gateway/*.py", "openclaw/sessions/*.py", "openclaw/engine_client.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module]
@@ -81,6 +87,6 @@ def test_every_module_says_what_it_guarantees(repository: Path) -> None:
     silent = [
         str(path.relative_to(repository))
         for path in tracked(repository, "slime/*.py", "openclaw/*.py", "openclaw-*/*.py", "benchmarks/*.py")
-        if path.read_text().count("\n") > 15 and not ast.get_docstring(ast.parse(path.read_text()))
+        if path.read_text().count("\n") > 15 and not ast.get_docstring(parsed(path))
     ]
     assert not silent, f"modules without a docstring: {silent}"

@@ -15,7 +15,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def host() -> Iterator[HostMemory]:
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostMemory]:
+    monkeypatch.setattr(offload.gc, "collect", lambda: 0)  # takes long in the process of all tests
     memory = HostMemory(CPU)
     yield memory
     memory.close()

@@ -124,7 +124,7 @@ BODIES = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=50, deadline=None, suppress_health_check=QUIET)
 @given(BODIES)
 def test_no_body_makes_the_server_fail(client: httpx.Client, body: dict[str, Any]) -> None:
     content = json.dumps(body, allow_nan=True).encode("utf-8", "surrogatepass")
@@ -141,7 +141,7 @@ def check(response: httpx.Response) -> None:
         assert response.json()["error"]["message"]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=25, deadline=None, suppress_health_check=QUIET)
 @given(
     st.binary(max_size=60),
     st.dictionaries(

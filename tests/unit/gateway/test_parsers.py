@@ -132,7 +132,7 @@ OPENINGS = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     st.tuples(OPENINGS, st.lists(FRAGMENTS, max_size=14).map("".join)).map("".join),
     st.lists(st.integers(0, 400), max_size=12),
@@ -144,7 +144,7 @@ def test_any_split_gives_the_same_message(text: str, cuts: list[int], options: d
     assert read(text, list(range(len(text))), **options) == whole
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(OPENINGS, st.lists(st.tuples(st.booleans(), FRAGMENTS), max_size=14), OPTIONS)
 def test_nothing_the_model_said_is_lost(
     opening: str, fragments: list[tuple[bool, str]], options: dict[str, Any]

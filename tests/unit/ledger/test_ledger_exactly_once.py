@@ -131,4 +131,4 @@ class TrainingRun(RuleBasedStateMachine):
 
 
 TestTrainingRun = TrainingRun.TestCase
-TestTrainingRun.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestTrainingRun.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
