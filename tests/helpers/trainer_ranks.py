@@ -28,16 +28,22 @@ def start_actor(args: Any, rank: int = 0, world_size: int = 1, port: int = 0) ->
     return actor, actor.init(args)
 
 
+@torch.no_grad()
+def assign(parameter: Tensor, value: Tensor) -> None:
+    """Give a parameter the whole ``value``, on any number of ranks."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    parameter.copy_(value)
+
+
 def randomise_lora(actor: FSDPTrainActor) -> None:
     """Fill the adapters with the same random values on any number of ranks."""
-    from torch.distributed.tensor import distribute_tensor
-
     generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in actor.policy.hf.named_parameters():
-            if ".lora_" in name:
-                value = torch.randn(parameter.shape, generator=generator) * 0.1
-                parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements))
+    for name, parameter in actor.policy.hf.named_parameters():
+        if ".lora_" in name:
+            assign(parameter, torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
 def full_parameters(actor: FSDPTrainActor, of: Callable[[Tensor], Tensor | None] = lambda p: p) -> dict[str, Tensor]:
@@ -171,16 +177,12 @@ def whole(model: Any, of: Callable[[Tensor], Tensor | None] = lambda p: p) -> di
 
 def ppo_gradients(rank: int, world_size: int, port: int, changes: dict[str, Any], model: str, out: str) -> None:
     """Take one step with a random value head; write metrics, head, and the gradients of critic and policy."""
-    from torch.distributed.tensor import distribute_tensor
-
     args = trainer.trainer_args(model, **changes)
     actor, start = start_actor(args, rank, world_size, port)
     critic = start_critic(args, rank, world_size, start)
     generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in critic.model.head.parameters():
-            value = torch.randn(parameter.shape, generator=generator) * 0.1
-            parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements))
+    for parameter in critic.model.head.parameters():
+        assign(parameter, torch.randn(parameter.shape, generator=generator) * 0.1)
     head = whole(critic.model.head)
     captured: list[dict[str, Tensor]] = []
     original = train_step.apply_gradients

@@ -168,7 +168,7 @@ def test_memory_that_shards_live_in(words: list[str], monkeypatch: pytest.Monkey
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(fsdp_model, "fully_shard", lambda module, **options: given.append(options))
     monkeypatch.setattr(fsdp_model, "init_device_mesh", lambda *_: None)
-    monkeypatch.setattr(fsdp_model.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(fsdp_model.dist, "get_world_size", lambda: 2)
     backbone = nn.Module()
     backbone.layers = nn.ModuleList()
     root = nn.Module()
@@ -181,3 +181,9 @@ def test_memory_that_shards_live_in(words: list[str], monkeypatch: pytest.Monkey
     assert type(offloaded["offload_policy"]).__name__ == "CPUOffloadPolicy"
     assert type(plain["offload_policy"]).__name__ == "OffloadPolicy"
     assert (plain["mp_policy"].param_dtype, half["mp_policy"].param_dtype) == (None, torch.bfloat16)
+
+    monkeypatch.setattr(fsdp_model.dist, "get_world_size", lambda: 1)
+    for flags, wrapped in ([], 0), (["--fsdp-cpu-offload"], 1), (["--train-dtype", "bfloat16"], 1):
+        given.clear()
+        fsdp_model._shard(parse_args([*words, *flags]), root, torch.device("cpu"), trainable=True, head=None)
+        assert len(given) == wrapped

@@ -33,8 +33,7 @@ def started(model: Path, **flags: Any) -> Iterator[tuple[FSDPTrainActor, int]]:
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
-    model.reshard()
-    return {name: parameter.detach().full_tensor().clone() for name, parameter in model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def shard(actor: FSDPTrainActor, seed: int = 0) -> dict[str, Any]:

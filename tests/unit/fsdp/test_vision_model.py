@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import distribute_tensor
 
 from slime.backends.fsdp_utils.critic_model import build_critic, value_pass
 from slime.backends.fsdp_utils.lora import lora_layers
@@ -103,9 +102,7 @@ def test_the_reference_sees_the_images_too(start, model: Path) -> None:
 def test_the_critic_sees_the_images_too(start, model: Path) -> None:
     actor = start()
     critic = build_critic(actor.args, str(model), device=actor.device)
-    weight = critic.head.weight
-    with torch.no_grad():
-        weight.copy_(distribute_tensor(torch.linspace(-1, 1, 64)[None], weight.device_mesh, weight.placements))
+    trainer_ranks.assign(critic.head.weight, torch.linspace(-1, 1, 64)[None])
     shard = RolloutShard(trainer.shards(actor.args, vision_samples.train_data(model), 1)[0])
     values = in_order(value_pass(actor.args, critic, shard, actor.device), shard.partition)
     reference = vision_samples.reference_model(model)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 
+def free_whole_parameters(model: nn.Module) -> None:
+    """Leave only this rank's shards of a model of any number of ranks; a forward pass leaves the root's parameters whole."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[torch.Tensor]:
     """Yield this rank's parameters, their gradients, the buffers, and the moments of ``optimizer``."""
-    cast(FSDPModule, model).reshard()  # a forward pass leaves the root's parameters whole
+    free_whole_parameters(model)
     for parameter in model.parameters():
         yield parameter
         if parameter.grad is not None:

@@ -147,10 +147,16 @@ def sharded(
 
 
 def _shard(args: Namespace, model: Any, device: torch.device, trainable: bool, head: str | None) -> Any:
-    """Freeze a reference, then shard each decoder layer, each block of a vision tower, and the rest."""
+    """Freeze a reference, then shard each decoder layer, each block of a vision tower, and the rest.
+
+    A rank alone that computes in float32 on its device has nothing to shard, cast or move: FSDP would only copy every weight
+    and gradient, so that model stays as it is.
+    """
     if not trainable:
         model.requires_grad_(False)
     compute_dtype = DTYPES[args.train_dtype]
+    if dist.get_world_size() == 1 and compute_dtype == torch.float32 and not args.fsdp_cpu_offload:
+        return model.train(trainable)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy()
     if compute_dtype != torch.float32:

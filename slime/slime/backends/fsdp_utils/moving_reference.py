@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+
+from slime.backends.fsdp_utils.device_memory import free_whole_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def is_due(rollout_id: int, interval: int | None) -> bool:
 def follow(reference: nn.Module, policy: nn.Module) -> None:
     """Copy every parameter of ``policy``; both are sharded alike, so no rank talks to another."""
     for model in (reference, policy):
-        cast(FSDPModule, model).reshard()  # a forward pass leaves the root's parameters whole
+        free_whole_parameters(model)
     sources = dict(policy.named_parameters())
     for name, parameter in reference.named_parameters():
         _local(parameter).copy_(_local(sources[name]))
