@@ -5,9 +5,20 @@ a comparison take their steps in turn, so that all see the same machine; on CUDA
 for one. Tokens count without padding. The share of the hardware's peak is against the largest matrix product measured in the
 same run and precision. Batches: `mixed` has lengths like those of conversations, a number is the length of equal samples.
 
+Ours and TRL's trainer do the same work in a step: a forward and a backward pass over the same samples with the same weights and
+precision, entropies without gradient, the norm clipped to 1, fused AdamW; no reference, and no pass for old log probabilities
+(ours take the engine's, TRL's are the new ones, as one step per generation allows). A CPU side has one thread. Batches of equal samples are
+cut into our micro-batches on both sides, and into those of --trl-micro-batches. What TRL does otherwise is its own: it pads every micro-batch to the longest prompt
+and the longest completion of the batch, and without Triton, as on a CPU, its LM head scores the prompts too.
+On CUDA ours are bfloat16 weights cast by FSDP2 from float32, TRL's autocast of float32 weights, and its LM head is a Triton kernel.
+
+A ratio is the median over the rounds of two neighbouring steps, and has its middle half beside it: a reader sees whether it is noise.
+CPU time does not see other processes take turns on the cores.
+
 Verdicts: packed is at least 1.5 times as fast as padded, eight samples at a time as they come (mixed; beside it the ratio to
 padding the micro-batches that packing made, which puts samples of like lengths together); the peak of a logprob pass does not
-grow with vocabulary times length; our step is at least as fast as TRL's at its fastest micro-batch size.
+grow with vocabulary times length; our step is at least as fast as TRL's at its
+fastest micro-batch size, on mixed lengths and on equal ones, where nothing is padded.
 TRL lives in an environment of its own: `python -m venv DIR && DIR/bin/python -m pip install -r requirements/peer-trl.txt`,
 then `--trl-python DIR/bin/python`.
 """
@@ -27,6 +38,7 @@ from benchmarks import losses
 from benchmarks.machine import describe_machine
 from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts import logprob_pass
+from benchmarks.trainer_parts.ratio import against_goal, how_many_times_faster
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES, build, matmul_peak
 from benchmarks.trainer_parts.sides import TRL, Plan, run_in_turn
@@ -36,8 +48,6 @@ PACKED_GOAL, TRL_GOAL = 1.5, 1.0
 LORA_RANK = 16
 # Samples of a padded micro-batch, as they come: the default of transformers' trainer, and of TRL's.
 PADDED = 8
-# Micro-batch of TRL on samples of equal lengths, where nothing is padded.
-TRL_EQUAL = 4
 # The sides that the verdicts read; the others are for information.
 NEEDED = ("packed", "LoRA, packed", "padded", "padded, by length", "whole logits")
 
@@ -47,6 +57,20 @@ def lengths_of(batch: str, options: Namespace) -> list[int]:
     if batch == "mixed":
         return mixed_lengths(options.samples, options.longest)
     return [int(batch)] * max(2, options.longest * 4 // int(batch))
+
+
+def equal_at_a_time(length: int, options: Namespace) -> int:
+    """Samples of ``length`` tokens that fit --cap, as in our micro-batches; fewer where they do not divide the batch."""
+    count = len(lengths_of(str(length), options))
+    return max(
+        size for size in range(1, count + 1) if count % size == 0 and (size == 1 or size * length <= options.cap)
+    )
+
+
+def trl_sizes(length: int, options: Namespace) -> list[int]:
+    """TRL's micro-batch sizes on samples of ``length`` tokens: ours, and those of --trl-micro-batches that divide the batch."""
+    count = len(lengths_of(str(length), options))
+    return sorted({equal_at_a_time(length, options), *(n for n in options.trl_micro_batches if count % n == 0)})
 
 
 def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) -> list[Plan]:
@@ -70,14 +94,15 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
     }
     chosen = [name for name in variants if not options.quick or name in NEEDED]
     found = [Plan(name, variants[name][0], {"flags": flags | variants[name][1], "batches": files}) for name in chosen]
+    theirs = []
     if options.trl_python:
         turns = [("mixed", size) for size in options.trl_micro_batches]
-        turns += [(str(length), TRL_EQUAL) for length in options.lengths if options.longest * 4 // length >= TRL_EQUAL]
+        turns += [(str(length), size) for length in options.lengths for size in trl_sizes(length, options)]
         for batch, size in turns:
             given = {"model": str(model), "device": options.device, "micro_batch": size, "folder": str(folder / "trl")}
             side = f"TRL, {size} at a time" + ("" if batch == "mixed" else f", {batch}")
-            found.append(Plan(side, [batch], {**given, "batch": files[batch]}, TRL, options.trl_python))
-    return found
+            theirs.append(Plan(side, [batch], {**given, "batch": files[batch]}, TRL, options.trl_python))
+    return [found[0], *theirs, *found[1:]]  # steps that are compared are taken one right after the other
 
 
 def steps(options: Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -103,44 +128,41 @@ def steps(options: Namespace, folder: Path) -> list[dict[str, Any]]:
                 row["tokens_per_second"] = round(sum(tokens) / figures["seconds"], 1)
                 row["share_of_matmul_peak"] = round(rate / fastest, 3)
                 rows.append(row)
-                print(f"{side:22s} {batch:6s} {row['tokens_per_second']:10.1f} tokens/s"
+                slow, fast = (sum(tokens) / limit(figures["all_seconds"]) for limit in (max, min))
+                print(f"{side:22s} {batch:6s} {row['tokens_per_second']:10.1f} tokens/s ({slow:.0f} to {fast:.0f})"
                       f" {row['peak_bytes'] / 2**20:9.1f} MiB {row['share_of_matmul_peak']:6.1%}", flush=True)  # fmt: skip
     return [{"matmul_peak_gflops": round(fastest / 1e9, 1)}, *rows]
 
 
 def verdicts(rows: list[dict[str, Any]], memory: dict[str, Any]) -> dict[str, Any]:
     """What the figures must be, and whether they are."""
-    speed = {row["side"]: row["tokens_per_second"] for row in rows if row["batch"] == "mixed"}
-    weight = {row["side"]: row["peak_bytes"] for row in rows if row["batch"] == "mixed"}
-    packed = speed["packed"] / speed["padded"]
+    mixed = {row["side"]: row for row in rows if row["batch"] == "mixed"}
+    packed, whole = mixed["packed"], mixed["whole logits"]
+
+    def times(side: str) -> dict[str, Any]:
+        return how_many_times_faster(packed["all_seconds"], mixed[side]["all_seconds"])
+
     found: dict[str, Any] = {
         "packed_over_padded": {
-            "ratio": round(packed, 2),
-            "goal": PACKED_GOAL,
-            "met": packed >= PACKED_GOAL,
-            "over_padded_by_length": round(speed["packed"] / speed["padded, by length"], 2),
+            **against_goal(packed, mixed["padded"], PACKED_GOAL),
+            "over_padded_by_length": times("padded, by length"),
         },
         "logprob_pass_memory": {
             "bytes_per_token_and_entry": memory["bytes_per_token_and_entry"],
             "goal": logprob_pass.NO_GROWTH,
             "met": memory["no_growth"],
         },
-        "lora_over_full": {"ratio": round(speed["LoRA, packed"] / speed["packed"], 2)},
-        "whole_logits_over_chunked": {
-            "speed": round(speed["whole logits"] / speed["packed"], 2),
-            "memory": round(weight["whole logits"] / max(1, weight["packed"]), 2),
+        "full_over_lora": times("LoRA, packed"),
+        "chunked_over_whole_logits": {
+            **times("whole logits"),
+            "memory": round(packed["peak_bytes"] / max(1, whole["peak_bytes"]), 2),
         },
     }
-    theirs = {side: value for side, value in speed.items() if side.startswith("TRL")}
-    if theirs:
-        best = max(theirs, key=lambda side: theirs[side])
-        ratio = speed["packed"] / theirs[best]
-        found["ours_over_trl"] = {"against": best, "ratio": round(ratio, 2), "goal": TRL_GOAL, "met": ratio >= TRL_GOAL}
-        equal = {row["batch"]: row["tokens_per_second"] for row in rows if row["side"].startswith("TRL")}
-        ours = {row["batch"]: row["tokens_per_second"] for row in rows if row["side"] == "packed"}
-        found["ours_over_trl_without_padding"] = {
-            batch: round(ours[batch] / value, 2) for batch, value in equal.items() if batch != "mixed"
-        }
+    theirs = [row for row in rows if row["side"].startswith("TRL")]
+    ours = {row["batch"]: row for row in rows if row["side"] == "packed"}
+    for batch in dict.fromkeys(row["batch"] for row in theirs):
+        fastest = max((row for row in theirs if row["batch"] == batch), key=lambda row: row["tokens_per_second"])
+        found[f"ours_over_trl_{batch}"] = against_goal(ours[batch], fastest, TRL_GOAL)
     return found
 
 
@@ -153,7 +175,7 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=512, help="tokens of its longest (default: %(default)s)")
     parser.add_argument("--lengths", type=int, nargs="*", default=[128, 512, 1024], help="of batches of equal samples")
     parser.add_argument("--cap", type=int, default=1024, help="tokens per micro-batch (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured steps per side (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="measured steps per side (default: %(default)s)")
     parser.add_argument(
         "--pass-tokens", type=int, nargs="+", default=[2048, 32_768], help="lengths of the logprob pass"
     )

@@ -23,7 +23,7 @@ class Meter:
         self.device = device
         self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        self._start = 0.0
+        self._start = self._cpu_start = 0.0
         self._bytes: int | None = None
 
     def wait(self) -> str | None:
@@ -40,13 +40,13 @@ class Meter:
     def begin(self) -> None:
         """The step starts now."""
         self._wait_for_device()
-        self._start = time.perf_counter()
+        self._start, self._cpu_start = time.perf_counter(), time.process_time()
 
     def end(self) -> None:
-        """The step is over: answer with its seconds, or with the peak of memory above what was in use before it."""
+        """The step is over: answer with its seconds, by the wall and of this process on the CPU, or with the peak of memory above what was in use before it."""
         self._wait_for_device()
-        seconds = time.perf_counter() - self._start
-        self.answer({"seconds": seconds} if self._bytes is None else {"peak_bytes": peak(self.device) - self._bytes})
+        took = {"seconds": time.perf_counter() - self._start, "cpu_seconds": time.process_time() - self._cpu_start}
+        self.answer(took if self._bytes is None else {"peak_bytes": peak(self.device) - self._bytes})
 
     def answer(self, value: dict[str, Any]) -> None:
         """Write ``value`` as one line."""

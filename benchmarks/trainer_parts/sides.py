@@ -99,30 +99,32 @@ def _environment() -> dict[str, str]:
 
 
 def run_in_turn(plans: Sequence[Plan], folder: Path, rounds: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Let the sides of ``plans`` take steps in turn; return figures by side and batch.
+    """Let the sides of ``plans`` take steps in turn, batch after batch; return figures by side and batch.
 
-    Each batch has a warm-up, ``rounds`` measured steps, and one step for the memory.
+    Each batch has a warm-up, ``rounds`` measured steps, and one step for the memory. Every other round goes backwards, so that
+    no side always follows the same one.
 
     Returns:
-        ``seconds`` (median), ``all_seconds``, ``peak_bytes`` of each.
+        ``seconds`` (median), ``all_seconds``, ``all_cpu_seconds``, ``peak_bytes`` of each.
     """
     with ExitStack() as stack:
         sides = [stack.enter_context(Side(plan, folder)) for plan in plans]
         for side in sides:
             side.answer()
-        work = [(side, batch) for side in sides for batch in side.plan.batches]
+        batches = dict.fromkeys(batch for side in sides for batch in side.plan.batches)
+        work = [(side, batch) for batch in batches for side in sides if batch in side.plan.batches]
         for side, batch in work:
             side.ask(batch)
-        seconds: dict[tuple[str, str], list[float]] = {(side.plan.name, batch): [] for side, batch in work}
+        took: dict[tuple[str, str], list[dict[str, float]]] = {(side.plan.name, batch): [] for side, batch in work}
         for number in range(rounds):
             for side, batch in work if number % 2 == 0 else reversed(work):
-                seconds[side.plan.name, batch].append(side.ask(batch)["seconds"])
+                took[side.plan.name, batch].append(side.ask(batch))
         found: dict[str, dict[str, dict[str, Any]]] = {plan.name: {} for plan in plans}
         for side, batch in work:
-            times = seconds[side.plan.name, batch]
+            steps = took[side.plan.name, batch]
             found[side.plan.name][batch] = {
-                "seconds": statistics.median(times),
-                "all_seconds": [round(value, 4) for value in times],
+                "seconds": statistics.median(step["seconds"] for step in steps),
+                **{f"all_{name}": [round(step[name], 4) for step in steps] for name in ("seconds", "cpu_seconds")},
                 **side.ask(batch, weigh=True),
             }
         return found

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import trainer
 from benchmarks.trainer_parts.logprob_pass import growth
+from benchmarks.trainer_parts.ratio import against_goal, how_many_times_faster
 from benchmarks.trainer_parts.samples import mixed_lengths, samples
 from benchmarks.trainer_parts.shapes import SHAPES
 from slime.backends.trainer.flops import step_flops
@@ -60,8 +61,9 @@ def test_whole_logits_grow_and_chunks_do_not() -> None:
 
 
 def test_the_verdicts_say_what_was_missed() -> None:
-    def row(side: str, speed: float) -> dict[str, Any]:
-        return {"side": side, "batch": "mixed", "tokens_per_second": speed, "peak_bytes": 1}
+    def row(side: str, speed: float, batch: str = "mixed") -> dict[str, Any]:
+        times = {"all_seconds": [1 / speed, 2 / speed, 3 / speed], "all_cpu_seconds": [0.5 / speed] * 3}
+        return {"side": side, "batch": batch, "tokens_per_second": speed, "peak_bytes": 1, **times}
 
     rows = [
         row("packed", 100.0),
@@ -71,11 +73,42 @@ def test_the_verdicts_say_what_was_missed() -> None:
         row("whole logits", 90.0),
     ]
     memory = {"bytes_per_token_and_entry": 0.01, "no_growth": True}
-    found = trainer.verdicts([*rows, row("TRL, 1 at a time", 50.0), row("TRL, 8 at a time", 110.0)], memory)
+    theirs = [row("TRL, 1 at a time", 50.0), row("TRL, 8 at a time", 110.0)]
+    equal = [
+        row("packed", 30.0, "512"),
+        row("TRL, 2 at a time, 512", 10.0, "512"),
+        row("TRL, 4 at a time, 512", 5.0, "512"),
+    ]
+    found = trainer.verdicts([*rows, *theirs, *equal], memory)
     assert not found["packed_over_padded"]["met"]
     assert found["logprob_pass_memory"]["met"]
-    assert found["ours_over_trl"] == {"against": "TRL, 8 at a time", "ratio": 0.91, "goal": 1.0, "met": False}
-    assert "ours_over_trl" not in trainer.verdicts(rows, memory)
+    missed = found["ours_over_trl_mixed"]
+    assert (missed["against"], missed["ratio"], missed["met"]) == ("TRL, 8 at a time", 0.91, False)
+    assert missed["by_cpu_time"] == 0.91
+    reached = found["ours_over_trl_512"]
+    assert (reached["against"], reached["ratio"], reached["met"]) == ("TRL, 2 at a time, 512", 3.0, True)
+    assert "ours_over_trl_mixed" not in trainer.verdicts(rows, memory)
+
+
+def test_a_ratio_is_that_of_neighbouring_steps_and_says_when_it_is_noise() -> None:
+    ours, theirs = [1.0, 5.0, 1.0, 1.0, 1.0], [2.0, 10.0, 2.0, 4.0, 1.0]
+    assert how_many_times_faster(ours, theirs) == {"ratio": 2.0, "middle_half": [2.0, 2.0], "rounds": 5}
+    assert how_many_times_faster([2.0], [3.0]) == {"ratio": 1.5, "middle_half": [1.5, 1.5], "rounds": 1}
+
+    def of(side: str, seconds: list[float]) -> dict[str, Any]:
+        return {"side": side, "all_seconds": seconds, "all_cpu_seconds": [1.0] * len(seconds)}
+
+    clear = against_goal(of("ours", ours), of("theirs", theirs), 1.5)
+    assert (clear["met"], clear["beyond_noise"], clear["by_cpu_time"]) == (True, True, 1.0)
+    scattered = against_goal(of("ours", [1.0] * 4), of("theirs", [0.5, 0.9, 1.2, 2.0]), 1.0)
+    assert (scattered["met"], scattered["beyond_noise"]) == (True, False)
+
+
+@pytest.mark.parametrize(("length", "cap", "expected"), [(256, 512, 2), (1024, 512, 1), (128, 1024, 8), (512, 1536, 2)])
+def test_trl_gets_the_micro_batches_that_ours_are(length: int, cap: int, expected: int) -> None:
+    options = Namespace(samples=4, longest=512, cap=cap, trl_micro_batches=[1, 3])
+    assert trainer.equal_at_a_time(length, options) == expected
+    assert trainer.trl_sizes(length, options) == sorted({1, expected})
 
 
 def test_batches_of_equal_samples_have_the_tokens_of_four_of_the_longest() -> None:
