@@ -150,12 +150,14 @@ def _shard(args: Namespace, model: Any, device: torch.device, trainable: bool, h
     """Freeze a reference, then shard each decoder layer, each block of a vision tower, and the rest.
 
     A rank alone that computes in float32 on its device has nothing to shard, cast or move: FSDP would only copy every weight
-    and gradient, so that model stays as it is.
+    and gradient in each pass. Its weights are copied once, out of the memory of the checkpoint's file, which cannot be emptied.
     """
     if not trainable:
         model.requires_grad_(False)
     compute_dtype = DTYPES[args.train_dtype]
     if dist.get_world_size() == 1 and compute_dtype == torch.float32 and not args.fsdp_cpu_offload:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
         return model.train(trainable)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy()
