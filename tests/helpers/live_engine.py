@@ -49,7 +49,7 @@ def gone(files: set[str]) -> None:
     wait_until(
         lambda: not any(map(os.path.exists, files)),
         lambda: f"still there: {[path for path in files if os.path.exists(path)]}",
-        30.0,
+        60.0,
     )
 
 

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from slime.utils.http_utils import find_available_port
+from tests.helpers.processes import GONE_SECONDS
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -126,7 +127,7 @@ def test_two_updates_then_serving_until_interrupted(demo: Callable, tmp_path: Pa
 
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 0
-    wait_for(lambda: not processes_of(tmp_path / "run"), 60, "every process is gone")
+    wait_for(lambda: not processes_of(tmp_path / "run"), GONE_SECONDS, "every process is gone")
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -136,7 +137,7 @@ def test_a_killed_demo_takes_its_run_along(demo: Callable, tmp_path: Path) -> No
     wait_for(lambda: bool(engines_of(tmp_path / "run")), 1200, "an engine", process)
     process.send_signal(signal.SIGKILL)
     process.wait(30)
-    wait_for(lambda: not processes_of(tmp_path / "run"), 60, "every process is gone")
+    wait_for(lambda: not processes_of(tmp_path / "run"), GONE_SECONDS, "every process is gone")
 
 
 def test_a_taken_port_is_refused_at_once(demo: Callable, tmp_path: Path) -> None:
