@@ -27,21 +27,27 @@ lint() {
     git ls-files -z -- '*.sh' .ci/run | xargs -0 shellcheck -x
 }
 
-# A file's tests stay in one process; two processes keep two cores busy. Their files live in memory where that can be.
-# A test that hangs where Python cannot end it (in a collective of torch, say) ends its process and shows where it was.
+# What the files of the fast tests need, several times over: a container may have 64 MB of shared memory.
+FAST_KIB=1000000
+# Two processes keep two cores busy; a file's tests stay in one of them. A test that hangs where its own time-out does not end it
+# (in a collective of torch, in its clean-up) ends its process after the seconds given last, and shows where every thread was.
+PYTEST=(python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 1
+    -o faulthandler_exit_on_timeout=true -o)
+
+# The files that these tests write live in memory where that can be.
 fast() {
-    local memory=/dev/shm status=0
-    [ -w "$memory" ] || memory="${TMPDIR:-/tmp}"
-    memory="$(mktemp -d -p "$memory" slime-tests-XXXXXX)"
-    TMPDIR="$memory" python -m pytest tests/unit tests/contract --numprocesses 2 --dist loadfile \
-        -o faulthandler_timeout=330 -o faulthandler_exit_on_timeout=true "$@" || status=$?
-    rm -rf "$memory"
+    local place="${TMPDIR:-/tmp}" status=0
+    if [ -w /dev/shm ] && [ "$(df -kP /dev/shm | awk 'NR == 2 { print $4 }')" -gt "$FAST_KIB" ]; then place=/dev/shm; fi
+    files="$(mktemp -d -p "$place" slime-tests-XXXXXX)"
+    trap 'rm -rf "$files"' EXIT
+    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 tests/unit tests/contract "$@" || status=$?
+    rm -rf "$files"
     return "$status"
 }
 
 # The longest first; conftest.py says what stays in one process.
 integration() {
-    python -m pytest tests/integration tests/gpu --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
+    "${PYTEST[@]}" faulthandler_timeout=700 tests/integration tests/gpu --no-loadscope-reorder --durations 25
 }
 
 case "${1:-}" in

@@ -13,7 +13,7 @@ import pytest
 from slime.utils import janitor
 from tests.helpers.live_run import wait_until
 
-SLEEP = (sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(60)")
+SLEEP = (sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)")
 
 
 RANK = """
