@@ -21,6 +21,8 @@ for _name in ("NO_PROXY", "no_proxy"):
 for _variable in VARIABLES:
     for _name in _variable.names:
         os.environ.pop(_name, None)
+# torch asks for the name of every address that it connects to, 127.0.0.1 too; a lost answer costs 5 to 10 s otherwise.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # A loaded machine is no failure of what is tested, and every run tries the same examples; --hypothesis-seed tries others.
 settings.register_profile(

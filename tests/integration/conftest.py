@@ -27,13 +27,18 @@ LONGEST_FIRST = (
     "test_teacher_logprobs",
     "test_megatron_loop",
 )
+TEST_SECONDS = 600
+"""A test may start an engine or a cluster, which takes a minute and more on a busy machine."""
 SHARED = {"test_engine_live", "test_gateway_live", "test_teacher_logprobs", "test_megatron_loop"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort integration tests by `LONGEST_FIRST`; all others come after them, in their order."""
+    """Sort integration tests by `LONGEST_FIRST`; all others come after them, in their order. Each has `TEST_SECONDS` or says more."""
     rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
     here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS))
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)) if item.path.parent == here else -1)
 
 

@@ -25,6 +25,27 @@ from slime.weight_sync.places import Places
 from slime.weight_sync.requests import DATA, read_request
 
 STORE_SECONDS = 60.0
+
+
+class Connection:
+    """Owns the connection to the store of the trainer that asked last.
+
+    It stays open: requests are held meanwhile, and each new one asks the name service for the trainer, which may take seconds.
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[str, int, str] | None = None
+        self._store: Any = None
+
+    def of(self, host: str, port: int, name: str) -> TCPStore:
+        """Return the store ``name``, which no other store of that host and port has had, connected."""
+        if self._place != (host, port, name):
+            self._store = TCPStore(host, port, None, False, timedelta(seconds=STORE_SECONDS), wait_for_workers=False)
+            self._place = (host, port, name)
+        return self._store
+
+
+STORE = Connection()
 MIRROR = Mirror()
 """The trainer's weights as this process knows them; empty unless changes are sent."""
 
@@ -59,9 +80,7 @@ def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, s
 def _checksums(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     held = held_checksums(model, request["shapes"], request["dtypes"])
     rank = dist.get_rank() if dist.is_initialized() else 0
-    host, port = request["store"]
-    store = TCPStore(host, port, None, False, timedelta(seconds=STORE_SECONDS), wait_for_workers=False)
-    store.set(f"{request['key']}/{rank}", json.dumps(held))
+    STORE.of(*request["store"]).set(f"{request['key']}/{rank}", json.dumps(held))
 
 
 def _load(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:

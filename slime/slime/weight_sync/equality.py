@@ -7,6 +7,7 @@ compares. No weight moves again.
 from __future__ import annotations
 
 import json
+import secrets
 from argparse import Namespace
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,6 +28,7 @@ class EqualityCheck:
         self._timeout = timedelta(minutes=args.distributed_timeout_minutes)
         self._address = address
         self._store: TCPStore | None = None
+        self._name = ""
         self._checks = 0
 
     def compare(self, expected: Checksums, ranks: list[int], ask: Callable[[list[bytes]], None]) -> None:
@@ -42,12 +44,13 @@ class EqualityCheck:
         """
         if self._store is None:
             self._store = TCPStore(self._address, 0, None, True, self._timeout, wait_for_workers=False)
+            self._name = secrets.token_hex(8)
         self._checks += 1
         request = {
             "operation": "checksums",
             "shapes": expected.shapes,
             "dtypes": expected.dtypes,
-            "store": [self._address, self._store.port],
+            "store": [self._address, self._store.port, self._name],
         }
         names = [f"check-{self._checks}/engine-{engine}" for engine in range(len(ranks))]
         ask([serialized(request | {"key": name}) for name in names])
