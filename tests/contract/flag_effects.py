@@ -156,7 +156,7 @@ EFFECTS = {
         use-checkpoint-lr-scheduler""",
     f"{ACTOR}::test_what_a_checkpoint_leaves_behind": "save save-keep save-hf",
     f"{ACTOR}::test_the_critics_checkpoints_go_to_their_own_folder": "critic-save",
-    f"{INTEGRATION}/test_routing_replay.py::test_the_second_step_sends_tokens_where_the_first_pass_did": (
+    f"{INTEGRATION}/test_megatron_moe.py::test_the_second_step_sends_tokens_where_the_first_pass_did": (
         "use-routing-replay"
     ),
     f"{ENGINES}::test_the_policys_engines_report_experts_where_they_are_replayed": "use-rollout-routing-replay",

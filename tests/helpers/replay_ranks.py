@@ -14,15 +14,24 @@ from torch import Tensor
 from slime.rollout.train_data import split_by_dp
 from tests.helpers import megatron_ranks, trainer
 
+GRADIENTS, CHOICES = ".gradients", ".choices"
 
-def steps(
-    rank: int, world_size: int, cases: list[dict[str, Any]], two_steps: dict[str, Any], model: str, out: str
+
+def run(
+    rank: int,
+    world_size: int,
+    runs: list[dict[str, Any]],
+    cases: list[dict[str, Any]],
+    two_steps: dict[str, Any],
+    model: str,
+    out: str,
 ) -> None:
-    """Write to ``out`` what `megatron_ranks.gradients_of_losses` finds in ``cases``, and to ``out.steps`` what `choices` does."""
-    megatron_ranks.gradients_of_losses(rank, world_size, cases, model, out)
-    found = choices(rank, world_size, two_steps, model, f"{out}.two")
+    """Write to ``out`` what `megatron_ranks.run_actors` finds in ``runs``, and besides the gradients of ``cases`` and the `choices`."""
+    megatron_ranks.run_actors(rank, world_size, runs, model, out)
+    megatron_ranks.gradients_of_losses(rank, world_size, cases, model, f"{out}{GRADIENTS}")
+    found = choices(rank, world_size, two_steps, model, f"{out}.two-steps")
     if rank == 0:
-        torch.save(found, f"{out}.steps")
+        torch.save(found, f"{out}{CHOICES}")
 
 
 def choices(

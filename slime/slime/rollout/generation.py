@@ -167,7 +167,8 @@ async def request_of(
     if state.placeholders:
         parameters["stop_token_ids"] = [*(sampling_params.get("stop_token_ids") or []), *sorted(state.placeholders)]
     request = {"input_ids": list(sample.tokens), "sampling_params": parameters, "return_logprob": True}
-    request |= request_fields(state.args, sample)
+    if not evaluation:
+        request |= request_fields(state.args, sample)
     return request | await image_fields(state.processor, sample)
 
 

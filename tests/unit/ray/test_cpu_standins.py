@@ -74,6 +74,8 @@ try: torch.ops.sgl_kernel.fused_sigmoid_mul_cpu(1, 2)
 except NotImplementedError as error: assert "fused_sigmoid_mul_cpu" in str(error)
 else: raise SystemExit("an operator ran")
 assert torch.empty(3, pin_memory=True).pin_memory().shape == (3,)
+assert torch.cuda.cudart().cudaHostRegister(64, 8, 0) == torch.cuda.cudart().cudaHostUnregister(64) == 0
+assert not hasattr(torch.cuda.cudart(), "cudaProfilerStart")
 for operator in (rmsnorm, causal_conv1d_fwd):
     try: operator(1)
     except NotImplementedError as error: assert operator.__name__ in str(error)

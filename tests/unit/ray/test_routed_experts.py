@@ -197,6 +197,12 @@ def test_an_engine_of_another_model_is_an_error(args: Namespace, sent: list[int]
         take_experts(args, Sample(index=3, tokens=[1, 2, 3]), {"routed_experts": encoded}, 3)
 
 
+def test_an_evaluation_does_not_ask_for_experts(engine: RolloutEngine, args: Namespace) -> None:
+    args.eval_max_context_len = None
+    sample = asyncio.run(sglang_rollout.generate(args, Sample(tokens=list(PROMPT)), {"max_new_tokens": 9}, True))
+    assert (sample.response_length, sample.rollout_routed_experts) == (len(REPLY), None)
+
+
 def test_without_the_flag_nothing_is_asked_for_and_none_are_taken(engine: RolloutEngine, args: Namespace) -> None:
     args.use_rollout_routing_replay = False
     sample = answered(engine, args, [2])

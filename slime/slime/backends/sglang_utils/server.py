@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from slime.backends.sglang_utils import cpu_buffers, current_adapter, forked_workers, held_start, left_behind
+from slime.backends.sglang_utils import current_adapter, forked_workers, held_start, left_behind
 from slime.utils.process import watch_lifeline
 
 CPU_STANDINS = Path(__file__).parent / "cpu_standins"
@@ -58,7 +58,6 @@ def main() -> None:
     left_behind.install()
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         forked_workers.install()
-        cpu_buffers.install()
     if "--enable-lora" in sys.argv:
         current_adapter.install()
     options = [option for option in sys.argv[1:] if option != held_start.HOLD]

@@ -1,6 +1,7 @@
 """Import-only sgl_kernel: every operator can be imported, none can be called.
 
-Importing it also makes pinned memory ordinary memory, because SGLang's LoRA code pins without asking for a device.
+Importing it also makes pinned memory ordinary memory, because SGLang's LoRA code pins, and its record of experts registers
+host memory with CUDA, without asking for a device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes ``pin_memory`` a no-op where no accelerator exists."""
+"""Makes ``pin_memory`` and CUDA's registration of host memory no-ops where no accelerator exists."""
 
 from __future__ import annotations
 
@@ -12,12 +12,25 @@ _FACTORIES = ("tensor", "empty", "zeros", "ones", "full", "empty_like", "zeros_l
 
 
 def ignore_pinning() -> None:
-    """Let tensor factories and ``Tensor.pin_memory`` ignore the request; does nothing twice, or with CUDA."""
+    """Let tensor factories, ``Tensor.pin_memory`` and registration ignore the request; does nothing twice, or with CUDA."""
     if torch.cuda.is_available() or getattr(torch.empty, "_ignores_pinning", False):
         return
     for name in _FACTORIES:
         setattr(torch, name, _without_pinning(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
+    torch.cuda.cudart = _NoRuntime
+
+
+class _NoRuntime:
+    """What of CUDA's runtime SGLang calls for the experts that requests report; both answer success."""
+
+    @staticmethod
+    def cudaHostRegister(pointer: int, size: int, flags: int) -> int:
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(pointer: int) -> int:
+        return 0
 
 
 def _without_pinning(factory: Callable[..., Any]) -> Callable[..., Any]:
