@@ -21,17 +21,22 @@ PPO: dict[str, Any] = {
 TP2 = {"tensor_model_parallel_size": 2}
 PP2 = {"pipeline_model_parallel_size": 2}
 SEQUENCE = TP2 | {"sequence_parallel": True}
+OWN_MODEL = {
+    "custom_megatron_init_path": "tests.helpers.megatron_hooks.init",
+    "custom_model_provider_path": "tests.helpers.megatron_hooks.model_provider",
+}
 RANKS = {"tp 1": 1}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp 1": {},
     "tp 2": TP2,
     "tp 2, sequence parallel": SEQUENCE,
     "pp 2": PP2,
+    "pp 2, a model of one's own": PP2 | OWN_MODEL,
     "dp 2": {},
     "cp 2": {"context_parallel_size": 2},
     "ep 2": {"expert_model_parallel_size": 2} | SEQUENCE | {"expert_tensor_parallel_size": 1},
 }
-MODELS = {"tp 2, sequence parallel": "tied", "pp 2": "tied", "ep 2": "experts"}
+MODELS = {"tp 2, sequence parallel": "tied", "pp 2, a model of one's own": "tied", "ep 2": "experts"}
 """Of a layout, another model than the default: one whose embedding the policy's head shares, or one of experts."""
 
 
