@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import megatron_ranks, tiny_models, trainer
+from tests.helpers import megatron_critic, megatron_ranks, tiny_models, trainer
 
 pytest.importorskip("transformer_engine", reason="needs Transformer Engine")
 
@@ -86,6 +86,25 @@ def test_adapters_are_those_of_the_cpu(ranks: int, tiny_random_model: Path, tmp_
     expected = outcome(tiny_random_model, tmp_path / "cpu", 1, CPU | lora)
     changes = CUDA | lora | {"tensor_model_parallel_size": ranks, "sequence_parallel": ranks > 1}
     check_same(outcome(tiny_random_model, tmp_path / "cuda", ranks, changes), expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_critic_is_that_of_the_cpu(ranks: int, tiny_random_model: Path, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} CUDA devices")
+    ppo = {"loss_type": "policy_loss", "advantage_estimator": "ppo", "critic_lr": 3e-3}
+    layout = {"tensor_model_parallel_size": ranks, "sequence_parallel": ranks > 1}
+    found = []
+    for name, number, changes in (("cpu", 1, CPU), ("cuda", ranks, CUDA | layout)):
+        save = {"save": str(tmp_path / name), "critic_save": str(tmp_path / name / "critic")}
+        plan = {"changes": changes | ppo | save, "rollouts": ROLLOUTS}
+        file = str(tmp_path / f"{name}.pt")
+        trainer.on_ranks(number, megatron_critic.runs, [plan], str(tiny_random_model), file)
+        found.append(torch.load(file, weights_only=False, map_location="cpu")[0])
+    losses = [[metrics["train/value_loss"] for metrics in run["metrics"]] for run in found]
+    assert losses[1] == pytest.approx(losses[0], rel=TOLERANCE)
+    heads = [run["critic"]["head.weight"].float() for run in found]
+    assert float((heads[1] - heads[0]).norm()) < 0.3 * float(heads[0].norm())
 
 
 @pytest.mark.parametrize("layout", EXPERTS)

@@ -26,7 +26,7 @@ class CriticBesideActor(MegatronCriticActor):
     """A critic in the process of a policy's rank, whose groups it shares."""
 
     def _join(self) -> torch.device:
-        return CPU
+        return torch.device("cuda", torch.cuda.current_device()) if self.args.device == "cuda" else CPU
 
     def _join_groups(self) -> None:
         """The policy has joined them."""
