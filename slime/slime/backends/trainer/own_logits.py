@@ -39,7 +39,7 @@ class _OwnLogits(torch.autograd.Function):
             sums[2, part] = z.gather(-1, columns[part].unsqueeze(-1)).squeeze(-1) * here[part]
             weights = z.exp()
             sums[0, part] = weights.sum(-1)
-            sums[1, part] = torch.linalg.vecdot(weights, z)
+            sums[1, part] = z.mul_(weights).sum(-1)
             z.copy_(weights)
         if is_split(group):
             dist.all_reduce(sums, group=group)
