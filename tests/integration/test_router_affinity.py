@@ -45,7 +45,6 @@ def stand_in(seen: list[dict[str, Any]]) -> FastAPI:
     return app
 
 
-@pytest.mark.timeout(200)
 async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_utils, "_http_client", None)
     first: list[dict[str, Any]] = []

@@ -9,6 +9,6 @@ from tests.helpers.trainer import on_ranks
 from tests.helpers.vocab_ranks import check_split_vocabulary
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_two_ranks_with_half_the_vocabulary_each() -> None:
     on_ranks(2, check_split_vocabulary, find_available_port())
