@@ -23,6 +23,10 @@ class EngineError(SlimeError, RuntimeError):
     """An inference engine did not start, died, or refused a command."""
 
 
+class EngineNodeLostError(EngineError):
+    """A machine of an engine has no actor any more, or one that does not answer: the engine has to be made anew."""
+
+
 class WeightsDifferError(SlimeError, RuntimeError):
     """After a push a tensor of an engine is not the trainer's, bit for bit."""
 

@@ -121,9 +121,9 @@ def check_machines(args: Namespace) -> list[str]:
         other = "--share-gpu" if args.share_gpu else "--http-proxy"
         problems.append(f"{other} is for one machine; remove it, or --num-nodes")
     for role, size in (("rollout", args.rollout_num_gpus_per_engine), ("prm", args.prm_num_gpus_per_engine)):
-        if args.num_gpus_per_node % size:
+        if args.num_gpus_per_node % size and size % args.num_gpus_per_node:
             problems.append(
-                f"--{role}-num-gpus-per-engine {size} does not divide --num-gpus-per-node {args.num_gpus_per_node}: an engine "
-                "stays on one machine"
+                f"--{role}-num-gpus-per-engine {size}: with several machines an engine takes whole ones, or a part that "
+                f"divides --num-gpus-per-node {args.num_gpus_per_node}"
             )
     return problems

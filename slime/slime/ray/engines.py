@@ -1,27 +1,30 @@
-"""The engines of one role: one Ray actor each, and the address in front of them.
+"""The engines of one role: a Ray actor for each, one more for each other machine of it, and the address in front of them.
 
-Guarantees: an engine that dies is started again on its port by :meth:`EngineGroup.revive`, also when its actor died with
+Guarantees: an engine that dies is started again on its port by :meth:`EngineGroup.revive`, also when an actor of it died with
 it, and requests go to the others meanwhile; ``stop`` returns when every engine process has ended. The group is owned by the rollout manager and lives with it.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from argparse import Namespace
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.router import Address, check_router, requested_port, serve_behind_one_address
 from slime.backends.sglang_utils.server_args import EngineSpec, Role
-from slime.exceptions import ConfigurationError
+from slime.exceptions import EngineNodeLostError
+from slime.ray.engine_machines import by_machine
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.router_workers import RouterWorkers
+from slime.weight_sync.engine_calls import EngineCalls
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class EngineGroup:
         if not check_router(getattr(args, "router", "auto"), len(self.specs)) and port:
             self._ports = [port] * len(self.specs)
         self.handles: list[Any] = []
+        self._others: dict[int, list[Any]] = {}
         self.address: Address | None = None
         self._workers: RouterWorkers | None = None
 
@@ -64,18 +68,13 @@ class EngineGroup:
         return address
 
     def _create(self, index: int) -> Any:
-        spec: EngineSpec = self.specs[index]
-        options = self._reserved.options(spec.gpu_ids[0], ENGINE_GPU_SHARE)
-        bundles = [self._reserved.bundles[gpu] for gpu in spec.gpu_ids]
-        if len({bundle.node_id for bundle in bundles}) > 1:
-            raise ConfigurationError(
-                f"{spec.name} would lie on two machines; change the GPUs of the roles so that each engine has its GPUs on one"
-            )
-        # Others reach it only where there are others.
-        host = bundles[0].node_ip if self._args.num_nodes > 1 else "127.0.0.1"
-        physical = replace(spec, gpu_ids=tuple(bundle.gpu_id for bundle in bundles), host=host)
-        remote = ray.remote(SGLangEngine).options(max_concurrency=_ACTOR_THREADS, **options)
-        return remote.remote(self._args, physical, self._ports[index])
+        first, *others = by_machine(self._args, self._reserved, self.specs[index])
+        self._others[index] = [self._actor(EngineProcess, gpu).remote(self._args, spec) for gpu, spec in others]
+        gpu, spec = first
+        return self._actor(SGLangEngine, gpu).remote(self._args, spec, self._ports[index], self._others[index])
+
+    def _actor(self, kind: type, gpu: int) -> Any:
+        return ray.remote(kind).options(max_concurrency=_ACTOR_THREADS, **self._reserved.options(gpu, ENGINE_GPU_SHARE))
 
     def revive(self) -> list[int]:
         """Start dead engines again, wait for them, and return their indices.
@@ -93,8 +92,9 @@ class EngineGroup:
             try:
                 if ray.get(reference):
                     revived.append(index)
-            except RayActorError:
-                logger.warning("the actor of %s died, creating it again", self.specs[index].name)
+            except (RayActorError, EngineNodeLostError) as error:
+                logger.warning("an actor of %s is gone, creating it again (%s)", self.specs[index].name, error)
+                self._discard(index)
                 self.handles[index] = self._create(index)
                 ray.get(self.handles[index].start.remote(hold))
                 revived.append(index)
@@ -110,7 +110,7 @@ class EngineGroup:
             try:
                 if ray.get(look):
                     dead.append(index)
-            except RayActorError:
+            except (RayActorError, EngineNodeLostError):
                 dead.append(index)
         return dead
 
@@ -118,6 +118,13 @@ class EngineGroup:
         """Have the router send requests to ``engines`` again, given by their indices."""
         if self._workers is not None:
             self._workers.answers(engines)
+
+    def _discard(self, index: int) -> None:
+        """End what is left of an engine, so that its port and its GPUs are free."""
+        actors = [self.handles[index], *self._others.pop(index, [])]
+        EngineCalls(actors, "kill").unanswered(_STOP_TIMEOUT_SECONDS)
+        for actor in actors:
+            ray.kill(actor)
 
     def stop(self) -> None:
         """Stop router and engines; an actor that does not answer is killed, and its process with it."""
@@ -128,9 +135,9 @@ class EngineGroup:
             ray.get(stops, timeout=_STOP_TIMEOUT_SECONDS)
         except (GetTimeoutError, RayActorError) as error:
             logger.warning("%s engines did not stop in order: %s", self.role, error)
-        for handle in self.handles:
-            ray.kill(handle)
-        self.handles = []
+        for actor in (*self.handles, *itertools.chain.from_iterable(self._others.values())):
+            ray.kill(actor)
+        self.handles, self._others = [], {}
 
 
 class ExternalEngineGroup(EngineGroup):

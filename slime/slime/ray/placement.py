@@ -106,12 +106,27 @@ def describe_placement(args: Namespace) -> Placement:
         judge_gpus_per_engine=judge_per_engine,
         critic=tuple(range(actor_count, trainer_count)),
     )
+    nodes = getattr(args, "num_nodes", None) or 1
+    if nodes > 1:
+        _check_whole_machines(placement, args.num_gpus_per_node)
     available = getattr(args, "num_gpus", None)
-    if available is not None:
-        available *= getattr(args, "num_nodes", 1)
-    if available is not None and placement.total > available:
-        raise ConfigurationError(f"{placement.roles()} GPUs need {placement.total}, --num-gpus is {available}")
+    if available is not None and placement.total > nodes * available:
+        raise ConfigurationError(f"{placement.roles()} GPUs need {placement.total}, --num-gpus is {nodes * available}")
     return placement
+
+
+def _check_whole_machines(placement: Placement, gpus_per_node: int) -> None:
+    """Raise ConfigurationError when an engine of several machines would begin in the middle of one."""
+    roles = (
+        ("rollout", placement.rollout, placement.rollout_gpus_per_engine),
+        ("prm", placement.judge, placement.judge_gpus_per_engine),
+    )
+    for role, gpus, size in roles:
+        if gpus and size > gpus_per_node and gpus[0] % gpus_per_node:
+            raise ConfigurationError(
+                f"--{role}-num-gpus-per-engine {size}: an engine of several machines takes whole ones, and the roles before it "
+                f"({placement.roles()}) have {gpus[0]} GPUs, no multiple of --num-gpus-per-node {gpus_per_node}"
+            )
 
 
 def _interval(gpus: Sequence[int]) -> str:

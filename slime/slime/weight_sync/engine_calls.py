@@ -46,6 +46,11 @@ class EngineCalls:
                 future.result()
                 raise RuntimeError(f"policy engine {index} ended {self.method} before it had everything")
 
+    def error(self, position: int) -> BaseException | None:
+        """Return with what the call on an engine has failed by now."""
+        future = self._futures[position]
+        return future.exception() if future.done() else None
+
     def failed(self) -> list[int]:
         """Return the positions of the engines whose call has failed by now."""
         return [index for index, future in enumerate(self._futures) if future.done() and future.exception() is not None]

@@ -15,15 +15,15 @@ def this_host() -> str:
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def check_same_host(hosts: Sequence[str]) -> None:
-    """Compare where the policy engines are, in order, with this process.
+def check_same_host(hosts: Sequence[Sequence[str]]) -> None:
+    """Compare the machines of each policy engine, in order, with this process's.
 
     Raises:
         ConfigurationError: when one cannot share memory with it.
     """
     here = this_host()
-    for position, host in enumerate(hosts):
-        if host != here:
+    for position, machines in enumerate(hosts):
+        if set(machines) != {here}:
             raise ConfigurationError(
                 f"policy engine {position} is not on the machine of training rank 0; use --update-weight-transport nccl"
             )

@@ -40,7 +40,7 @@ class SharedMemoryWeightSync(EngineWeightSync):
         self._turn = 0
 
     def _join(self) -> None:
-        check_same_host(self._call("host"))
+        check_same_host(self._call("hosts"))
         if self._on_gpu and sum(self._call("num_weight_ranks")) != 1:
             raise ConfigurationError(
                 "--update-weight-transport shared with --share-gpu is for one engine on one GPU; use nccl"

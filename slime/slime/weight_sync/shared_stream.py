@@ -27,7 +27,7 @@ class StreamWeightSync(EngineWeightSync):
     _requests: list[dict[str, Any]]
 
     def _join(self) -> None:
-        check_same_host(self._call("host"))
+        check_same_host(self._call("hosts"))
         ranks = self._call("num_weight_ranks")
         self._writer = StreamWriter(sum(ranks))
         sources = iter(self._writer.sources())

@@ -16,13 +16,12 @@ import pytest
 from slime.arguments import build_parser
 from slime.exceptions import ConfigurationError, NodeError, NodeLostError
 from slime.ray import cluster as cluster_module
-from slime.ray import engines, nodes, ray_start, worker_node
+from slime.ray import nodes, ray_start, worker_node
 from slime.ray.actor_group import TrainGroup
-from slime.ray.engines import EngineGroup
 from slime.ray.environment import forwarded, of_node
-from slime.ray.placement import Bundle, Placement, ReservedPlacement
 from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, split_address, start_command
 from slime.utils.process import Stopped, StopRequested
+from tests.helpers.machines import reserved
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
 
@@ -201,37 +200,6 @@ def test_a_head_whose_name_is_not_known_does_not_start(monkeypatch: pytest.Monke
     ):
         with cluster_module.ray_cluster(args, num_gpus=1):
             pass
-
-
-def reserved(*places: str) -> ReservedPlacement:
-    """Rollout GPUs, each on the named node."""
-    bundles = tuple(Bundle(index, f"10.0.0.{place}", index, place) for index, place in enumerate(places))
-    return ReservedPlacement(Placement((), tuple(range(len(places))), (), 2), None, bundles)
-
-
-def made_engines(monkeypatch: pytest.MonkeyPatch, places: ReservedPlacement, count: int) -> list[Any]:
-    class Made:
-        def options(self, **_: Any) -> Made:
-            return self
-
-        def remote(self, args: Namespace, spec: Any, port: int) -> Any:
-            return spec
-
-    monkeypatch.setattr(engines.ray, "remote", lambda _: Made())
-    monkeypatch.setattr(ReservedPlacement, "options", lambda *_: {})
-    group = EngineGroup(Namespace(num_nodes=count, prm_enable=False, router="auto"), places, "policy")
-    return [group._create(index) for index in range(len(group.specs))]
-
-
-def test_engines_listen_where_the_others_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = reserved("1", "1", "2", "2")
-    assert [spec.host for spec in made_engines(monkeypatch, two, 2)] == ["10.0.0.1", "10.0.0.2"]
-    assert {spec.host for spec in made_engines(monkeypatch, reserved("1", "1"), 1)} == {"127.0.0.1"}
-
-
-def test_an_engine_stays_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="engine-policy-0 would lie on two machines"):
-        made_engines(monkeypatch, reserved("1", "2"), 2)
 
 
 def test_the_flags_of_several_machines_reach_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -112,13 +112,14 @@ def test_an_engine_leaves_the_router_before_it_is_started(
     group.specs = [Namespace(name=f"engine {index}") for index in range(3)]  # type: ignore[assignment]
     group.handles = [Handle(index, dead, asked) for index, dead in enumerate((False, True, ActorDiedError()))]
     group._create = lambda index: Handle(index, True, asked)  # type: ignore[method-assign]
+    group._discard = lambda index: asked.append(f"discard {index}")  # type: ignore[method-assign]
     group._workers = Namespace(  # type: ignore[assignment]
         lost=lambda dead: asked.append(f"lost {dead}"), answers=lambda indices: asked.append(f"answers {indices}")
     )
     assert group.revive() == [1, 2]
     paused = ["pause_generation 1", "pause_generation 2"] if role == "policy" else []
     looks = ["is_dead 0", "is_dead 1", "is_dead 2", "lost [1, 2]"]
-    assert asked == [*looks, "restart_if_dead 1", "restart_if_dead 2", "start 2", *paused, *back]
+    assert asked == [*looks, "restart_if_dead 1", "restart_if_dead 2", "discard 2", "start 2", *paused, *back]
 
 
 def test_an_engine_is_back_in_the_router_after_the_push_that_knew_of_it() -> None:

@@ -165,7 +165,7 @@ def test_over_sampling_and_the_end_of_a_run(
         ("--num-nodes 2 --head-address here:1 --http-proxy http://p", "--http-proxy is for one machine"),
         (
             "--num-nodes 2 --head-address here:1 --rollout-num-gpus 3 --rollout-num-gpus-per-engine 3",
-            "stays on one machine",
+            "an engine takes whole ones, or a part that divides --num-gpus-per-node 8",
         ),
         ("--num-gpus-per-node 4", "--actor-num-gpus-per-node 8 is more than a node has (--num-gpus-per-node 4)"),
         ("--optimizer sgd", "invalid choice: 'sgd'"),

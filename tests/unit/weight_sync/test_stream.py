@@ -261,6 +261,8 @@ def test_an_engine_outlives_its_trainer(pool: ThreadPoolExecutor, caplog: pytest
 
 
 def test_an_engine_of_another_machine_is_named() -> None:
-    check_same_host([this_host()])
-    with pytest.raises(ConfigurationError, match="policy engine 1 is not on the machine"):
-        check_same_host([this_host(), "elsewhere"])
+    here = this_host()
+    check_same_host([[here], [here, here]])
+    for machines in (["elsewhere"], [here, "elsewhere"]):
+        with pytest.raises(ConfigurationError, match="policy engine 1 is not on the machine"):
+            check_same_host([[here], machines])

@@ -1,32 +1,30 @@
-"""One SGLang engine: its process, and the calls the trainer and the manager make on it.
+"""One SGLang engine: its processes, and the calls the trainer and the manager make on it.
 
-Guarantees: the server listens on one port for the engine's whole life, also after a crash and a restart; it logs to
-``<run_dir>/logs/<engine>.log``; ``start`` returns when it serves, or raises with the last lines of that log; nothing of it
-is left after ``stop`` or after the death of the actor. A call that SGLang refuses raises :class:`~slime.exceptions.EngineError` with its
-words. :class:`SGLangEngine` is a plain class; ``slime.ray.engines`` makes a Ray actor of it.
+Guarantees: the server listens on one port for the engine's whole life, also after a crash and a restart; ``start`` returns when it
+serves, or raises with the last lines of its log; nothing of it is left after ``stop`` or after the death of the actor. An engine
+of several machines is one: it starts, ends and is dead as a whole. A call that SGLang refuses raises
+:class:`~slime.exceptions.EngineError` with its words. :class:`SGLangEngine` is a plain class; ``slime.ray.engines`` makes a Ray actor
+of it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import shlex
 import threading
 import time
 from argparse import Namespace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
-from slime.backends.sglang_utils.held_start import HOLD
+from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.memory_calls import MemoryCalls
-from slime.backends.sglang_utils.server import engine_environment
-from slime.backends.sglang_utils.server_args import EngineSpec, gives_memory_away, server_command
+from slime.backends.sglang_utils.other_nodes import OtherNodes
+from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.backends.sglang_utils.weight_calls import WeightCalls
 from slime.exceptions import EngineError
 from slime.utils.http_utils import find_available_port
-from slime.utils.process import ChildProcess, spawn
 
 logger = logging.getLogger(__name__)
 
@@ -35,27 +33,23 @@ CPU_START_TIMEOUT_SECONDS = 300.0
 CALL_TIMEOUT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 5.0
-# SGLang's workers end at SIGTERM; its server takes that for a crash of theirs and sleeps five seconds before it ends.
-_STOP_SECONDS = 1.0
 
 
-class SGLangEngine(WeightCalls, MemoryCalls):
+class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     """Owns one server process. Methods block until the server has answered; they may be called from several threads."""
 
-    def __init__(self, args: Namespace, spec: EngineSpec, port: int = 0) -> None:
-        self._args = args
-        self._spec = spec
-        self._cpu = args.device == "cpu"
-        self._log_path = Path(args.run_dir) / "logs" / f"{spec.name}.log"
+    def __init__(self, args: Namespace, spec: EngineSpec, port: int = 0, others: Sequence[Any] = ()) -> None:
+        """``others``: actors of `EngineProcess` on the engine's other machines, in their order."""
+        super().__init__(args, spec)
         self._port = port
-        self._child: ChildProcess | None = None
+        self._others = OtherNodes(spec.name, others)
         self._starts = 0
         self._away: set[str] = set()
         self._started_at = self._silent_since = 0.0
         self._lock = threading.RLock()
         self._client = httpx.Client(timeout=CALL_TIMEOUT_SECONDS, trust_env=False)
 
-    # Life of the process
+    # Life of the processes
 
     def start(self, hold: bool = False) -> str:
         """Start the server unless it runs, wait until it serves, and return its URL.
@@ -63,43 +57,39 @@ class SGLangEngine(WeightCalls, MemoryCalls):
         ``hold``: it holds its requests from its first moment until ``continue_generation``.
         """
         with self._lock:
-            if self._child is not None and self._child.alive():
+            if self.alive():
                 return self.url()
-            if self._child is not None:
-                self._child.kill()
+            self.kill()
             self._port = self._port or find_available_port(host=self._spec.host)
-            command = server_command(self._args, self._spec, port=self._port, cpu=self._cpu)
-            command += [HOLD] if hold else []
-            environment = engine_environment(os.environ, cpu=self._cpu)
-            if self._spec.gpu_ids and not self._cpu:
-                environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._spec.gpu_ids))
-            if gives_memory_away(self._args, self._spec):
-                environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"  # that of CUDA graphs too
-            self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            with self._log_path.open("a") as log:
-                log.write(f"$ {shlex.join(command)}\n")
-            self._child = spawn(command, env=environment, log_path=self._log_path, name=self._spec.name)
-            self._starts += 1
-            self._away = set()
-            self._wait_until_it_serves(self._child)
+            several = self._spec.nodes > 1
+            rendezvous = f"{self._spec.host}:{find_available_port(host=self._spec.host)}" if several else ""
+            try:
+                self._others.launch(rendezvous)
+                self.launch(self._port, rendezvous=rendezvous, hold=hold)
+                self._starts += 1
+                self._away = set()
+                self._wait_until_it_serves()
+            except BaseException:
+                self.kill()
+                raise
             self._started_at, self._silent_since = time.monotonic(), 0.0
             return self.url()
 
-    def _wait_until_it_serves(self, child: ChildProcess) -> None:
+    def _wait_until_it_serves(self) -> None:
         timeout = CPU_START_TIMEOUT_SECONDS if self._cpu else START_TIMEOUT_SECONDS
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if not child.alive():
-                raise EngineError(self._explain(f"ended with status {child.returncode} while it started"))
+            if not self.alive():
+                status = self._child.returncode if self._child else None
+                raise EngineError(self._explain(f"ended with status {status} while it started"))
             if self.health():
                 return
             time.sleep(_POLL_SECONDS)
-        child.stop()
         raise EngineError(self._explain(f"did not serve within {timeout:.0f} s"))
 
     def _explain(self, problem: str) -> str:
-        tail = self._child.log_tail() if self._child else "(it was never started)"
-        return f"{self._spec.name} {problem}. Log: {self._log_path}. Its last lines:\n{tail}"
+        """``problem`` with the ends of the logs on all machines."""
+        return "\n".join(filter(None, (self.explain(problem), self._others.explain())))
 
     def is_dead(self) -> bool:
         """Whether the server's process is gone or hangs."""
@@ -111,8 +101,7 @@ class SGLangEngine(WeightCalls, MemoryCalls):
         with self._lock:
             if not self.is_dead():
                 return False
-            if self._child is not None and self._child.alive():
-                self._child.kill()
+            self.kill()
             status = self._child.returncode if self._child else None
             logger.warning("%s is dead (status %s), starting it again on port %d", self._spec.name, status, self._port)
             self.start(hold)
@@ -132,17 +121,16 @@ class SGLangEngine(WeightCalls, MemoryCalls):
         return not patient and now - self._silent_since >= self._args.rollout_health_check_timeout
 
     def stop(self) -> None:
-        """End the server and everything it started; harmless when it is not running."""
+        """End the server and everything it started, on all machines; harmless when it is not running."""
         with self._lock:
-            if self._child is not None:
-                self._child.stop(_STOP_SECONDS)
-                self._child = None
+            super().stop()
+            self._others.stop()
 
     def kill(self) -> None:
-        """End the server with SIGKILL, as a crash would; it can be started again. For tests and fault drills."""
+        """End the server with SIGKILL, on all machines, as a crash would; it can be started again."""
         with self._lock:
-            if self._child is not None:
-                self._child.kill()
+            super().kill()
+            self._others.kill()
 
     def starts(self) -> int:
         """How often the server was started."""
@@ -156,14 +144,18 @@ class SGLangEngine(WeightCalls, MemoryCalls):
         if not self._lock.acquire(timeout=2 * _HEALTH_SECONDS):
             return
         try:
-            if self._starts == starts and self._child is not None:
-                self._child.kill()
+            if self._starts == starts:
+                self.kill()
         finally:
             self._lock.release()
 
     def alive(self) -> bool:
-        """Whether the server's process runs."""
-        return self._child is not None and self._child.alive()
+        """Whether the server's process runs, and those on the other machines."""
+        return super().alive() and self._others.alive()
+
+    def hosts(self) -> list[str]:
+        """Names of the machines (and containers) that the engine's ranks run in."""
+        return super().hosts() + self._others.hosts()
 
     def health(self) -> bool:
         """Whether the server answers on its port right now."""

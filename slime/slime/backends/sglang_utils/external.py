@@ -86,9 +86,10 @@ class ExternalEngine(SGLangEngine):
         """Whether the server answers."""
         return self.health()
 
-    def host(self) -> str:
+    def hosts(self) -> list[str]:
         """Name of this machine, if the server is on it."""
-        return this_host() if httpx.URL(self._address).host in LOCAL_HOSTS else f"the machine of {self._address}"
+        local = httpx.URL(self._address).host in LOCAL_HOSTS
+        return [this_host() if local else f"the machine of {self._address}"]
 
     def num_weight_ranks(self) -> int:
         """How many ranks the server has in the weight update group."""

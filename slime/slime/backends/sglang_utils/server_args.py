@@ -54,18 +54,30 @@ CPU_OPTIONS: dict[str, object] = {
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine: which role it serves, its place among the engines of the role, its GPUs, and where it listens."""
+    """One engine, or of an engine of several machines what is on one of them.
+
+    Attributes:
+        role: which role it serves.
+        index: its place among the engines of the role.
+        num_gpus: GPUs of the whole engine.
+        gpu_ids: those of this machine.
+        host: where it listens.
+        nodes: number of the engine's machines; each has the same number of its GPUs.
+        node_rank: which of them this is; the first serves.
+    """
 
     role: Role
     index: int
     num_gpus: int
     gpu_ids: tuple[int, ...] = ()
     host: str = "127.0.0.1"
+    nodes: int = 1
+    node_rank: int = 0
 
     @property
     def name(self) -> str:
-        """Name in logs: ``engine-policy-0``."""
-        return f"engine-{self.role}-{self.index}"
+        """Name in logs: ``engine-policy-0``, on its second machine ``engine-policy-0-node-1``."""
+        return f"engine-{self.role}-{self.index}" + (f"-node-{self.node_rank}" if self.node_rank else "")
 
 
 def model_path(args: Namespace, role: Role) -> str:
@@ -80,8 +92,8 @@ def gives_memory_away(args: Namespace, spec: EngineSpec) -> bool:
     return spec.role == "policy" and bool(getattr(args, "offload_rollout", False))
 
 
-def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -> list[str]:
-    """Program and arguments of the engine's process."""
+def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool, rendezvous: str = "") -> list[str]:
+    """Program and arguments of the engine's process; ``rendezvous``: where the ranks of several machines meet."""
     options: dict[str, object] = dict(CPU_OPTIONS) if cpu else {}
     options.update(pass_through(args, cpu=cpu))
     if getattr(args, "weight_update_mode", "retract") == "in_place" and spec.role == "policy":
@@ -112,13 +124,15 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool) -
         model_path=model_path(args, spec.role),
         trust_remote_code=True,
         random_seed=args.seed + 1000 * (spec.role == "prm") + spec.index,
-        # One process serves on a CPU whatever the number of logical GPUs.
-        tp_size=1 if cpu else tensor_parallel_size(args, spec.num_gpus),
+        # On a CPU one rank serves on each machine, whatever the number of logical GPUs.
+        tp_size=spec.nodes if cpu else tensor_parallel_size(args, spec.num_gpus),
         host=spec.host,
         port=port,
         skip_server_warmup=True,
         incremental_streaming_output=True,
     )
+    if spec.nodes > 1:
+        options.update(nnodes=spec.nodes, node_rank=spec.node_rank, dist_init_addr=rendezvous)
     return [sys.executable, "-m", SERVER_MODULE, *command_line(options)]
 
 

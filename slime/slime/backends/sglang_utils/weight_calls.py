@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from slime.backends.sglang_utils.current_adapter import IN_USE
 from slime.exceptions import EngineError
-from slime.weight_sync.hosts import this_host
 
 PauseMode = Literal["retract", "in_place", "abort"]
 
@@ -31,7 +30,7 @@ class WeightCalls:
 
     def num_weight_ranks(self) -> int:
         """How many ranks this engine has in the weight update group."""
-        return 1 if self._cpu else self._spec.num_gpus
+        return self._spec.nodes if self._cpu else self._spec.num_gpus
 
     def init_weights_update_group(
         self, master_addr: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
@@ -166,10 +165,6 @@ class WeightCalls:
     def set_weight_version(self, version: str) -> None:
         """Say which version the server reports for itself; no weight changes."""
         self._post("/update_weight_version", new_version=version, abort_all_requests=False)
-
-    def host(self) -> str:
-        """Name of the machine (and container) that the server runs in."""
-        return this_host()
 
     def end_weight_update(self, weight_version: str | None = None) -> None:
         """Close the session; requests in flight and later ones report ``weight_version`` from here on."""

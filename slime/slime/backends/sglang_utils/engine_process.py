@@ -1,0 +1,89 @@
+"""An engine's process on one machine: the whole engine, or of an engine of several machines the ranks of this one.
+
+Guarantees: it logs to ``<run_dir>/logs/<name>.log``; nothing of it is left after ``stop`` or ``kill``, or after the death of who
+owns it. :class:`EngineProcess` is a plain class; ``slime.ray.engines`` makes a Ray actor of it on each machine of an engine but the
+first.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from argparse import Namespace
+from pathlib import Path
+
+from slime.backends.sglang_utils.held_start import HOLD
+from slime.backends.sglang_utils.server import engine_environment
+from slime.backends.sglang_utils.server_args import EngineSpec, gives_memory_away, server_command
+from slime.utils.http_utils import find_available_port
+from slime.utils.process import ChildProcess, spawn
+from slime.weight_sync.hosts import this_host
+
+# SGLang's workers end at SIGTERM; its server takes that for a crash of theirs and sleeps five seconds before it ends.
+_STOP_SECONDS = 1.0
+
+
+class EngineProcess:
+    """Owns one process group."""
+
+    def __init__(self, args: Namespace, spec: EngineSpec) -> None:
+        self._args = args
+        self._spec = spec
+        self._cpu = args.device == "cpu"
+        self._log_path = Path(args.run_dir) / "logs" / f"{spec.name}.log"
+        self._child: ChildProcess | None = None
+
+    def launch(self, port: int = 0, *, rendezvous: str = "", hold: bool = False) -> None:
+        """Start the process, and do not wait until it is of use.
+
+        Args:
+            port: where it listens; 0 for any.
+            rendezvous: ``host:port`` where the ranks of an engine of several machines meet.
+            hold: see `held_start`.
+        """
+        port = port or find_available_port(host=self._spec.host)
+        command = server_command(self._args, self._spec, port=port, cpu=self._cpu, rendezvous=rendezvous)
+        command += [HOLD] if hold else []
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("a") as log:
+            log.write(f"$ {shlex.join(command)}\n")
+        self._child = spawn(command, env=self._environment(), log_path=self._log_path, name=self._spec.name)
+
+    def _environment(self) -> dict[str, str]:
+        environment = engine_environment(os.environ, cpu=self._cpu)
+        if self._spec.gpu_ids and not self._cpu:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._spec.gpu_ids))
+        if gives_memory_away(self._args, self._spec):
+            environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"  # that of CUDA graphs too
+        if self._spec.nodes > 1:
+            # It would be a file in shared memory that a killed process leaves, and only ranks of one machine can use it.
+            environment["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] = "0"
+            if self._cpu:
+                # Without it SGLang wants a NUMA node of this machine for each rank of all machines. One entry per rank here.
+                cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+                environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cores)
+        return environment
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.alive()
+
+    def stop(self) -> None:
+        """End the process and everything it started; harmless when it does not run."""
+        if self._child is not None:
+            self._child.stop(_STOP_SECONDS)
+            self._child = None
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, as a crash would; it can be started again."""
+        if self._child is not None:
+            self._child.kill()
+
+    def hosts(self) -> list[str]:
+        """Names of the machines (and containers) that the ranks run in."""
+        return [this_host()]
+
+    def explain(self, problem: str) -> str:
+        """``problem`` with the end of the log."""
+        tail = self._child.log_tail() if self._child else "(it was never started)"
+        return f"{self._spec.name} {problem}. Log: {self._log_path}. Its last lines:\n{tail}"
