@@ -5,7 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 
 # Kernels and types that an engine on a CPU has, whatever is asked for; see CPU_OPTIONS of server_args.
-_DECIDED_ON_CPU = ("sglang_device", "sglang_dtype", "sglang_attention_backend", "sglang_sampling_backend")
+_DECIDED_ON_CPU = (
+    "sglang_device",
+    "sglang_dtype",
+    "sglang_attention_backend",
+    "sglang_sampling_backend",
+    "sglang_pp_size",
+    "sglang_pipeline_parallel_size",
+)
 # With these a server answers only who has a key or speaks TLS, and the run's own calls to its engines do neither.
 _LOCKED = ("sglang_api_key", "sglang_admin_api_key", "sglang_ssl_certfile", "sglang_ssl_keyfile")
 

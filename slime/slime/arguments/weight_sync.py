@@ -6,6 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from slime.arguments.option import Group, Option, flag_of
+from slime.backends.sglang_utils.server_args import pipeline_stages
+from slime.weight_sync import STAGES_REFUSED, misses_stages
 
 WEIGHT_SYNC = Group(
     "weight sync",
@@ -74,6 +76,9 @@ def check_weight_sync(args: Namespace) -> list[str]:
         problems += [f"--update-weight-mode adapter: {why}; use full" for why in _adapter_problems(args)]
     if args.update_weight_mode == "delta" and args.update_weight_transport != "nccl":
         problems.append("--update-weight-mode delta is broadcast; remove --update-weight-transport")
+    own_engines = not args.rollout_external_engine_addrs
+    if own_engines and args.rollout_num_gpus and pipeline_stages(args) > 1 and misses_stages(args):
+        problems.append(f"--sglang-pp-size {pipeline_stages(args)}: {STAGES_REFUSED}")
     disk = [name for name in ("update_weight_disk_dir", "update_weight_disk_keep_files") if getattr(args, name)]
     if args.update_weight_transport != "disk":
         problems += [f"{flag_of(name)} has no effect without --update-weight-transport disk" for name in disk]

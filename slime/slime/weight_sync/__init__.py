@@ -24,6 +24,22 @@ def uses_loader(args: Namespace) -> bool:
     return shared or delta or bool(getattr(args, "check_weight_update_equal", False))
 
 
+STAGES_REFUSED = (
+    "weights by broadcast or in shared memory do not reach SGLang's pipeline stages, of which the first has to be done with a push "
+    "before the next hears of it; use one stage, or --update-weight-mode full with --update-weight-transport disk"
+)
+
+
+def misses_stages(args: Namespace) -> bool:
+    """Whether the run pushes weights in a way that an engine of several pipeline stages cannot take.
+
+    SGLang hands a request to the next stage when a stage is done with it, and all stages take the same ranks of a group.
+    """
+    pushes = not (getattr(args, "debug_rollout_only", False) or getattr(args, "debug_train_only", False))
+    disk = getattr(args, "update_weight_transport", "nccl") == "disk"
+    return pushes and not disk and getattr(args, "update_weight_mode", "full") != "adapter"
+
+
 def shares_gpus(args: Namespace) -> bool:
     """Whether trainer and engines are on the same GPUs, between which NCCL has no connection."""
     return bool(getattr(args, "share_gpu", False) or getattr(args, "colocate", False))

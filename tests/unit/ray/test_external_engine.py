@@ -50,11 +50,22 @@ def external(tmp_path: Path, answers: dict[str, Any]) -> tuple[ExternalEngine, l
 
 
 def test_an_external_engine_is_what_it_says_and_gets_weights(tmp_path: Path) -> None:
-    engine, heard = external(tmp_path, {"/server_info": {"tp_size": 2, "pp_size": 2}, "/begin_weight_update": {}})
+    engine, heard = external(tmp_path, {"/server_info": {"tp_size": 4}, "/begin_weight_update": {}})
     assert engine.start() == "http://10.0.0.9:30000"
     assert engine.num_weight_ranks() == 4
     engine.begin_weight_update()
     assert heard[-1] == ("http://10.0.0.9:30000/begin_weight_update", {})
+
+
+def test_an_external_engine_of_several_stages_reads_weights_from_a_disk(tmp_path: Path) -> None:
+    engine, _ = external(tmp_path, {"/server_info": {"tp_size": 2, "pp_size": 2}})
+    with pytest.raises(
+        EngineError, match="has 2 pipeline stages: weights by broadcast or in shared memory do not reach"
+    ):
+        engine.start()
+    engine._args.update_weight_transport = "disk"
+    engine.start()
+    assert engine.num_weight_ranks() == 4
 
 
 def test_an_external_engine_that_sees_pictures_must_not_keep_them(

@@ -242,6 +242,7 @@ def test_what_evaluation_may_change(base: list[str]) -> None:
         ("--eval-max-context-len 9 --eval-max-prompt-len 8", "--eval-max-context-len, --eval-max-prompt-len has no"),
         ("--custom-eval-rollout-log-function-path a.b", "has no effect without evaluation: add --eval-interval"),
         ("--sglang-dtype bfloat16", "--sglang-dtype has no effect on a CPU"),
+        ("--sglang-pp-size 2", "--sglang-pp-size has no effect on a CPU"),
         ("--sglang-attention-backend fa3 --sglang-device cuda", "--sglang-attention-backend has no effect on a CPU"),
     ],
 )

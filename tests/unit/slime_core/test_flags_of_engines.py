@@ -12,6 +12,7 @@ from slime.arguments.check_engines import check_engines
 from slime.arguments.sglang_flags import OWNED, recorded_flags
 from slime.backends.sglang_utils.server_args import EngineSpec, command_line, pass_through, server_command
 from slime.ray.placement import describe_placement
+from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 
 GPU = ["--device", "cuda"]
@@ -49,6 +50,19 @@ def command(args: Namespace, role: str = "policy") -> str:
 def test_an_engine_is_started_with_it(base: list[str], words: str) -> None:
     assert f" {ENGINE[words]} " in command(parse_args([*base, *GPU, *words.split()]))
     assert f" {ENGINE[words]} " not in command(parse_args([*base, *GPU]))
+
+
+@pytest.mark.parametrize("flag", ["--sglang-pp-size", "--sglang-pipeline-parallel-size"])
+@pytest.mark.parametrize("way", ["", "--update-weight-mode delta", "--update-weight-transport shared"])
+def test_pipeline_stages_get_weights_from_a_disk_only(
+    base: list[str], capsys: pytest.CaptureFixture[str], flag: str, way: str
+) -> None:
+    words = [*base, *GPU, "--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2", flag]
+    says = "--sglang-pp-size 2: weights by broadcast or in shared memory do not reach SGLang's pipeline stages"
+    assert says in refusal(capsys, [*words, "2", *way.split()])
+    parse_args([*words, "1", *way.split()])
+    for other in ("--update-weight-transport disk", "--debug-rollout-only"):
+        assert " --tp-size 1 " in command(parse_args([*words, "2", *other.split()]))
 
 
 def test_the_policys_engines_report_experts_where_they_are_replayed(base: list[str], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.backends.sglang_utils.weight_calls import PauseMode
 from slime.exceptions import ConfigurationError, EngineError
 from slime.utils.cleanup import start_script, tell
-from slime.weight_sync import LOADER, uses_loader
+from slime.weight_sync import LOADER, STAGES_REFUSED, misses_stages, uses_loader
 from slime.weight_sync.hosts import this_host
 
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
@@ -58,15 +58,18 @@ class ExternalEngine(SGLangEngine):
         """Ask the server what it is, and return its URL; its requests are its operator's, whatever ``hold`` says.
 
         Raises:
-            EngineError: when it does not answer, or not as an SGLang server.
+            EngineError: when it does not answer, not as an SGLang server, or cannot take this run's weights.
         """
         info = self._get("/server_info")
         try:
-            self._ranks = int(info["tp_size"]) * int(info.get("pp_size") or 1)
+            stages = int(info.get("pp_size") or 1)
+            self._ranks = int(info["tp_size"]) * stages
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(
                 self._explain(f"has no tp_size in /server_info ({error!r}); is it an SGLang server?")
             ) from error
+        if stages > 1 and misses_stages(self._args):
+            raise EngineError(self._explain(f"has {stages} pipeline stages: {STAGES_REFUSED}"))
         if uses_loader(self._args) and LOADER not in (info.get("custom_weight_loader") or []):
             raise EngineError(
                 self._explain(

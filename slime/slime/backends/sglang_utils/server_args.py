@@ -39,6 +39,7 @@ OWNED = frozenset(
         "incremental_streaming_output",
     }
 )
+_STAGES = ("pp_size", "pipeline_parallel_size")
 CPU_OPTIONS: dict[str, object] = {
     "device": "cpu",
     "dtype": "float32",
@@ -136,14 +137,18 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool, r
     return [sys.executable, "-m", SERVER_MODULE, *command_line(options)]
 
 
+def pipeline_stages(args: Namespace) -> int:
+    """Pipeline stages of each engine: ``--sglang-pp-size``, which SGLang also calls ``--pipeline-parallel-size``."""
+    return next((size for name in _STAGES if (size := getattr(args, f"sglang_{name}", None))), 1)
+
+
 def tensor_parallel_size(args: Namespace, num_gpus: int) -> int:
-    """GPUs of an engine over its pipeline stages (``--sglang-pp-size``).
+    """GPUs of an engine over its pipeline stages.
 
     Raises:
         ConfigurationError: when they do not divide.
     """
-    sizes = {name: getattr(args, f"sglang_{name}", None) for name in ("pp_size", "pipeline_parallel_size")}
-    stages = next((size for size in sizes.values() if size), 1)
+    stages = pipeline_stages(args)
     if num_gpus % stages:
         raise ConfigurationError(
             f"an engine of {num_gpus} GPUs does not divide into {stages} pipeline stages (--sglang-pp-size)"
@@ -155,7 +160,7 @@ def pass_through(args: Namespace, *, cpu: bool) -> dict[str, object]:
     """Server options given as ``--sglang-*``; on a CPU the kernels cannot be chosen."""
     fixed_on_cpu = {"device", "dtype", "attention_backend", "sampling_backend", "disable_cuda_graph"} if cpu else set()
     if cpu:
-        fixed_on_cpu |= {"mem_fraction_static"}
+        fixed_on_cpu |= {"mem_fraction_static", *_STAGES}
     options: dict[str, object] = {}
     for attribute, value in vars(args).items():
         name = attribute.removeprefix("sglang_")
