@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError
 
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
@@ -130,11 +130,9 @@ class EngineGroup:
         """Stop router and engines; an actor that does not answer is killed, and its process with it."""
         if self.address is not None and self.address.router is not None:
             self.address.router.stop()
-        stops = [handle.stop.remote() for handle in self.handles]
-        try:
-            ray.get(stops, timeout=_STOP_TIMEOUT_SECONDS)
-        except (GetTimeoutError, RayActorError) as error:
-            logger.warning("%s engines did not stop in order: %s", self.role, error)
+        for index in EngineCalls(self.handles, "stop").unanswered(_STOP_TIMEOUT_SECONDS):
+            logger.warning("%s did not stop in order", self.specs[index].name)
+            EngineCalls(self._others.get(index, ()), "kill").unanswered(_STOP_TIMEOUT_SECONDS)
         for actor in (*self.handles, *itertools.chain.from_iterable(self._others.values())):
             ray.kill(actor)
         self.handles, self._others = [], {}

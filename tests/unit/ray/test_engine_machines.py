@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,8 @@ def test_each_machine_is_told_its_place(tmp_path: Path) -> None:
         assert (words["--nnodes"], words["--node-rank"], words["--dist-init-addr"]) == ("4", str(rank), "10.0.0.1:7")
         assert (words["--tp-size"], words["--pp-size"]) == ("4", "2")
         assert (words["--host"], words["--random-seed"]) == (f"10.0.0.{rank + 1}", "1")
-        assert given(args, part, cpu=True)["--tp-size"] == "4"  # a rank on each machine
+        on_cpu = given(args, part, cpu=True)
+        assert (on_cpu["--tp-size"], on_cpu.get("--pp-size")) == ("4", None)  # a rank on each machine
     assert "--nnodes" not in given(args, EngineSpec("policy", 0, 8, tuple(range(8))))
     names = ["engine-policy-0", "engine-policy-0-node-1", "engine-policy-0-node-2", "engine-policy-0-node-3"]
     assert [part.name for part in parts] == names
@@ -225,6 +226,20 @@ def test_it_ends_as_a_whole(tmp_path: Path, spawned: list[Any], how: str) -> Non
     assert not any(process.alive() for _, _, process in spawned)
 
 
+def test_the_end_of_a_failed_update_waits_for_a_look_at_the_other_machines(
+    tmp_path: Path, spawned: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = engine_on_two(tmp_path)
+    engine.start()
+    monkeypatch.setattr("slime.backends.sglang_utils.engine._HEALTH_SECONDS", 0.0)
+    with ThreadPoolExecutor(1) as pool:
+        with engine._lock:  # as a look has it while a machine is slow to answer
+            ending = pool.submit(engine.end_failed_update, engine.starts())
+            assert not wait([ending], timeout=0.1).done
+        ending.result(60.0)
+    assert not any(process.alive() for _, _, process in spawned)
+
+
 def test_a_start_that_fails_on_one_machine_leaves_nothing(
     tmp_path: Path, spawned: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +249,10 @@ def test_a_start_that_fails_on_one_machine_leaves_nothing(
 
     monkeypatch.setattr(SGLangEngine, "health", the_other_ends)
     engine, _ = engine_on_two(tmp_path)
-    with pytest.raises(EngineError, match=r"(?s)engine-policy-0 ended.*engine-policy-0-node-1 is a part of it\. Log:"):
+    with pytest.raises(
+        EngineError,
+        match=r"(?s)engine-policy-0 ended with status None, 1 .*engine-policy-0-node-1 is a part of it\. Log:",
+    ):
         engine.start()
     assert len(spawned) == 2
     assert not any(process.alive() for _, _, process in spawned)
@@ -248,6 +266,7 @@ def test_a_machine_that_is_gone_is_named(tmp_path: Path, spawned: list[Any], mon
         EngineNodeLostError, match=r"policy-0: its process on machine 2 of 2 .* alive \(its machine is gone"
     ):
         engine.restart_if_dead()
+    assert "the end of a log\nengine-policy-0: its process on machine 2 of 2" in engine._explain("is silent")
     engine.kill()
     assert not spawned[1][2].alive(), "what can be reached is ended"
     monkeypatch.setattr(other_nodes, "ANSWER_SECONDS", 0.0)
@@ -286,10 +305,8 @@ class Made:
         return references.future().result()
 
 
-def test_a_group_has_an_actor_on_each_machine_and_makes_an_engine_anew_when_one_is_gone(
-    tmp_path: Path, spawned: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Made(monkeypatch)
+def started_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawned: list[Any]) -> tuple[EngineGroup, list[str]]:
+    """Two engines of two machines each, and their addresses."""
     monkeypatch.setattr(engine_process, "find_available_port", lambda host: 9)
     monkeypatch.setattr(engines_module.SGLangEngine, "pause_generation", lambda *_: None)
     places = reserved(*FOUR, per_engine=4)
@@ -300,6 +317,14 @@ def test_a_group_has_an_actor_on_each_machine_and_makes_an_engine_anew_when_one_
     group = EngineGroup(args, places, "policy")
     urls = [reference.future().result() for reference in group.start()]
     group.finish_start(urls)
+    return group, urls
+
+
+def test_a_group_has_an_actor_on_each_machine_and_makes_an_engine_anew_when_one_is_gone(
+    tmp_path: Path, spawned: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(monkeypatch)
+    group, urls = started_group(tmp_path, monkeypatch, spawned)
     assert made.gpus == [2, 0, 6, 4]
     assert [url.partition(":4")[0] for url in urls] == ["http://10.0.0.1", "http://10.0.0.3"], "one address an engine"
     assert group.revive() == []
@@ -315,3 +340,15 @@ def test_a_group_has_an_actor_on_each_machine_and_makes_an_engine_anew_when_one_
     assert set(made.killed) >= everyone
     alive = [process for _, _, process in spawned if process.alive()]
     assert alive == [spawned[2][2]], "only that of the machine that is gone"
+
+
+def test_a_group_ends_the_other_machines_of_an_engine_whose_first_is_gone(
+    tmp_path: Path, spawned: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(monkeypatch)
+    group, _ = started_group(tmp_path, monkeypatch, spawned)
+    group.handles[0].lost = True
+    group.stop()
+    assert set(made.killed) == {*made.handles}
+    alive = [command for command, _, process in spawned if process.alive()]
+    assert [(value(command, "--host"), value(command, "--node-rank")) for command in alive] == [("10.0.0.1", "0")]

@@ -20,7 +20,7 @@ import httpx
 
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.memory_calls import MemoryCalls
-from slime.backends.sglang_utils.other_nodes import OtherNodes
+from slime.backends.sglang_utils.other_nodes import ANSWER_SECONDS, OtherNodes
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.backends.sglang_utils.weight_calls import WeightCalls
 from slime.exceptions import EngineError
@@ -80,8 +80,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if not self.alive():
-                status = self._child.returncode if self._child else None
-                raise EngineError(self._explain(f"ended with status {status} while it started"))
+                raise EngineError(self._explain(f"ended with status {self._statuses()} while it started"))
             if self.health():
                 return
             time.sleep(_POLL_SECONDS)
@@ -90,6 +89,10 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     def _explain(self, problem: str) -> str:
         """``problem`` with the ends of the logs on all machines."""
         return "\n".join(filter(None, (self.explain(problem), self._others.explain())))
+
+    def _statuses(self) -> str:
+        """Exit status of the process on each machine; None of one that runs."""
+        return ", ".join(map(str, (self.returncode(), *self._others.returncodes())))
 
     def is_dead(self) -> bool:
         """Whether the server's process is gone or hangs."""
@@ -101,9 +104,10 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         with self._lock:
             if not self.is_dead():
                 return False
+            logger.warning(
+                "%s is dead (status %s), starting it again on port %d", self._spec.name, self._statuses(), self._port
+            )
             self.kill()
-            status = self._child.returncode if self._child else None
-            logger.warning("%s is dead (status %s), starting it again on port %d", self._spec.name, status, self._port)
             self.start(hold)
             return True
 
@@ -121,16 +125,18 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         return not patient and now - self._silent_since >= self._args.rollout_health_check_timeout
 
     def stop(self) -> None:
-        """End the server and everything it started, on all machines; harmless when it is not running."""
+        """End the server and everything it started, on all machines at once; harmless when it is not running."""
         with self._lock:
+            others = self._others.ending("stop")
             super().stop()
-            self._others.stop()
+            others.unanswered(ANSWER_SECONDS)
 
     def kill(self) -> None:
         """End the server with SIGKILL, on all machines, as a crash would; it can be started again."""
         with self._lock:
+            others = self._others.ending("kill")
             super().kill()
-            self._others.kill()
+            others.unanswered(ANSWER_SECONDS)
 
     def starts(self) -> int:
         """How often the server was started."""
@@ -139,9 +145,11 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     def end_failed_update(self, starts: int) -> None:
         """End the server with SIGKILL if it is the one of that start: its weights may be half new.
 
-        Nothing happens while it is started or stopped, which is as good; a look at its health is waited for.
+        Nothing happens while it is started or stopped, which is as good; a look at its health, and at its other machines, is waited
+        for.
         """
-        if not self._lock.acquire(timeout=2 * _HEALTH_SECONDS):
+        others = ANSWER_SECONDS if self._spec.nodes > 1 else 0.0
+        if not self._lock.acquire(timeout=2 * _HEALTH_SECONDS + others):
             return
         try:
             if self._starts == starts:

@@ -56,10 +56,11 @@ class EngineProcess:
         if gives_memory_away(self._args, self._spec):
             environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"  # that of CUDA graphs too
         if self._spec.nodes > 1:
-            # It would be a file in shared memory that a killed process leaves, and only ranks of one machine can use it.
+            # It would be a file in shared memory that a killed process leaves; between machines it is a socket of its own at a
+            # guessed address.
             environment["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] = "0"
             if self._cpu:
-                # Without it SGLang wants a NUMA node of this machine for each rank of all machines. One entry per rank here.
+                # Without it SGLang wants a NUMA node of this machine for each rank of all machines. One entry: one rank is here.
                 cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
                 environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cores)
         return environment
@@ -82,6 +83,10 @@ class EngineProcess:
     def hosts(self) -> list[str]:
         """Names of the machines (and containers) that the ranks run in."""
         return [this_host()]
+
+    def returncode(self) -> int | None:
+        """Exit status of the process (negative: the signal); None while it runs, or before its first start."""
+        return self._child.returncode if self._child else None
 
     def explain(self, problem: str) -> str:
         """``problem`` with the end of the log."""
