@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from slime.rollout import sglang_rollout
 from slime.rollout.generation import GenerateState
+from slime.rollout.sglang_streaming_rollout import generate_streaming
 from slime.rollout.train_data import convert
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
@@ -67,15 +68,14 @@ def check_choice(model: Path, sample: Sample) -> None:
 
 
 def test_a_response_has_its_experts_whatever_cuts_it(args: Namespace, model: Path) -> None:
-    async def answers() -> tuple[Sample, Sample]:
+    async def answers() -> list[Sample]:
         http_utils._http_client = None
         state = GenerateState(args)
-        cut, whole = Sample(index=0, tokens=list(PROMPT)), Sample(index=1, tokens=list(PROMPT))
-        for longest in (1, 5, 12):  # a token at most is read again; the prompt comes from the prefix cache
-            await sglang_rollout.generate(
-                args, cut, state.sampling_params | {"max_new_tokens": longest, "ignore_eos": True}
-            )
-        assert (cut.status, cut.response_length) == (Sample.Status.TRUNCATED, 12)
+        cut, whole, streamed = (Sample(index=index, tokens=list(PROMPT)) for index in range(3))
+        for function, sample in ((sglang_rollout.generate, cut), (generate_streaming, streamed)):
+            for longest in (1, 5, 12):  # a token at most is read again; the prompt comes from the prefix cache
+                await function(args, sample, state.sampling_params | {"max_new_tokens": longest, "ignore_eos": True})
+            assert (sample.status, sample.response_length) == (Sample.Status.TRUNCATED, 12)
         state.aborted = True
         endless = state.sampling_params | {"max_new_tokens": 3000, "ignore_eos": True}
         task = asyncio.create_task(sglang_rollout.generate(args, whole, endless))
@@ -87,7 +87,7 @@ def test_a_response_has_its_experts_whatever_cuts_it(args: Namespace, model: Pat
         longer = endless | {"max_new_tokens": whole.response_length + 3}
         await sglang_rollout.generate(args, whole, longer)
         await http_utils.shared_client().aclose()
-        return cut, whole
+        return [cut, whole, streamed]
 
     samples = asyncio.run(answers())
     for sample in samples:

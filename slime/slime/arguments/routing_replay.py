@@ -9,6 +9,12 @@ from argparse import Namespace
 
 from slime.arguments.model_shape import number_of_experts, text_config
 
+# Data sources whose samples never have experts.
+_WITHOUT_EXPERTS = ("openclaw.rollout.LedgerDataSource",)
+# SGLang's record of a token is found by the token's place in the GPU's cache, and is that of the layers of one stage.
+_CACHES_ELSEWHERE = ("sglang_enable_hierarchical_cache", "sglang_enable_lmcache")
+_STAGES = ("sglang_pp_size", "sglang_pipeline_parallel_size")
+
 
 def derive_routing_replay(args: Namespace) -> None:
     """The engines' experts are replayed as the trainer's own are: the one flag implies the other."""
@@ -26,11 +32,27 @@ def check_routing_replay(args: Namespace, config: dict) -> list[str]:
         return [f"{flag} is Megatron's, which alone trains experts; use --train-backend megatron"]
     if args.loss_type == "sft_loss":
         return [f"{flag} has no effect with --loss-type sft_loss, which trains on what no policy sampled; remove it"]
+    live = args.data_source_path in _WITHOUT_EXPERTS
     if args.use_rollout_routing_replay:
-        return []
+        problems = [
+            f"{flag}: with {word} an engine reports experts that it did not sample with; remove one of them"
+            for word in _wrong_reports(args)
+        ]
+        if live:
+            problems.append(
+                f"{flag}: turns of conversations ({args.data_source_path}) have no experts; use --use-routing-replay "
+                "without --use-rollout-logprobs"
+            )
+        return problems
     if args.use_rollout_logprobs or not args.compute_advantages_and_returns:
         skips = "--use-rollout-logprobs" if args.use_rollout_logprobs else "--disable-compute-advantages-and-returns"
-        return [
-            f"{flag} records experts in the pass of old logprobs, which {skips} skips; use --use-rollout-routing-replay"
-        ]
+        instead = "remove that" if live and args.use_rollout_logprobs else "use --use-rollout-routing-replay"
+        return [f"{flag} records experts in the pass of old logprobs, which {skips} skips; {instead}"]
     return []
+
+
+def _wrong_reports(args: Namespace) -> list[str]:
+    """Flags of engines whose record of experts, which lies beside the cache of one GPU and one stage, goes wrong unnoticed."""
+    stages = next((size for name in _STAGES if (size := getattr(args, name, None))), 1)
+    flags = [f"--sglang-pp-size {stages}"] if stages > 1 else []
+    return [*flags, *(f"--{name.replace('_', '-')}" for name in _CACHES_ELSEWHERE if getattr(args, name, None))]

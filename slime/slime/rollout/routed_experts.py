@@ -122,7 +122,10 @@ def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: Expert
                 "generate function of your own must keep what they return; or use --use-routing-replay",
             )
         given = np.empty((0, shape.layers, shape.per_token), np.int16)
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:  # lists of different lengths, a tensor on a GPU
+        raise TrainDataError("convert-8", f"{name}: {FIELD} is no array: {error}") from error
     if array.ndim != 3 or array.shape[1:] != (shape.layers, shape.per_token) or array.dtype.kind not in "iu":
         raise TrainDataError(
             "convert-8",
@@ -136,6 +139,22 @@ def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: Expert
         )
     if array.size and not 0 <= array.min() <= array.max() < shape.experts:
         raise TrainDataError("convert-8", f"{name}: {FIELD} names an expert that is none of {shape.experts}")
+    _check_distinct(name, array)
     whole = np.full((max(0, total - 1), shape.layers, shape.per_token), OWN_CHOICE, np.int16)
     whole[: len(array)] = array
     return whole
+
+
+def _check_distinct(name: str, array: np.ndarray) -> None:
+    """Raise TrainDataError when a token of ``[rows, layers, K]`` has an expert twice: no router chooses so."""
+    columns = np.ascontiguousarray(np.moveaxis(array, -1, 0))  # rows of K are compared fifty times slower
+    twice = np.zeros(array.shape[:2], bool)
+    for apart in range(1, len(columns)):
+        twice |= (columns[apart:] == columns[:-apart]).any(0)
+    if twice.any():
+        row, layer = np.argwhere(twice)[0].tolist()
+        raise TrainDataError(
+            "convert-8",
+            f"{name}: {FIELD} has an expert twice for {int(twice.any(1).sum())} tokens, first {array[row, layer].tolist()} for token "
+            f"{row} in layer {layer}: what was reported is not what a router chose; use --use-routing-replay",
+        )

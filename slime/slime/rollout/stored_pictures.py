@@ -1,7 +1,8 @@
 """Pictures of prompts that are decoded when a sample is answered, not before, and away from the event loop.
 
-Guarantees: a plugin never sees a picture that is not decoded: data sources hand such samples to the core's rollout functions only, and
-`decode_pictures` comes before any generate function. In a checkpoint a prompt's pictures are what the prompt data hold.
+Guarantees: no generate, reward or rollout function sees a picture that is not decoded: data sources hand such samples to the core's
+rollout functions only, and `decode_pictures` comes before any generate function. A buffer filter may: groups wait as they are. In a
+checkpoint a prompt's pictures are what the prompt data hold.
 """
 
 from __future__ import annotations

@@ -156,6 +156,11 @@ def some(count: int) -> np.ndarray:
         (some(5), "has 5 rows; 5 tokens need 4"),
         (some(4) + 7, "names an expert that is none of 8"),
         (some(4) - 2, "names an expert that is none of 8"),
+        (
+            some(4) * [[[1, 1]], [[1, 1]], [[1, 0]], [[0, 0]]],
+            r"has an expert twice for 1 tokens, first \[0, 0\] for token 3 in layer 0: .*use --use-routing-replay",
+        ),
+        ([[1], [1, 2]], "is no array: "),
     ],
 )
 def test_what_does_not_fit_is_one_line(args: Namespace, experts: Any, says: str) -> None:

@@ -46,7 +46,7 @@ REFUSED = {
     "--spec module": "--spec takes two words",
     "--spec m n --custom-model-provider-path m.f": "--spec has no effect with --custom-model-provider-path",
 }
-
+LIVE = "--data-source-path openclaw.rollout.LedgerDataSource"
 
 OF_EXPERTS = {
     "--tensor-model-parallel-size 2": "of a model with experts needs --sequence-parallel",
@@ -63,6 +63,12 @@ OF_EXPERTS = {
     "--use-routing-replay --loss-type sft_loss": "--use-routing-replay has no effect with --loss-type sft_loss",
     "--use-rollout-routing-replay --loss-type sft_loss": "--use-rollout-routing-replay has no effect with --loss-type",
     "--train-backend fsdp --use-routing-replay": "--use-routing-replay is Megatron's",
+    "--use-rollout-routing-replay --sglang-pp-size 1": None,
+    "--use-rollout-routing-replay --sglang-pp-size 2": "with --sglang-pp-size 2 an engine reports experts that it did not",
+    "--use-rollout-routing-replay --sglang-enable-hierarchical-cache": "with --sglang-enable-hierarchical-cache an engine",
+    f"{LIVE} --use-routing-replay": None,
+    f"{LIVE} --use-rollout-routing-replay": "have no experts; use --use-routing-replay without --use-rollout-logprobs",
+    f"{LIVE} --use-routing-replay --use-rollout-logprobs": "which --use-rollout-logprobs skips; remove that",
 }
 
 

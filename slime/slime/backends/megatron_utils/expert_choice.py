@@ -2,7 +2,7 @@
 
 Guarantees: the values given to the router are its own scores of the experts, with their gradient; a layer that is computed
 again in a backward pass gets the experts of its own micro-batch; while experts are replayed nothing else is ever given,
-except to tokens that have none.
+except to tokens that have none. A record that nobody asks for, or that runs out, is an error.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ class Mode(Enum):
 class ExpertChoice:
     """Stands where Megatron's router has its own ``RouterReplay``, which does not tell micro-batches from recomputation.
 
-    Attributes:
-        experts: ``[n, K]`` of the micro-batch that runs; `OWN_CHOICE` where a token has none.
-        chosen: ``[n, K]`` of the last micro-batch, with ``Mode.RECORD``.
+    Call :meth:`start`, then for each micro-batch :meth:`begin_forward` and :meth:`end_forward`, and :meth:`finish`.
     """
 
     def __init__(self) -> None:
@@ -40,9 +38,29 @@ class ExpertChoice:
     def start(self, mode: Mode) -> None:
         """Work in ``mode`` from now on, and forget everything before."""
         self.mode = mode
-        self.experts: Tensor | None = None
-        self.chosen: Tensor | None = None
+        self._recorded: Tensor | None = None
+        self._had: Tensor | None = None
         self._to_repeat: deque[Tensor] = deque()
+
+    def begin_forward(self, recorded: Tensor | None = None) -> None:
+        """Begin the forward pass of a micro-batch; ``recorded`` ``[n, K]`` to replay, `OWN_CHOICE` where a token has none."""
+        self._recorded, self._had = recorded, None
+
+    def end_forward(self) -> Tensor:
+        """End it, and return the experts ``[n, K]`` that the router had or was given; raises RuntimeError when it did not run."""
+        had, self._recorded, self._had = self._had, None, None
+        if had is None:
+            raise RuntimeError(
+                "a router did not run in the forward pass of a micro-batch, so its experts are not replayed"
+            )
+        return had
+
+    def finish(self) -> None:
+        """Raise RuntimeError when a layer that was to be computed again was not."""
+        if self._to_repeat:
+            raise RuntimeError(
+                f"a router did not run again for {len(self._to_repeat)} micro-batches that were recomputed"
+            )
 
     def get_replay_topk(
         self,
@@ -52,10 +70,14 @@ class ExpertChoice:
         group_topk: int | None = None,
         default_compute_topk: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return scores and numbers ``[n, K]`` of the experts, given the ``scores`` ``[n, E]`` of all; Megatron calls it."""
+        """Return scores and numbers ``[n, K]`` of the experts, given the ``scores`` ``[n, E]`` of all; Megatron calls it.
+
+        Raises:
+            RuntimeError: when no experts are recorded for these tokens.
+        """
         if self.mode in (Mode.CHOOSE, Mode.RECORD):
             values, chosen = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
-            self.chosen = chosen if self.mode is Mode.RECORD else None
+            self._had = chosen if self.mode is Mode.RECORD else None
             return values, chosen
         experts = self._due()
         if experts.shape != (len(scores), topk):
@@ -66,14 +88,15 @@ class ExpertChoice:
         return scores.gather(1, experts), experts
 
     def _due(self) -> Tensor:
-        """Of the micro-batch that runs; with gradients of the oldest that ran without, which is a layer computed again.
+        """Of the micro-batch that runs; outside of forward passes of the oldest that ran without gradients, computed again.
 
         Megatron runs a layer that it will compute again without gradients first, and micro-batches backward in order.
         """
-        if self._to_repeat and torch.is_grad_enabled():
+        if self._recorded is None:
+            if not self._to_repeat:
+                raise RuntimeError("a router runs outside of the micro-batches whose experts are recorded")
             return self._to_repeat.popleft()
-        if self.experts is None:
-            raise RuntimeError("a router runs outside of the micro-batches whose experts are recorded")
+        self._had = self._recorded
         if self.mode is Mode.REPLAY_AND_REPEAT and not torch.is_grad_enabled():
-            self._to_repeat.append(self.experts)
-        return self.experts
+            self._to_repeat.append(self._recorded)
+        return self._recorded

@@ -66,10 +66,23 @@ class RoutingReplay:
 
     @contextmanager
     def replaying(self, shard: RolloutShard, step: int | None) -> Iterator[Around]:
-        """Replay in a forward pass over all micro-batches of ``shard``, or in the forward and backward passes of a step."""
-        first = sum(len(batches) for batches in shard.micro_batches[:step]) if step is not None else 0
+        """Replay in a forward pass over all micro-batches of ``shard``, or in the forward and backward passes of a step.
+
+        Raises:
+            ValueError: when the engines' experts are not in the data.
+            RuntimeError: when other micro-batches are recorded than those that run, or not every router gets their experts.
+        """
+        if self._from_engines and shard.experts is None:
+            raise ValueError(f"--use-rollout-routing-replay needs {FIELD} in the training data")
+        counts = [len(batches) for batches in shard.micro_batches]
+        if not self._from_engines and len(self._recorded) != sum(counts):
+            raise RuntimeError(f"experts of {len(self._recorded)} micro-batches are recorded, and {sum(counts)} run")
+        first, count = (0, sum(counts)) if step is None else (sum(counts[:step]), counts[step])
+        to_run = set(range(count))
         with self._mode(Mode.REPLAY if step is None else Mode.REPLAY_AND_REPEAT):
-            yield partial(self._replay, shard, first)
+            yield partial(self._replay, shard, first, to_run)
+            if to_run:
+                raise RuntimeError(f"{len(to_run)} of {count} micro-batches whose experts are recorded did not run")
 
     @contextmanager
     def _mode(self, mode: Mode) -> Iterator[None]:
@@ -77,34 +90,42 @@ class RoutingReplay:
             choice.start(mode)
         try:
             yield
+            for choice in self._choices:
+                choice.finish()
         finally:
             for choice in self._choices:
                 choice.start(Mode.CHOOSE)
 
     @contextmanager
     def _record(self, number: int, indices: list[int], batch: MicroBatch, length: int) -> Iterator[None]:
+        for choice in self._choices:
+            choice.begin_forward()
         yield
-        chosen = [choice.chosen for choice in self._choices]
-        self._recorded.append(torch.stack([experts for experts in chosen if experts is not None]).short().cpu())
+        self._recorded.append(torch.stack([choice.end_forward() for choice in self._choices]).short().cpu())
 
     @contextmanager
     def _replay(
-        self, shard: RolloutShard, first: int, number: int, indices: list[int], batch: MicroBatch, length: int
+        self,
+        shard: RolloutShard,
+        first: int,
+        to_run: set[int],
+        number: int,
+        indices: list[int],
+        batch: MicroBatch,
+        length: int,
     ) -> Iterator[None]:
+        to_run.remove(number)
         if self._from_engines:
-            if shard.experts is None:
-                raise ValueError(f"--use-rollout-routing-replay needs {FIELD} in the training data")
+            assert shard.experts is not None
             experts = self._of_engines([shard.experts[index] for index in indices], batch, length)
         else:
             experts = self._recorded[first + number]
         experts = experts.to(batch.input_ids.device).long()
-        if self._from_engines:
-            _check_distinct(experts)
         for choice, own in zip(self._choices, experts, strict=True):
-            choice.experts = own
+            choice.begin_forward(own)
         yield
         for choice in self._choices:
-            choice.experts = None
+            choice.end_forward()
 
     def _of_engines(self, given: Sequence[Tensor], batch: MicroBatch, length: int) -> Tensor:
         """``[layers here, n, K]`` of the ``length`` tokens that this rank holds, or of its part under sequence parallelism."""
@@ -129,19 +150,7 @@ def packed_rows(given: Sequence[Tensor], lengths: Sequence[int], layers: Sequenc
     """
     rows = torch.full((sum(lengths) + 1, len(layers), per_token), OWN_CHOICE, dtype=torch.int16)
     start = 0
-    for experts, length in zip(given, lengths, strict=False):
+    for experts, length in zip(given, lengths if given else (), strict=True):
         rows[start : start + length - 1] = experts[:, list(layers)]
         start += length
     return rows
-
-
-def _check_distinct(experts: Tensor) -> None:
-    """Raise ValueError when a token of ``[layers, n, K]`` has an expert twice: no router chooses so."""
-    ordered = experts.sort(dim=-1).values
-    twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != OWN_CHOICE)).any(-1)
-    if bool(twice.any()):
-        layer, token = twice.nonzero()[0].tolist()
-        raise ValueError(
-            f"{FIELD}: {int(twice.sum())} tokens have an expert twice, the first is {experts[layer, token].tolist()}: what the "
-            "engine reported is not what a router chose; use --use-routing-replay, or an engine that keeps its cache on the GPU"
-        )
