@@ -35,7 +35,7 @@ def check_routing_replay(args: Namespace, config: dict) -> list[str]:
     live = args.data_source_path in _WITHOUT_EXPERTS
     if args.use_rollout_routing_replay:
         problems = [
-            f"{flag}: with {word} an engine reports experts that it did not sample with; remove one of them"
+            f"{flag}: with {word} an engine reports experts that it did not sample with; change one of them"
             for word in _wrong_reports(args)
         ]
         if live:
@@ -55,4 +55,9 @@ def _wrong_reports(args: Namespace) -> list[str]:
     """Flags of engines whose record of experts, which lies beside the cache of one GPU and one stage, goes wrong unnoticed."""
     stages = next((size for name in _STAGES if (size := getattr(args, name, None))), 1)
     flags = [f"--sglang-pp-size {stages}"] if stages > 1 else []
+    guesser = getattr(args, "sglang_speculative_algorithm", None)
+    if guesser == "NGRAM":
+        flags.append("--sglang-speculative-algorithm NGRAM")
+    elif guesser and args.sglang_speculative_eagle_topk != 1:  # of a tree of guesses the kept ones move in the cache
+        flags.append(f"--sglang-speculative-algorithm {guesser} and no --sglang-speculative-eagle-topk 1")
     return [*flags, *(f"--{name.replace('_', '-')}" for name in _CACHES_ELSEWHERE if getattr(args, name, None))]
