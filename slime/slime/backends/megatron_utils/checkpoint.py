@@ -141,13 +141,22 @@ def _torch_adams(optimizer: Any) -> list[Any]:
 
 
 def _start_moments(optimizer: Any) -> None:
-    """Give torch's AdamW the state of its first step where it has none: a policy that waits for its critic has taken no step."""
-    for part in _torch_adams(optimizer):
-        state = part.optimizer.state
-        for parameter in [parameter for group in part.optimizer.param_groups for parameter in group["params"]]:
-            if not state[parameter]:
-                moments = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
-                state[parameter] |= {"step": torch.zeros(()), **moments}
+    """Give optimizers without a step the state that their first one starts from: a policy that waits for its critic has taken none.
+
+    Transformer Engine's has a function of Megatron-core for that, which knows no steps and so is not for torch's AdamW.
+    """
+    for part in _parts(optimizer):
+        if isinstance(part.optimizer, torch.optim.AdamW):
+            _start_torch_adam(part.optimizer)
+        elif part.optimizer is not None and part.init_state_fn is not None:
+            part.init_state_fn(part.optimizer, part.config)
+
+
+def _start_torch_adam(optimizer: torch.optim.AdamW) -> None:
+    for parameter in [parameter for group in optimizer.param_groups for parameter in group["params"]]:
+        if not optimizer.state[parameter]:
+            moments = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] |= {"step": torch.zeros(()), **moments}
 
 
 def _prepare_torch_adam(optimizer: Any) -> None:
@@ -155,8 +164,8 @@ def _prepare_torch_adam(optimizer: Any) -> None:
 
     Megatron-core 0.16.1 stores the step with the parameter groups and forgets it when it loads tensor by tensor.
     """
-    _start_moments(optimizer)
     for part in _torch_adams(optimizer):
+        _start_torch_adam(part.optimizer)
         load_one = part._set_main_param_and_optimizer_states
 
         def load_with_step(
