@@ -12,7 +12,8 @@ cut into our micro-batches on both sides, and into those of --trl-micro-batches.
 and the longest completion of the batch, and without Triton, as on a CPU, its LM head scores the prompts too.
 On CUDA ours are bfloat16 weights cast by FSDP2 from float32, TRL's autocast of float32 weights, and its LM head is a Triton kernel.
 
-A ratio is the median over the rounds of two neighbouring steps, and has its middle half beside it: a reader sees whether it is noise.
+A ratio is the median over the rounds of two steps of the same round, and has its middle half beside it: a reader sees whether it is
+noise. On CUDA the steps of a round are minutes apart, so it shows scatter but does not take the machine's moods out.
 CPU time does not see other processes take turns on the cores.
 
 Verdicts: packed is at least 1.5 times as fast as padded, eight samples at a time as they come (mixed; beside it the ratio to
