@@ -63,7 +63,6 @@ OF_EXPERTS = {
     "--use-routing-replay --loss-type sft_loss": "--use-routing-replay has no effect with --loss-type sft_loss",
     "--use-rollout-routing-replay --loss-type sft_loss": "--use-rollout-routing-replay has no effect with --loss-type",
     "--train-backend fsdp --use-routing-replay": "--use-routing-replay is Megatron's",
-    "--use-rollout-routing-replay --sglang-pp-size 1": None,
     "--use-rollout-routing-replay --sglang-pp-size 2": "with --sglang-pp-size 2 an engine reports experts that it did not",
     "--use-rollout-routing-replay --sglang-enable-hierarchical-cache": "with --sglang-enable-hierarchical-cache an engine",
     "--use-rollout-routing-replay --sglang-speculative-algorithm NGRAM": "with --sglang-speculative-algorithm NGRAM an engine",
