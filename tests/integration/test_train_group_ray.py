@@ -44,6 +44,8 @@ class StandInActor:
             os._exit(1)
         if shard == "raise":
             raise ValueError("a bad shard")
+        if shard == "cut":
+            raise RuntimeError("Connection closed by peer")
         if shard == "wait":
             threading.Event().wait()
         return {"facts": self.facts, "shard": shard, "rollout": rollout_id}
@@ -113,7 +115,7 @@ def test_an_error_that_comes_with_a_death_is_told_as_the_death(
     monkeypatch.setattr(actor_group, "DEATH_SECONDS", 120.0)  # the one that dies may start much later than the other
     ranks = group(args, reserved)
     with pytest.raises(RankLostError, match="training rank 1 died in train"):
-        ranks.train(0, ["raise", "die"])
+        ranks.train(0, ["cut", "die"])
     ranks.kill()
 
 

@@ -2,7 +2,7 @@
 
 Guarantees: a call returns when every rank has returned; when a rank dies or raises, the call raises
 :class:`RankLostError` or :class:`TrainerError` that names the rank, also while the others wait for it in a collective
-operation. An error that a rank has because another one died is told as that death. While it waits, the loss of a machine raises
+operation. An error that a rank may have because another one died is told as that death. While it waits, the loss of a machine raises
 NodeLostError.
 """
 
@@ -17,9 +17,10 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from slime.backends.megatron_utils.parallel import data_parallel_size, shard_of_rank
 from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
-from slime.exceptions import RankLostError, TrainerError
+from slime.exceptions import CheckpointError, RankLostError, TrainerError
 from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
+from slime.ray.report import say
 from slime.ray.restarts import death_line
 from slime.utils.misc import load_function
 
@@ -34,6 +35,22 @@ _SHUTDOWN_TIMEOUT_SECONDS = 20.0
 DEATH_SECONDS = 30.0
 """How long after a rank's failure the death of another one can be its cause: connections close before Ray tells of a death, and of
 a machine's only after five looks, three seconds apart."""
+OWN_ERRORS = (
+    *(
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        ImportError,
+        LookupError,
+        MemoryError,
+        NameError,
+        TypeError,
+        ValueError,
+    ),
+    *(FileNotFoundError, PermissionError, CheckpointError),
+)
+"""What no rank raises because another one died: such an error is told at once, as is a device's lack of memory."""
+_OUT_OF_MEMORY = "OutOfMemoryError"  # by name, because the driver does not import torch for it
 
 
 class TrainGroup:
@@ -147,9 +164,10 @@ class TrainGroup:
             except RayActorError as error:
                 raise self._lost(rank, method, error) from error
             except RayTaskError as error:
-                self._check_deaths(method, waiting)
                 cause = error.cause
                 said = f"{self._noun} {rank} failed in {method}: {type(cause).__name__}: {cause}"
+                if not isinstance(cause, OWN_ERRORS) and type(cause).__name__ != _OUT_OF_MEMORY:
+                    self._check_deaths(method, waiting, said)
                 if isinstance(cause, ObjectLostError):
                     raise RankLostError(said, method) from error
                 raise TrainerError(said) from error
@@ -158,8 +176,13 @@ class TrainGroup:
     def _lost(self, rank: int, method: str, error: RayActorError) -> RankLostError:
         return RankLostError(death_line(f"{self._noun} {rank} died in {method}", error), method)
 
-    def _check_deaths(self, method: str, waiting: dict[Any, int]) -> None:
-        """Raise RankLostError when one of the ranks that have yet to answer is dead, or is found to be soon."""
+    def _check_deaths(self, method: str, waiting: dict[Any, int], said: str) -> None:
+        """Raise RankLostError when one of the ranks that have yet to answer is dead, or is found to be soon.
+
+        ``said`` is what the failed one had to say, for the user who waits meanwhile.
+        """
+        if waiting:
+            say(f"{said.splitlines()[0]}; looking whether another one has died, {DEATH_SECONDS:.0f} s at most")
         deadline = time.monotonic() + DEATH_SECONDS
         left = dict(waiting)
         while left and (seconds := deadline - time.monotonic()) > 0:
