@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from slime.backends.fsdp_utils.export import export_adapter
 from slime.utils.http_utils import find_available_port
-from slime.weight_sync import adapter_version
+from slime.weight_sync import adapter_version, broadcast
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.fake_weight_engine import FakeWeightEngine
 from tests.helpers.trainer_ranks import CPU
@@ -86,8 +86,11 @@ def test_engines_get_the_checkpoint_by_its_names(tiny_random_model: Path, engine
         ("dying", "init_weights_update_group"),
     ],
 )
-def test_an_engine_that_fails_ends_the_update_at_once(tiny_random_model: Path, fault: str, method: str) -> None:
+def test_an_engine_that_fails_ends_the_update_at_once(
+    tiny_random_model: Path, fault: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No time-out is waited for, the other engine holds, and with a new engine the push is made up for."""
+    monkeypatch.setattr(broadcast, "JOIN_SECONDS", 5.0)  # in tests the name service has one second
     args = trainer.trainer_args(tiny_random_model, update_weight_buffer_size=1 << 15)
     engines = [FakeWeightEngine(), FakeWeightEngine()]
     actor, _ = trainer_ranks.start_actor(args, 0, 1, find_available_port())

@@ -19,8 +19,10 @@ from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import CLEANUP_SECONDS, EngineWeightSync
 from slime.weight_sync.group import HostedGroup
 
-JOIN_SECONDS = 5.0
-"""How long the other engines have to reach the store of a group whose joining has failed; they serve meanwhile."""
+JOIN_SECONDS = 20.0
+"""How long the other engines have to reach the store of a group whose joining has failed; they serve meanwhile.
+
+A new connection of torch asks the name service, which gives up on two lost answers after ten seconds."""
 GROUP_NUMBERS = itertools.count()
 
 

@@ -29,7 +29,8 @@ from slime.weight_sync.equality import EqualityCheck
 
 logger = logging.getLogger(__name__)
 
-CLEANUP_SECONDS = 30.0
+CLEANUP_SECONDS = 60.0
+"""For an engine to do what it is asked after an update or the joining of a group has failed."""
 
 
 class EngineWeightSync(ABC):
