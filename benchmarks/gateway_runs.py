@@ -24,6 +24,7 @@ from openclaw.runtime_process import free_port
 from slime.utils.process import ChildProcess, spawn
 
 START_SECONDS = 90.0
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 TICKS = os.sysconf("SC_CLK_TCK")
 SYSTEM = (
     "You help one person with everyday questions. Answer in plain words, keep it short, and say when you do not know. "
@@ -89,7 +90,7 @@ def build_workload(tokenizer, tokens: int, history: int = 0) -> Workload:
 def get(port: int, path: str, *, method: str = "GET", timeout: float = 30.0):
     """Return the JSON that a server of this machine answers with."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-    with urllib.request.urlopen(request, timeout=timeout) as response:
+    with DIRECT.open(request, timeout=timeout) as response:
         return json.loads(response.read())
 
 

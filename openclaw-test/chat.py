@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from asking import server_client
 from measure import MeasureError, gsm8k_items
-from openai import AsyncOpenAI
 from personas import Persona
 from rich.console import Console
 from student import Refused, Student
@@ -21,9 +20,8 @@ from student import Refused, Student
 
 async def converse(arguments: argparse.Namespace, persona: Persona, console: Console) -> int:
     """Hold the conversations, ``arguments.sessions`` at a time, and print each when it is over."""
-    key = os.environ.get("OPENCLAW_API_KEY") or os.environ.get("SGLANG_API_KEY") or "none"
     problems = gsm8k_items(arguments.dataset, arguments.num_problems) if arguments.dataset else ()
-    async with AsyncOpenAI(base_url=arguments.base_url, api_key=key, max_retries=0, timeout=120) as client:
+    async with server_client(arguments.base_url, 120) as client:
         student = Student(
             client,
             arguments.model,

@@ -17,6 +17,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from asking import server_client
 from measure import MeasureError, gsm8k_items, heldout_items, measure
 from openai import AsyncOpenAI
 from rich.console import Console
@@ -103,8 +104,7 @@ async def carry_out(options: argparse.Namespace) -> None:
     run.check_port()
     model = await asyncio.to_thread(ensure_built, console=console)
     metrics = json.loads((model / "metrics.json").read_text())
-    key = os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY") or "none"
-    client = AsyncOpenAI(base_url=settings.base_url, api_key=key, max_retries=0, timeout=120)
+    client = server_client(settings.base_url, 120)
     try:
         run.start()
         with console.status(f"starting Ray, SGLang, trainer and gateway (log: {run.log_path})"):
@@ -140,6 +140,7 @@ async def carry_out(options: argparse.Namespace) -> None:
     finally:
         with console.status("stopping"):
             await asyncio.shield(asyncio.to_thread(run.stop))
+        await client.close()
 
 
 def finish(report: reports.Report, options: argparse.Namespace) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from asking import server_client
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from tiny_models.problems import heldout
 from tiny_models.replies import follows_rule, gives_number, is_degenerate
@@ -144,8 +144,7 @@ async def measure(client: AsyncOpenAI, model: str, items: list[Item], parallel: 
 
 
 async def _main(arguments: argparse.Namespace) -> int:
-    key = os.environ.get("OPENCLAW_API_KEY") or os.environ.get("SGLANG_API_KEY") or "none"
-    async with AsyncOpenAI(base_url=arguments.base_url, api_key=key, max_retries=0, timeout=120) as client:
+    async with server_client(arguments.base_url, 120) as client:
         items = gsm8k_items(arguments.gsm8k) if arguments.gsm8k else heldout_items(arguments.problems)
         result = await measure(client, arguments.model, items)
     figures = {

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from asking import server_client
 from eval_tasks import MAX_TOKENS, RUNS_CODE, TASKS, Ask
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from rich.console import Console
@@ -121,8 +121,7 @@ def wait_ready(child: ChildProcess, url: str) -> None:
 
 async def ask_all(options: argparse.Namespace, base_url: str, console: Console) -> dict[str, float]:
     """Open a client and evaluate."""
-    key = os.environ.get("OPENCLAW_API_KEY") or os.environ.get("SGLANG_API_KEY") or "none"
-    async with AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=600) as client:
+    async with server_client(base_url, 600) as client:
         return await evaluate(client, "policy", options.eval_tasks, options.num_problems, console)
 
 

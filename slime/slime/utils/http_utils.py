@@ -47,10 +47,15 @@ def init_http_client(args: Any) -> None:
 
 def _new_client(connections: int = 512) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-    mounts = {f"all://{host}": httpx.AsyncHTTPTransport(limits=limits) for host in _DIRECT_HOSTS}
+    mounts = direct_transports(limits)
     if _proxy is not None:
         mounts["all://"] = httpx.AsyncHTTPTransport(proxy=_proxy, limits=limits)
     return httpx.AsyncClient(timeout=None, limits=limits, mounts=mounts)
+
+
+def direct_transports(limits: httpx.Limits) -> dict[str, httpx.AsyncHTTPTransport]:
+    """Return the ``mounts`` of a client that asks this machine directly, whatever proxy the environment names."""
+    return {f"all://{host}": httpx.AsyncHTTPTransport(limits=limits) for host in _DIRECT_HOSTS}
 
 
 def shared_client() -> httpx.AsyncClient:

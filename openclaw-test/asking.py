@@ -1,0 +1,19 @@
+"""The client with which everything here asks a server: key, retries and proxy are settled in one place."""
+
+from __future__ import annotations
+
+import os
+
+from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI, DefaultAsyncHttpxClient
+
+from slime.utils.http_utils import direct_transports
+
+
+def server_client(base_url: str, timeout: float) -> AsyncOpenAI:
+    """Return a client of the server at ``base_url`` (``http://host:port/v1``) that waits ``timeout`` seconds for an answer.
+
+    Its key is ``SGLANG_API_KEY`` or ``OPENCLAW_API_KEY``. It does not ask twice, so that refusals show, nor a proxy for this machine.
+    """
+    key = os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY") or "none"
+    http = DefaultAsyncHttpxClient(mounts=direct_transports(DEFAULT_CONNECTION_LIMITS))
+    return AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=timeout, http_client=http)
