@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slime.backends.sglang_utils.external import ExternalEngine
@@ -57,9 +59,9 @@ class Engine:
             def _answer(self, body: Any) -> None:
                 engine.heard.append((self.path, body))
                 words = engine.refuses.get(self.path)
-                self.send_response(400 if words else 200)
+                self.send_response(400 if words and "{" not in words else 200)
                 self.end_headers()
-                self.wfile.write((words or json.dumps({"model_path": "m"})).encode())
+                self.wfile.write((json.dumps({"model_path": "m"}) if words is None else words).encode())
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
@@ -79,6 +81,19 @@ def engine() -> Iterator[Engine]:
     made.server.server_close()
 
 
+def helpers_of(engine: Engine) -> list[psutil.Process]:
+    """Those that wait for the end of the engine's run, out of reach of a signal by now."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(word.endswith("left_held.py") for word in words) and f"http://{engine.address}" in words:
+            with contextlib.suppress(OSError):
+                ignored = int(Path(f"/proc/{process.pid}/status").read_text().partition("SigIgn:")[2].split()[0], 16)
+                if ignored >> (signal.SIGTERM - 1) & 1:
+                    found.append(process)
+    return found
+
+
 @pytest.mark.parametrize(
     ("words", "refuses", "expected", "said"),
     [
@@ -86,6 +101,8 @@ def engine() -> Iterator[Engine]:
         ("held loading", {}, [*RELOAD, BEGIN, CLOSE, CONTINUE], "the weights of m: the update of the run that is gone"),
         ("held loading", {"/begin_weight_update": "already open"}, [*RELOAD, BEGIN], "is with a new trainer"),
         ("held loading", {"/update_weights_from_disk": "no m"}, RELOAD, "start it again .*400 no m"),
+        ("held loading", {"/model_info": ""}, RELOAD[:3], "start it again .*names no model_path"),
+        ("held loading", {"/model_info": "{"}, RELOAD[:3], "start it again .*answered b'{'"),
         ("held loading loaded", {}, [CLOSE, CONTINUE], "answers again"),
         ("held loading held", {}, [*RELOAD, BEGIN, CLOSE, CONTINUE], "answers again"),
         ("held loading loaded free", {}, [], None),
@@ -128,6 +145,9 @@ def test_the_requests_of_a_run_that_was_killed_go_on(engine: Engine, tmp_path: P
         assert run.stdout is not None
         assert run.stdout.readline() == "held\n"
         assert [path for path, _ in engine.heard] == ["/pause_generation"]
+        wait_until(lambda: helpers_of(engine), lambda: "nobody waits for the run's end", 60)
+        for helper in helpers_of(engine):
+            helper.terminate()
         run.send_signal(signal.SIGKILL)
     log = tmp_path / "logs" / "engine-policy-0.log"
     wait_until(log.exists, lambda: f"not released: {engine.heard}", 60)

@@ -10,6 +10,7 @@ Imports little, because it stays in memory for the whole run.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable
 
@@ -28,6 +29,7 @@ def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
     Raises:
         Refused: with the engine's words, or why there are none.
     """
+    import http.client
     import json
     import urllib.error
     import urllib.request
@@ -39,9 +41,12 @@ def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
             text = answer.read()
     except urllib.error.HTTPError as error:
         raise Refused(f"{url}: {error.code} {error.read().decode(errors='replace')}") from error
-    except OSError as error:
-        raise Refused(f"{url}: {error}") from error
-    return json.loads(text) if text.startswith(b"{") else {}
+    except (OSError, http.client.HTTPException) as error:
+        raise Refused(f"{url}: {error!r}") from error
+    try:
+        return json.loads(text) if text.startswith(b"{") else {}
+    except ValueError as error:
+        raise Refused(f"{url} answered {text[:200]!r}") from error
 
 
 def close_session(url: str) -> None:
@@ -63,7 +68,9 @@ def release(url: str, *, half_new: bool) -> str:
     done = "with the weights of the last update"
     if half_new:
         call(f"{url}/pause_generation", {"mode": "retract"})  # another mode would not let the prefix cache be emptied
-        model = call(f"{url}/model_info")["model_path"]
+        model = call(f"{url}/model_info").get("model_path")
+        if model is None:
+            raise Refused(f"{url}/model_info names no model_path")
         words = {"model_path": model, "flush_cache": True, "weight_version": DEFAULT_VERSION}
         call(f"{url}/update_weights_from_disk", words)
         try:
@@ -98,6 +105,8 @@ def main() -> None:
     if os.fork():
         return
     os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # who ends the run may tell all that it finds
+        signal.signal(number, signal.SIG_IGN)
     url, log = sys.argv[1:]
     said = follow(url, sys.stdin)
     if said is not None:
