@@ -10,6 +10,7 @@ The :class:`ChildProcess` that ``spawn`` returns owns the pipe, the log file and
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+
+logger = logging.getLogger(__name__)
 
 LIFELINE_VARIABLE = "SLIME_LIFELINE_FD"
 LIFELINE_THREAD = "lifeline"
@@ -62,12 +65,20 @@ class ChildProcess:
         return self.kill()
 
     def kill(self) -> int:
-        """End whatever is left of the group at once, reap the child and return its exit status; the group is gone then."""
+        """End whatever is left of the group at once, reap the child and return its exit status.
+
+        The group is gone then, unless the kernel keeps a process of it for more than ``KILLED_SECONDS``, which is logged.
+        """
         signal_group(self.pid, signal.SIGKILL)
         status = self._popen.wait()
         deadline = time.monotonic() + KILLED_SECONDS  # the kernel takes a moment for a process with much memory
-        while group_alive(self.pid) and time.monotonic() < deadline:
+        while (left := group_alive(self.pid)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+        if left:
+            logger.error(
+                "a process of %s (group %d) is still there %.0f s after SIGKILL; its port and memory may not be free",
+                *(self.name, self.pid, KILLED_SECONDS),
+            )
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None

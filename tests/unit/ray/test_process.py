@@ -81,6 +81,17 @@ def test_a_child_that_ends_alone_is_noticed_and_its_log_is_shown(tmp_path: Path)
     assert child.stop() == 3
 
 
+def test_a_group_that_outlives_its_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = process.spawn([sys.executable, "-c", ""], log_path=tmp_path / "a.log", name="the engine")
+    assert child.wait(20) == 0
+    monkeypatch.setattr(process, "group_alive", lambda group: True)
+    monkeypatch.setattr(process, "KILLED_SECONDS", 0.0)
+    assert child.kill() == 0
+    assert f"a process of the engine (group {child.pid}) is still there" in caplog.text
+
+
 def test_an_unknown_program_leaves_no_descriptor(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
