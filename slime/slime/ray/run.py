@@ -4,7 +4,7 @@ Guarantees: leaving the ``with`` block ends everything the run started, whatever
 after a crash get the trainer's weights before anything else is done with them, and an engine that fails while it gets them is
 started again and gets them again; a training rank or a rollout manager that dies is started again from the last checkpoint
 (`slime.ray.restarts`), after the loss of a machine on another one that takes its place; no other run writes
-to its folders; SIGTERM and SIGINT are noticed within two seconds, except inside a training step, which is finished.
+to its folders; SIGTERM and SIGINT are noticed within two seconds, except inside a training step or a checkpoint, which are finished.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Run:
                 raise Stopped
             done, _ = ray.wait([reference], timeout=_POLL_SECONDS)
             if done:
-                return self._value(reference)
+                return self._value(reference, self.stop)
             check_nodes(self._nodes())
             if self.weight_version:
                 self.recover()
@@ -180,11 +180,11 @@ class Run:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """What the rollout manager answers; raises ManagerLostError when it has died, Stopped on a signal."""
-        return self._value(getattr(self._manager, method).remote(*arguments))
+        return self._value(getattr(self._manager, method).remote(*arguments), self.stop)
 
-    def _value(self, reference: Any) -> Any:
+    def _value(self, reference: Any, stop: StopRequested | None) -> Any:
         try:
-            return get_watching(reference, self._nodes(), None if self._turns.run_ends else self.stop)
+            return get_watching(reference, self._nodes(), None if self._turns.run_ends else stop)
         except RayActorError as error:
             if isinstance(error, RayTaskError):  # it lives, and was told of another one's death
                 raise
@@ -347,7 +347,7 @@ class Run:
             return
         self._turns.for_trainer(self._trainer)
         folder = self._trainer.save(rollout_id)
-        self._ask("save", rollout_id)
+        self._value(self._manager.save.remote(rollout_id), None)  # to stop here would begin the checkpoint anew
         self._trainer.publish(rollout_id)
         self._note_saved(rollout_id)
         say(f"saved {folder}")

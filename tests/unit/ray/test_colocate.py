@@ -369,6 +369,27 @@ def test_a_signal_ends_a_run_whose_engines_do_not_fall_asleep(
     assert recorder.log == ["sleep_engines", "end_engines", "onload", "save 0", "saved 0"]
 
 
+def test_a_checkpoint_that_a_signal_finds_begun_is_finished(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not written again: the data source would save twice at a time."""
+    run = started(recorder)
+    run.step(0, {"shards": [], "critic_shards": [], "metrics": {}})
+    del recorder.log[:]
+    waits = iter([False])
+
+    def wait(references: list[Any], timeout: float) -> Any:
+        if next(waits, True):
+            return references, []
+        run.stop._handle(15, None)
+        return [], references
+
+    monkeypatch.setattr(run_module.ray, "wait", wait)
+    run.save(0)
+    run.__exit__(Stopped, None, None)
+    assert recorder.log == ["save 0", "saved 0"]
+
+
 def test_a_manager_that_ends_ends_the_engines_that_do_not_fall_asleep() -> None:
     handles, revived = Handles(1), []
     asleep: Future[None] = Future()
