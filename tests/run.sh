@@ -30,7 +30,8 @@ lint() {
 # What the files of the fast tests need, several times over: a container may have 64 MB of shared memory.
 FAST_KIB=1000000
 # Two processes keep two cores busy; a file's tests stay in one of them. A test that hangs where its own time-out does not end it
-# (in a collective of torch, in its clean-up) ends its process after the seconds given last, and shows where every thread was.
+# (in a collective of torch, in its clean-up) ends its process after the seconds given last, and shows where every thread was;
+# so does one whose own time-out is longer: with it a run on a slow machine would have no time left to say so.
 PYTEST=(python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 1
     -o faulthandler_exit_on_timeout=true -o)
 
