@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
@@ -36,6 +36,9 @@ ROLES: tuple[Role, ...] = ("policy", "prm")
 
 class EngineGroup:
     """Owns the actors of a role; not thread safe, except that ``handles`` may be read at any time."""
+
+    _untold: frozenset[int] = frozenset()
+    """Engines that were started again and that :meth:`revive` has yet to return."""
 
     def __init__(self, args: Namespace, reserved: ReservedPlacement, role: Role) -> None:
         self._args = args
@@ -80,28 +83,39 @@ class EngineGroup:
         """Start dead engines again, wait for them, and return their indices.
 
         A policy engine comes back with the run's start weights, so it holds its requests, from its first moment until the
-        trainer's push, which ends with ``continue_generation``; the router has it again after :meth:`answers`.
+        trainer's push, which ends with ``continue_generation``; the router has it again after :meth:`answers`. When one does not
+        start, its error is raised once all others were waited for; the next call returns those too.
         """
         hold = self.role == "policy" and not self._args.debug_rollout_only
         dead = self._dead()
         if self._workers is not None:
             self._workers.lost(dead)
         pending = {index: self.handles[index].restart_if_dead.remote(hold) for index in dead}
-        revived = []
+        failures = []
         for index, reference in pending.items():
             try:
-                if ray.get(reference):
-                    revived.append(index)
-            except (RayActorError, EngineNodeLostError) as error:
-                logger.warning("an actor of %s is gone, creating it again (%s)", self.specs[index].name, error)
-                self._discard(index)
-                self.handles[index] = self._create(index)
-                ray.get(self.handles[index].start.remote(hold))
-                revived.append(index)
+                if self._restarted(index, reference, hold):
+                    self._untold |= {index}
+            except RayError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        revived = sorted(self._untold)
         if hold:
             ray.get([self.handles[index].pause_generation.remote("retract") for index in revived])
-        self.answers([index for index in dead if not hold or index not in revived])
+        self._untold = frozenset()
+        self.answers([index for index in sorted({*dead, *revived}) if not hold or index not in revived])
         return revived
+
+    def _restarted(self, index: int, reference: Any, hold: bool) -> bool:
+        try:
+            return ray.get(reference)
+        except (RayActorError, EngineNodeLostError) as error:
+            logger.warning("an actor of %s is gone, creating it again (%s)", self.specs[index].name, error)
+            self._discard(index)
+            self.handles[index] = self._create(index)
+            ray.get(self.handles[index].start.remote(hold))
+            return True
 
     def _dead(self) -> list[int]:
         looks = {index: handle.is_dead.remote() for index, handle in enumerate(self.handles)}

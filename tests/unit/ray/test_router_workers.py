@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
+from slime.exceptions import EngineError
 from slime.ray import engines as engines_module
 from slime.ray import router_workers
 from slime.ray.engines import EngineGroup
@@ -120,6 +121,42 @@ def test_an_engine_leaves_the_router_before_it_is_started(
     paused = ["pause_generation 1", "pause_generation 2"] if role == "policy" else []
     looks = ["is_dead 0", "is_dead 1", "is_dead 2", "lost [1, 2]"]
     assert asked == [*looks, "restart_if_dead 1", "restart_if_dead 2", "discard 2", "start 2", *paused, *back]
+
+
+@pytest.mark.parametrize("role", ["policy", "prm"])
+def test_an_engine_that_does_not_start_keeps_no_other_one_out(monkeypatch: pytest.MonkeyPatch, role: Any) -> None:
+    """All three die; the second starts at the second try only."""
+    alive, tries, back, held = [False] * 3, [0] * 3, [], []
+
+    def restart(index: int) -> Any:
+        tries[index] += 1
+        if (index, tries[index]) == (1, 1):
+            return RayTaskError("restart_if_dead", "no memory", EngineError("no memory"))
+        alive[index] = True
+        return True
+
+    def get(value: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def handle(index: int) -> Any:
+        return Namespace(
+            is_dead=Namespace(remote=lambda: not alive[index]),
+            restart_if_dead=Namespace(remote=lambda hold: restart(index)),
+            pause_generation=Namespace(remote=lambda mode: held.append(index)),
+        )
+
+    monkeypatch.setattr(engines_module.ray, "get", get)
+    group = EngineGroup.__new__(EngineGroup)
+    group.role, group._args = role, Namespace(debug_rollout_only=False)
+    group.handles = [handle(index) for index in range(3)]
+    group._workers = Namespace(lost=lambda dead: None, answers=back.extend)  # type: ignore[assignment]
+    with pytest.raises(RayTaskError, match="no memory"):
+        group.revive()
+    assert group.revive() == [0, 1, 2]
+    assert group.revive() == []
+    assert (tries, held, back) == ([1, 2, 1], [0, 1, 2] if role == "policy" else [], [] if held else [0, 1, 2])
 
 
 def test_an_engine_is_back_in_the_router_after_the_push_that_knew_of_it() -> None:
