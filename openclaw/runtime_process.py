@@ -148,6 +148,8 @@ class RuntimeSupervisor:
             self._keep_serving()
         except Exception as error:
             logger.exception("the runtime process cannot be watched")
+            if self._child is not None:
+                self._child.stop(5.0)  # nobody would start it again, and who started this may never get to stop it
             self._error = RuntimeFailedError(f"the runtime process cannot be started or asked: {error!r}")
 
     def _keep_serving(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,18 @@ def test_a_process_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFailedError, match="not allowed"):
         supervisor.start()
     supervisor.stop()
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_cannot_be_asked_is_ended(tmp_path: Path) -> None:
+    ended: list[float] = []
+    child = SimpleNamespace(alive=lambda: True, stop=ended.append)
+    supervisor = RuntimeSupervisor(
+        lambda: child, health_url="http://none", log_path=tmp_path / "log", ready=refuse, poll_seconds=0.005
+    )
+    with pytest.raises(RuntimeFailedError, match="not allowed"):
+        supervisor.start()
+    assert len(ended) == 1
 
 
 def test_a_health_check_does_not_go_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
