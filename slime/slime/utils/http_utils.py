@@ -123,7 +123,8 @@ def find_available_port(base_port: int = 0, host: str = "127.0.0.1") -> int:
     """Return a port that is free now: one for this process to give away, or the first from ``base_port`` on.
 
     One that it picks itself may be listened at much later, by a program that takes a minute to start: it is none that the operating
-    system gives to connections, and no other process that asks here gets it while this one lives.
+    system gives to connections, and no other process that asks here gets it while this one lives. Where the system's own range leaves
+    no such port, or has no abstract addresses, it is one that the system picks.
 
     Raises:
         OSError: when there is none.
