@@ -36,6 +36,7 @@ POLL_SECONDS = 0.5
 # The student waits while this many judged turns are ready: feedback should be about the weights that are served.
 READY_LIMIT = 24
 STUCK_SECONDS = 240.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class DemoFailed(RuntimeError):
@@ -93,16 +94,30 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
-async def carry_out(options: argparse.Namespace) -> None:
-    """Build, start, measure, talk, measure, report; stop what was started."""
-    started, console = time.monotonic(), options.console
+def prepare(options: argparse.Namespace) -> Path:
+    """Return the folder of the tiny model, built if it is missing, after looking at what could fail behind its minutes.
+
+    The build has the main thread, so that SIGINT and SIGTERM end it at once.
+
+    Raises:
+        KeyboardInterrupt: on either signal.
+    """
+    if options.gsm8k:
+        gsm8k_items(options.gsm8k)
+    LaunchedRun(settings_of(options)).check_port()
+    options.console.rule(f"openclaw-{options.method}: {options.updates} updates on this machine's CPU")
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    return ensure_built(console=options.console)
+
+
+async def carry_out(options: argparse.Namespace, model: Path, started: float) -> None:
+    """Start, measure, talk, measure, report; stop what was started. ``started``: of the monotonic clock, before the build."""
+    console = options.console
     gsm8k = gsm8k_items(options.gsm8k) if options.gsm8k else []
     items = heldout_items(options.heldout)
-    console.rule(f"openclaw-{options.method}: {options.updates} updates on this machine's CPU")
     settings = settings_of(options)
     run = LaunchedRun(settings)
-    run.check_port()
-    model = await asyncio.to_thread(ensure_built, console=console)
     metrics = json.loads((model / "metrics.json").read_text())
     client = server_client(settings.base_url, 120)
     try:
@@ -219,11 +234,11 @@ def dry_run(options: argparse.Namespace) -> None:
     launch([*run.command[3:], "--dry-run"])
 
 
-async def interruptible(options: argparse.Namespace) -> None:
+async def interruptible(options: argparse.Namespace, model: Path, started: float) -> None:
     """Carry the demo out; SIGINT and SIGTERM cancel it once, so that it still stops what it started."""
-    task = asyncio.ensure_future(carry_out(options))
+    task = asyncio.ensure_future(carry_out(options, model, started))
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, task.cancel)
     await task
 
@@ -235,8 +250,9 @@ def main() -> int:
         dry_run(options)
         return 0
     try:
-        asyncio.run(interruptible(options))
-    except asyncio.CancelledError:
+        started = time.monotonic()
+        asyncio.run(interruptible(options, prepare(options), started))
+    except (asyncio.CancelledError, KeyboardInterrupt):
         print("\nstopped", file=sys.stderr)
         return 0 if options.keep_serving and options.reported else 130
     except (BuildError, RunFailed, MeasureError, DemoFailed) as error:

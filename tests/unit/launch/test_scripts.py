@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -134,6 +135,24 @@ def test_the_demo_shows_its_plan(
     assert output.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 
+@pytest.mark.parametrize("number", demo.STOP_SIGNALS)
+def test_a_signal_ends_the_build_of_the_model(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build(**_: object) -> None:
+        signal.raise_signal(number)
+        built.append(number)
+
+    handlers = {stop: signal.getsignal(stop) for stop in demo.STOP_SIGNALS}
+    monkeypatch.setattr(demo, "ensure_built", build)
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--port", "0", "--run-dir", str(tmp_path)])
+    try:
+        assert (demo.main(), built) == (130, [])
+    finally:
+        for stop, handler in handlers.items():
+            signal.signal(stop, handler)
+
+
 def test_the_example_method_shows_its_plan(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +276,7 @@ def test_help_names_the_options_and_where_the_rest_is(capsys: pytest.CaptureFixt
     [
         (("--sglang-quantization", "fp8"), "use --sglang-kv-cache-dtype fp8_e4m3"),
         (("--share-gpu",), "--share-gpu is for one trainer rank"),
+        (("--use-routing-replay",), "--use-routing-replay is Megatron's"),  # without its checkpoint too
         (("--train-backend", "fsdp", "--model", "qwen3-5B"), "no model shape 'qwen3-5B'"),
     ],
 )
