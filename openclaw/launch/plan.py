@@ -32,6 +32,9 @@ from slime.arguments.parser import parser_for, read_arguments
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_FOLDER = REPOSITORY / "slime" / "scripts" / "models"
 VOTES = ("PRM_M", "MAJORITY_VOTE_N")
+# Flags that need the trainer's own pass of old log probabilities, which --use-rollout-logprobs skips.
+OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})
+MEGATRON_RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir")
 # Flags that problems name, and the variable that sets them.
 VARIABLE_OF_FLAG = {
@@ -170,8 +173,12 @@ def _sections(
     counts: Mapping[str, int],
     name: str,
     joins: bool,
+    extra: Sequence[str],
 ) -> dict[str, tuple[str, ...]]:
-    """Return the flags by the names under which users know the groups; ``joins`` a Ray cluster that exists or not."""
+    """Return the flags by the names under which users know the groups.
+
+    ``joins``: whether a Ray cluster that exists; ``extra``: flags of the user, for which some of these make room.
+    """
     run_dir = Path(str(v["run_dir"])) if v["run_dir"] else REPOSITORY / "runs" / name
     save = v["save_ckpt"] or run_dir / "checkpoints"
     hf = v["hf_ckpt"]
@@ -203,7 +210,8 @@ def _sections(
         ],
         "METHOD_ARGS": [
             *(flag.format(w_opd=runtime.combine_w_opd) for flag in method.flags),
-            *("--eps-clip", v["ppo_clip_ratio"], "--use-rollout-logprobs", "--opd-teacher", runtime.opd_teacher),
+            *("--eps-clip", v["ppo_clip_ratio"], "--opd-teacher", runtime.opd_teacher),
+            *([] if OWN_PASS.intersection(extra) else ["--use-rollout-logprobs"]),
             *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "low_var_kl"] if kl else []),
         ],
         "OPTIMIZER_ARGS": [
@@ -214,7 +222,7 @@ def _sections(
         "PERF_ARGS": [
             *("--use-dynamic-batch-size", "--max-tokens-per-gpu", v["max_tokens_per_gpu"]),
             *("--log-probs-chunk-size", 1024),
-            *(["--gradient-checkpointing"] if v["gradient_checkpointing"] else []),
+            *(_recompute_flags(extra) if v["gradient_checkpointing"] else []),
         ],
         "SGLANG_ARGS": [
             *(
@@ -266,6 +274,17 @@ def _joins(environment: Mapping[str, str], extra: Sequence[str]) -> bool:
     return not found.head_address and named_cluster({ADDRESS_VARIABLE: found.ray_address or ""}) is not None
 
 
+def _recompute_flags(extra: Sequence[str]) -> Sequence[str]:
+    """Flags that recompute activations on the back end that ``extra`` names; none where it says how itself."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--train-backend")
+    finder.add_argument("--recompute-granularity")
+    found, _ = finder.parse_known_args(list(extra))
+    if found.train_backend != "megatron":
+        return ("--gradient-checkpointing",)
+    return () if found.recompute_granularity else MEGATRON_RECOMPUTE
+
+
 def make_plan(
     profile: Profile,
     method: str,
@@ -309,11 +328,14 @@ def make_plan(
         values["num_gpus"] = len(ids)
     sections = {"MODEL_ARGS": model_flags(model)} if model else {}
     joins = _joins(environment, extra) and int(str(values["nnodes"])) == 1
-    sections |= _sections(lines, profile, values, runtime, counts, name or f"{profile.name}-{Path(method).name}", joins)
+    name = name or f"{profile.name}-{Path(method).name}"
+    sections |= _sections(lines, profile, values, runtime, counts, name, joins, extra)
     if extra:
         sections["CUSTOM_ARGS"] = tuple(extra)
     words = [word for section in sections.values() for word in section]
-    args, found = read_arguments(parser_for(words), words)
+    parser = parser_for(words)
+    parser.prog = "launch"
+    args, found = read_arguments(parser, words)
     problems = [with_variables(problem) for problem in found]
     if lines.live_method and (unfed := unfed_loss(args, lines.live_method)):
         problems.append(unfed)

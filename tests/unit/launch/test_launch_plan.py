@@ -181,7 +181,35 @@ def test_a_cluster_that_exists_is_given_counts(
 def test_a_flag_with_a_typo(repository: Path) -> None:
     result = run_script(gpu_script(repository, "rl"), "--dry-run", "--rollout-batchsize", "4", cwd=repository)
     assert result.returncode == 2
+    assert result.stderr.startswith("launch: ")
     assert "did you mean --rollout-batch-size?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "given", "left_out"),
+    [
+        ((), "--gradient-checkpointing --use-rollout-logprobs", "--recompute-granularity"),
+        (
+            ("--train-backend", "megatron"),
+            "--recompute-granularity full --recompute-method",
+            "--gradient-checkpointing",
+        ),
+        (
+            ("--train-backend=megatron", "--recompute-granularity", "selective"),
+            "--recompute-granularity selective",
+            "--recompute-method",
+        ),
+        (("--use-tis",), "--gradient-checkpointing", "--use-rollout-logprobs"),
+    ],
+)
+def test_flags_of_the_user_replace_those_that_do_not_go_with_them(
+    flags: tuple[str, ...], given: str, left_out: str, tmp_path: Path
+) -> None:
+    made = plan("rl", *flags, model=config_only(tmp_path / "model"))
+    words = [word for section in made.sections.values() for word in section]
+    assert made.problems == ()
+    assert set(given.split()) <= set(words)
+    assert left_out not in words
 
 
 def test_flags_win_over_variables_and_variables_over_profiles(tmp_path: Path) -> None:
