@@ -21,12 +21,12 @@ def derive_routing_replay(args: Namespace) -> None:
     args.use_routing_replay |= args.use_rollout_routing_replay
 
 
-def check_routing_replay(args: Namespace, config: dict) -> list[str]:
-    """Return the problems, one line each; ``config`` is that of the checkpoint."""
+def check_routing_replay(args: Namespace, config: dict | None) -> list[str]:
+    """Return the problems, one line each; ``config`` is that of the checkpoint, None where it is on another machine."""
     if not args.use_routing_replay:
         return []
     flag = "--use-rollout-routing-replay" if args.use_rollout_routing_replay else "--use-routing-replay"
-    if not number_of_experts(text_config(config)):
+    if config is not None and not number_of_experts(text_config(config)):
         return [f"{flag}: {args.hf_checkpoint} has no experts; remove it"]
     if args.train_backend != "megatron":
         return [f"{flag} is Megatron's, which alone trains experts; use --train-backend megatron"]

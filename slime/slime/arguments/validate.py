@@ -85,8 +85,9 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
         *check_fixed(args),
         *check_megatron(args),
     ]
-    if (config := _config_of(args.hf_checkpoint)) is not None:
-        problems += [*check_model_shape(args, config), *check_routing_replay(args, config)]
+    config = _config_of(args.hf_checkpoint)
+    problems += [*check_model_shape(args, config)] if config is not None else []
+    problems += check_routing_replay(args, config)
     for folder in (args.hf_checkpoint, args.critic_load if args.use_critic else None):
         if (config := _config_of(folder)) is not None:
             of_folder = Namespace(**(vars(args) | {"hf_checkpoint": folder}))
