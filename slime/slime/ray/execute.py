@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ray.exceptions import RayTaskError
 
-from slime.exceptions import SlimeError
+from slime.exceptions import ConfigurationError, SlimeError
 from slime.ray.report import say
 from slime.ray.restarts import first_line
 from slime.ray.run import Run
@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
     """Run a control loop until it returns or a signal stops it, and return the exit code.
 
-    A failure of the trainer, the engines, a machine or a plugin ends the output with one line that names it; its traceback stands above.
+    A failure of the trainer, the engines, a machine or a plugin ends the output with one line that names it; its traceback stands above,
+    unless it is the arguments' fault.
     """
     run = Run(args)
     try:
@@ -29,7 +30,8 @@ def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
     except Stopped:
         say("stopped")
     except (SlimeError, RayTaskError) as error:
-        logger.exception("the run failed")
+        if not isinstance(error, ConfigurationError):
+            logger.exception("the run failed")
         cause = getattr(error, "cause", None) or error
         say(f"the run failed: {first_line(cause)}")
         return 1

@@ -125,7 +125,7 @@ def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch,
     ],
 )
 def test_every_error_of_the_run_ends_it_with_its_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any, error: Exception, line: str
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: pytest.LogCaptureFixture, error: Exception, line: str
 ) -> None:
     def loop(run: Run) -> None:
         raise error
@@ -133,6 +133,8 @@ def test_every_error_of_the_run_ends_it_with_its_line(
     monkeypatch.setattr(Run, "_start", lambda self: None)
     assert execute(Namespace(save=None), loop) == 1
     assert capsys.readouterr().out.splitlines()[-1] == line
+    traceback = any(record.exc_info for record in caplog.records)
+    assert traceback != isinstance(error, ConfigurationError)
 
 
 def test_a_failed_run_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
