@@ -15,8 +15,12 @@ launch() {
     if [ ! -x "$python" ]; then
         case " $* " in
             *" --dry-run "* | *" --help "* | *" -h "*) python=python3 ;;
-            *) echo "launch: no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2; exit 2 ;;
+            *) python=false ;;
         esac
+        if ! "$python" -c 'import sys, httpx, yaml; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "launch: no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2
+            exit 2
+        fi
     fi
     read -ra added <<<"${LORA_ARGS:-}"
     for array in "${openclaw_arrays[@]}"; do
