@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
+
+from tests.helpers.new_process import ready_to_fork
 
 
 def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
@@ -16,7 +17,5 @@ def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
     Raises:
         concurrent.futures.process.BrokenProcessPool: the process died.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers"])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    with ProcessPoolExecutor(1, mp_context=ready_to_fork()) as pool:
         return pool.submit(function, *args).result()

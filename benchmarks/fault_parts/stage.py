@@ -155,10 +155,7 @@ class Stage:
         if name == "runtime":
             self.runtime_down.append((time.monotonic(), None))
         os.kill(child.pid, signal.SIGKILL)
-        deadline = time.monotonic() + ORPHAN_SECONDS
-        while group_alive(child.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return not group_alive(child.pid)
+        return holds_within(ORPHAN_SECONDS, lambda: not group_alive(child.pid))
 
     def revive(self, name: str) -> None:
         """Start a part that was killed again; the runtime's supervisor does so by itself."""
@@ -177,10 +174,8 @@ class Stage:
 
     def orphans(self) -> list[int]:
         """Groups that still have a process some time after the stage was left. Processes of this one count too."""
-        deadline = time.monotonic() + ORPHAN_SECONDS
-        while (left := self._left()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return left
+        holds_within(ORPHAN_SECONDS, lambda: not self._left())
+        return self._left()
 
     def _left(self) -> list[int]:
         left = [group for group in self._groups if group_alive(group)]
@@ -195,14 +190,21 @@ def _is_ours(process: psutil.Process) -> bool:
         return False
 
 
+def holds_within(seconds: float, condition: Callable[[], object]) -> bool:
+    """Return whether ``condition`` came to hold in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def wait_until(condition: Callable[[], object], seconds: float, what: Callable[[], str]) -> None:
     """Return once ``condition`` holds.
 
     Raises:
         TimeoutError: with ``what``.
     """
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"after {seconds:g} s: {what()}")
-        time.sleep(0.05)
+    if not holds_within(seconds, condition):
+        raise TimeoutError(f"after {seconds:g} s: {what()}")

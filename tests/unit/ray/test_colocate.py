@@ -346,13 +346,8 @@ def test_without_fault_tolerance_its_error_stands() -> None:
         manager_with(handles, [], fault_tolerant=False).sleep_engines()
 
 
-def test_a_signal_ends_a_run_whose_engines_do_not_fall_asleep(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are ended instead, so the last checkpoint is written at once."""
-    run = started(recorder)
-    run.step(0, {"shards": [], "critic_shards": [], "metrics": {}})
-    run._hand_over()
+def signalled_while_it_waits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have SIGTERM reach ``run`` in its first wait, which ends without an answer; later ones get theirs at once."""
     waits = iter([False])
 
     def wait(references: list[Any], timeout: float) -> Any:
@@ -362,6 +357,16 @@ def test_a_signal_ends_a_run_whose_engines_do_not_fall_asleep(
         return [], references
 
     monkeypatch.setattr(run_module.ray, "wait", wait)
+
+
+def test_a_signal_ends_a_run_whose_engines_do_not_fall_asleep(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are ended instead, so the last checkpoint is written at once."""
+    run = started(recorder)
+    run.step(0, {"shards": [], "critic_shards": [], "metrics": {}})
+    run._hand_over()
+    signalled_while_it_waits(run, monkeypatch)
     del recorder.log[:]
     with pytest.raises(Stopped):
         run.save(0)
@@ -376,15 +381,7 @@ def test_a_checkpoint_that_a_signal_finds_begun_is_finished(
     run = started(recorder)
     run.step(0, {"shards": [], "critic_shards": [], "metrics": {}})
     del recorder.log[:]
-    waits = iter([False])
-
-    def wait(references: list[Any], timeout: float) -> Any:
-        if next(waits, True):
-            return references, []
-        run.stop._handle(15, None)
-        return [], references
-
-    monkeypatch.setattr(run_module.ray, "wait", wait)
+    signalled_while_it_waits(run, monkeypatch)
     run.save(0)
     run.__exit__(Stopped, None, None)
     assert recorder.log == ["save 0", "saved 0"]
