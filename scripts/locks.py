@@ -1,0 +1,199 @@
+"""Resolve the two locks of the project: ``requirements/cpu.txt`` and ``requirements/gpu.txt``.
+
+The inputs are the dependencies of ``pyproject.toml``. The CPU lock also reads ``cpu_overrides.txt`` and ``cpu_excludes.txt``.
+A lock is one set of pins for Python 3.11 and 3.12 on Linux x86-64; a pin that only one of them takes carries a marker.
+
+Guarantees: a refresh changes a pin only if the inputs force it or ``--upgrade`` names it. The GPU lock takes the version of
+the CPU lock wherever its packages allow. ``--check`` writes nothing and fails if a refresh would change a lock or if a pin
+cannot be installed on either Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHONS = ("3.11", "3.12")
+PLATFORM = "x86_64-manylinux_2_34"
+EXTRAS = ("train", "serve", "megatron", "tracking", "demo", "dev")
+LOCKS = ("cpu", "gpu")
+HEADERS = {
+    "cpu": "# Lock of the CPU environment, without any CUDA package, for Python 3.11 and 3.12 on Linux x86-64.\n",
+    "gpu": "# Lock of the CUDA environment for Python 3.11 and 3.12 on Linux x86-64.\n",
+}
+WRITTEN_BY = "# Written by scripts/lock.sh from pyproject.toml; do not edit. Installed with --no-deps by scripts/setup.sh.\n"
+_PIN = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;]+)(?:\s*;\s*python_version == ['\"](?P<python>[\d.]+)['\"])?\s*$")
+
+Pins = Mapping[str, str]
+
+
+class Unresolved(Exception):
+    """The resolver found no solution; the message holds its reason."""
+
+
+def canonical(name: str) -> str:
+    """Return the normalised name of a distribution."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_lock(text: str, python: str) -> dict[str, str]:
+    """Return the pins of a lock for one Python (``"3.11"``), by normalised name.
+
+    Raises:
+        ValueError: a line is neither a comment nor a pin.
+    """
+    pins: dict[str, str] = {}
+    for line in text.splitlines():
+        line = line.split("#")[0].strip()
+        if not line:
+            continue
+        match = _PIN.match(line)
+        if match is None:
+            raise ValueError(f"{line!r} is not a pin; write NAME==VERSION, or run scripts/lock.sh")
+        if match["python"] in (None, python):
+            pins[canonical(match["name"])] = match["version"]
+    return pins
+
+
+def write_lock(kind: str, pins: Mapping[str, Pins]) -> str:
+    """Return the text of a lock from the pins of each Python."""
+    lines: list[str] = []
+    for name in sorted({name for each in pins.values() for name in each}):
+        versions = {python: pins[python].get(name) for python in pins}
+        if len(set(versions.values())) == 1:
+            lines.append(f"{name}=={versions[PYTHONS[0]]}")
+        else:
+            lines += [f'{name}=={version} ; python_version == "{python}"' for python, version in versions.items() if version]
+    return HEADERS[kind] + WRITTEN_BY + "\n".join(lines) + "\n"
+
+
+def local_builds(overrides: str) -> dict[str, str]:
+    """Return the full versions of overrides that name a local build (``2.13.0+cpu``), by the package's name.
+
+    Package registries hold no local builds, so the resolver works on the public version and the lock names the build.
+    """
+    return {name: version for name, version in read_lock(overrides, PYTHONS[0]).items() if "+" in version}
+
+
+class Resolver:
+    """Runs uv on the project's inputs for one kind of lock."""
+
+    def __init__(self, uv: str, kind: str, requirements: Path, project: Path) -> None:
+        self.uv, self.kind, self.project = uv, kind, project
+        self.overrides, self.excludes = requirements / "cpu_overrides.txt", requirements / "cpu_excludes.txt"
+        self.builds = local_builds(self.overrides.read_text()) if kind == "cpu" else {}
+
+    def compile(self, python: str, preferences: Iterable[Pins]) -> dict[str, str]:
+        """Return the pins for one Python. Earlier preferences win; one that does not fit the inputs is ignored."""
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "lock.txt"
+            output.write_text("".join(f"{name}=={self._public(version)}\n" for each in preferences for name, version in each.items()))
+            extras = [part for extra in EXTRAS for part in ("--extra", extra)]
+            options = ["--no-header", "--no-annotate", "--output-file", str(output)]
+            self._run(["compile", str(self.project), *extras, *options], python, Path(folder))
+            pins = read_lock(output.read_text(), python)
+        return {name: self._build(name, version) for name, version in pins.items()}
+
+    def try_install(self, python: str, pins: Pins) -> None:
+        """Let the resolver install the pins without doing it: every pin exists, has a wheel and suits the others."""
+        with tempfile.TemporaryDirectory() as folder:
+            lock = Path(folder) / "lock.txt"
+            lock.write_text("".join(f"{name}=={self._public(version)}\n" for name, version in pins.items()))
+            self._run(["install", "--dry-run", "--target", str(Path(folder) / "site"), "-r", str(lock)], python, Path(folder))
+
+    def _run(self, command: list[str], python: str, folder: Path) -> None:
+        options = ["--python-version", python, "--python-platform", PLATFORM, "--only-binary", ":all:"]
+        if self.kind == "cpu":
+            overrides = folder / "overrides.txt"
+            overrides.write_text(re.sub(r"(==[\w.]+)\+\w+", r"\1", self.overrides.read_text()))
+            options += ["--overrides", str(overrides), "--excludes", str(self.excludes)]
+        done = subprocess.run([self.uv, "--no-config", "pip", *command, *options], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Unresolved(f"the {self.kind} lock does not resolve for Python {python}:\n{done.stderr.strip()}")
+
+    @staticmethod
+    def _public(version: str) -> str:
+        return version.split("+")[0]
+
+    def _build(self, name: str, version: str) -> str:
+        build = self.builds.get(name, version)
+        return build if self._public(build) == version else version
+
+
+def kept(pins: Pins, upgrade: list[str] | None) -> dict[str, str]:
+    """Return the pins that a refresh keeps where it can: all, none (an empty ``upgrade``), or all but the named ones."""
+    if upgrade is None:
+        return dict(pins)
+    named = {canonical(name) for name in upgrade}
+    return {name: version for name, version in pins.items() if named and name not in named}
+
+
+def resolve(uv: str, root: Path, upgrade: list[str] | None) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the pins of both locks by kind and Python, starting from the locks on disk."""
+    requirements = root / "requirements"
+    solved: dict[str, dict[str, dict[str, str]]] = {}
+    preferences: list[Pins] = []
+    for kind in LOCKS:
+        resolver = Resolver(uv, kind, requirements, root / "pyproject.toml")
+        text = (requirements / f"{kind}.txt").read_text()
+        solved[kind] = {}
+        for python in PYTHONS:
+            solved[kind][python] = resolver.compile(python, [*preferences, kept(read_lock(text, python), upgrade)])
+            preferences.append(solved[kind][python])
+    return solved
+
+
+def differences(old: Pins, new: Pins) -> list[str]:
+    """Return one line for each pin that differs."""
+    names = sorted(set(old) | set(new))
+    return [f"{name} {old.get(name, 'absent')} -> {new.get(name, 'absent')}" for name in names if old.get(name) != new.get(name)]
+
+
+def main() -> int:
+    """Refresh the locks, or check them."""
+    parser = argparse.ArgumentParser(prog="scripts/lock.sh", description="Resolve requirements/cpu.txt and gpu.txt from pyproject.toml.")
+    parser.add_argument("--uv", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a lock is out of date or a pin cannot be installed")
+    parser.add_argument("--upgrade", nargs="*", metavar="PACKAGE", help="take the newest versions of these packages (of all, if none is named)")
+    arguments = parser.parse_args()
+    if arguments.check and arguments.upgrade is not None:
+        parser.error("--check writes nothing; give it without --upgrade")
+    started = time.monotonic()
+    changed: list[str] = []
+    try:
+        solved = resolve(arguments.uv, ROOT, arguments.upgrade)
+        for kind in LOCKS:
+            path = ROOT / "requirements" / f"{kind}.txt"
+            before = path.read_text()
+            resolver = Resolver(arguments.uv, kind, path.parent, ROOT / "pyproject.toml")
+            for python in PYTHONS:
+                lines = differences(read_lock(before, python), solved[kind][python])
+                changed += lines
+                print("".join(f"lock: {kind}, Python {python}: {line}\n" for line in lines), end="")
+                if arguments.check:
+                    resolver.try_install(python, read_lock(before, python))
+                count = len(solved[kind][python])
+                print(f"lock [{time.monotonic() - started:.0f} s] {kind}, Python {python}: {count} packages", flush=True)
+            if not arguments.check:
+                path.write_text(write_lock(kind, solved[kind]))
+            elif not changed and before != write_lock(kind, solved[kind]):
+                changed.append(f"{kind}.txt is not as scripts/lock.sh writes it")
+                print(f"lock: {changed[-1]}")
+    except (Unresolved, ValueError) as problem:
+        print(f"lock: {problem}", file=sys.stderr)
+        return 1
+    if arguments.check and changed:
+        print("lock: the locks do not follow from pyproject.toml; run scripts/lock.sh and commit requirements/", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
