@@ -3,6 +3,8 @@
 set -euo pipefail
 
 openclaw_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# SGLang and FlashInfer compile kernels with the first `ninja` on the PATH; the environment brings it, activated or not.
+openclaw_tools="$openclaw_root/.venv/bin"
 # A script, or your copy of one, may set these arrays before it calls `launch`: flags of slime/train_async.py to add.
 # They win over what the variables set; flags after the script's name win over them.
 openclaw_arrays=(CKPT_ARGS ROLLOUT_ARGS OPTIMIZER_ARGS PERF_ARGS SGLANG_ARGS PRM_ARGS CUSTOM_ARGS WANDB_ARGS)
@@ -29,7 +31,7 @@ launch() {
             added+=("${!array}")
         fi
     done
-    PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
+    PATH="$openclaw_tools:$PATH" PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
         exec "$python" -m openclaw.launch --name "$name" "${added[@]}" "$@"
 }
 
@@ -39,7 +41,7 @@ program() {
         echo "no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2
         exit 2
     fi
-    PYTHONPATH="$openclaw_root:$openclaw_root/slime:$openclaw_root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
+    PATH="$openclaw_tools:$PATH" PYTHONPATH="$openclaw_root:$openclaw_root/slime:$openclaw_root/openclaw-test${PYTHONPATH:+:$PYTHONPATH}" \
         exec "$openclaw_root/.venv/bin/python" "$@"
 }
 

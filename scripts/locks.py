@@ -28,8 +28,12 @@ HEADERS = {
     "cpu": "# Lock of the CPU environment, without any CUDA package, for Python 3.11 and 3.12 on Linux x86-64.\n",
     "gpu": "# Lock of the CUDA environment for Python 3.11 and 3.12 on Linux x86-64.\n",
 }
-WRITTEN_BY = "# Written by scripts/lock.sh from pyproject.toml; do not edit. Installed with --no-deps by scripts/setup.sh.\n"
-_PIN = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;]+)(?:\s*;\s*python_version == ['\"](?P<python>[\d.]+)['\"])?\s*$")
+WRITTEN_BY = (
+    "# Written by scripts/lock.sh from pyproject.toml; do not edit. Installed with --no-deps by scripts/setup.sh.\n"
+)
+_PIN = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;]+)(?:\s*;\s*python_version == ['\"](?P<python>[\d.]+)['\"])?\s*$"
+)
 
 Pins = Mapping[str, str]
 
@@ -70,7 +74,9 @@ def write_lock(kind: str, pins: Mapping[str, Pins]) -> str:
         if len(set(versions.values())) == 1:
             lines.append(f"{name}=={versions[PYTHONS[0]]}")
         else:
-            lines += [f'{name}=={version} ; python_version == "{python}"' for python, version in versions.items() if version]
+            lines += [
+                f'{name}=={version} ; python_version == "{python}"' for python, version in versions.items() if version
+            ]
     return HEADERS[kind] + WRITTEN_BY + "\n".join(lines) + "\n"
 
 
@@ -94,7 +100,9 @@ class Resolver:
         """Return the pins for one Python. Earlier preferences win; one that does not fit the inputs is ignored."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "lock.txt"
-            output.write_text("".join(f"{name}=={self._public(version)}\n" for each in preferences for name, version in each.items()))
+            output.write_text(
+                "".join(f"{name}=={self._public(version)}\n" for each in preferences for name, version in each.items())
+            )
             extras = [part for extra in EXTRAS for part in ("--extra", extra)]
             options = ["--no-header", "--no-annotate", "--output-file", str(output)]
             self._run(["compile", str(self.project), *extras, *options], python, Path(folder))
@@ -106,7 +114,9 @@ class Resolver:
         with tempfile.TemporaryDirectory() as folder:
             lock = Path(folder) / "lock.txt"
             lock.write_text("".join(f"{name}=={self._public(version)}\n" for name, version in pins.items()))
-            self._run(["install", "--dry-run", "--target", str(Path(folder) / "site"), "-r", str(lock)], python, Path(folder))
+            self._run(
+                ["install", "--dry-run", "--target", str(Path(folder) / "site"), "-r", str(lock)], python, Path(folder)
+            )
 
     def _run(self, command: list[str], python: str, folder: Path) -> None:
         options = ["--python-version", python, "--python-platform", PLATFORM, "--only-binary", ":all:"]
@@ -114,7 +124,9 @@ class Resolver:
             overrides = folder / "overrides.txt"
             overrides.write_text(re.sub(r"(==[\w.]+)\+\w+", r"\1", self.overrides.read_text()))
             options += ["--overrides", str(overrides), "--excludes", str(self.excludes)]
-        done = subprocess.run([self.uv, "--no-config", "pip", *command, *options], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [self.uv, "--no-config", "pip", *command, *options], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise Unresolved(f"the {self.kind} lock does not resolve for Python {python}:\n{done.stderr.strip()}")
 
@@ -153,15 +165,30 @@ def resolve(uv: str, root: Path, upgrade: list[str] | None) -> dict[str, dict[st
 def differences(old: Pins, new: Pins) -> list[str]:
     """Return one line for each pin that differs."""
     names = sorted(set(old) | set(new))
-    return [f"{name} {old.get(name, 'absent')} -> {new.get(name, 'absent')}" for name in names if old.get(name) != new.get(name)]
+    return [
+        f"{name} {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
 
 
 def main() -> int:
     """Refresh the locks, or check them."""
-    parser = argparse.ArgumentParser(prog="scripts/lock.sh", description="Resolve requirements/cpu.txt and gpu.txt from pyproject.toml.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/lock.sh", description="Resolve requirements/cpu.txt and gpu.txt from pyproject.toml."
+    )
     parser.add_argument("--uv", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a lock is out of date or a pin cannot be installed")
-    parser.add_argument("--upgrade", nargs="*", metavar="PACKAGE", help="take the newest versions of these packages (of all, if none is named)")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit 1 if a lock is out of date or a pin cannot be installed",
+    )
+    parser.add_argument(
+        "--upgrade",
+        nargs="*",
+        metavar="PACKAGE",
+        help="take the newest versions of these packages (of all, if none is named)",
+    )
     arguments = parser.parse_args()
     if arguments.check and arguments.upgrade is not None:
         parser.error("--check writes nothing; give it without --upgrade")
@@ -180,7 +207,9 @@ def main() -> int:
                 if arguments.check:
                     resolver.try_install(python, read_lock(before, python))
                 count = len(solved[kind][python])
-                print(f"lock [{time.monotonic() - started:.0f} s] {kind}, Python {python}: {count} packages", flush=True)
+                print(
+                    f"lock [{time.monotonic() - started:.0f} s] {kind}, Python {python}: {count} packages", flush=True
+                )
             if not arguments.check:
                 path.write_text(write_lock(kind, solved[kind]))
             elif not changed and before != write_lock(kind, solved[kind]):
@@ -190,7 +219,10 @@ def main() -> int:
         print(f"lock: {problem}", file=sys.stderr)
         return 1
     if arguments.check and changed:
-        print("lock: the locks do not follow from pyproject.toml; run scripts/lock.sh and commit requirements/", file=sys.stderr)
+        print(
+            "lock: the locks do not follow from pyproject.toml; run scripts/lock.sh and commit requirements/",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -4,11 +4,14 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: scripts/setup.sh [cpu|gpu] [--check]
+usage: scripts/setup.sh [cpu|gpu] [--check | --skip-checks]
+       scripts/setup.sh doctor
 
-  cpu      a complete pinned environment without any CUDA package (default: what .venv is, else by nvidia-smi)
-  gpu      SGLang with its CUDA kernels, resolved under requirements/gpu-constraints.txt
-  --check  exit 0 if .venv is complete and current, 1 if not; install nothing
+  cpu            the packages of requirements/cpu.txt, no CUDA (default: what .venv is, else by nvidia-smi)
+  gpu            the packages of requirements/gpu.txt: SGLang, torch and their CUDA kernels
+  doctor         say what this machine can run and what is missing; exit 1 if it can run nothing
+  --check        exit 0 if .venv is complete and current, 1 if not; install nothing
+  --skip-checks  gpu: do not look for driver, GPUs, toolkit and disk (to build an image elsewhere)
 
 variables:
   PYTHON       interpreter to build .venv from (default: the first of python3.11, python3.12, python3 that fits)
@@ -17,17 +20,49 @@ TEXT
 }
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$root/scripts/python.sh"
 kind=""
 check=no
+checks=yes
+doctor=no
 for argument in "$@"; do
     case "$argument" in
         cpu | gpu) kind="$argument" ;;
+        doctor) doctor=yes ;;
         --check) check=yes ;;
+        --skip-checks) checks=no ;;
         -h | --help) usage; exit 0 ;;
         *) echo "setup: unknown argument '$argument'" >&2; usage >&2; exit 2 ;;
     esac
 done
+if [ "$doctor" = yes ] && [ "$#" -gt 1 ]; then
+    echo "setup: doctor takes no other argument" >&2
+    exit 2
+fi
 venv="$root/.venv"
+
+# The state a finished environment of a kind records; the argument is the kind.
+fingerprint_of() { echo "$(cd "$root" && cat "requirements/$1.txt" scripts/setup.sh | sha256sum | cut -d' ' -f1) $root"; }
+
+is_current() { [ -f "$venv/.setup-$1" ] && [ "$(cat "$venv/.setup-$1")" = "$(fingerprint_of "$1")" ]; }
+
+# Runs the machine check with the Python of the first argument. It needs no environment.
+machine_check() { PYTHONPATH="$root/scripts:$root/slime:$root" PYTHONDONTWRITEBYTECODE=1 "$1" -m machine_check "${@:2}"; }
+
+if [ "$doctor" = yes ]; then
+    state=none
+    for each in cpu gpu; do
+        if [ -f "$venv/.setup-$each" ]; then
+            if is_current "$each"; then state="$each current"; else state="$each stale"; fi
+        elif [ -d "$venv" ] && [ "$state" = none ]; then
+            state="none complete"
+        fi
+    done
+    python="$(find_python setup 2>/dev/null || true)"
+    machine_check "${python:-python3}" doctor --python "$python" --environment "$state"
+    exit
+fi
+
 if [ -z "$kind" ]; then
     if [ -f "$venv/.setup-gpu" ]; then
         kind=gpu
@@ -37,10 +72,12 @@ if [ -z "$kind" ]; then
         kind=cpu
     fi
 fi
+if [ "$checks" = no ] && [ "$kind" = cpu ]; then
+    echo "setup: --skip-checks is for gpu; the cpu environment has no such checks" >&2
+    exit 2
+fi
 
-stamp="$venv/.setup-$kind"
-fingerprint="$(cd "$root" && cat "requirements/$kind"*.txt scripts/setup.sh | sha256sum | cut -d' ' -f1) $root"
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$fingerprint" ]; then
+if is_current "$kind"; then
     [ "$check" = yes ] || echo "setup: .venv is current ($kind)"
     exit 0
 fi
@@ -52,23 +89,21 @@ for other in cpu gpu; do
     fi
 done
 
-find_python() {
-    local candidate
-    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3; do
-        if command -v "$candidate" >/dev/null 2>&1 &&
-            "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'; then
-            echo "$candidate"
-            return
-        fi
-    done
-    echo "setup: Python 3.11 or 3.12 is needed; install one or set PYTHON=/usr/bin/python3.11" >&2
-    exit 1
-}
+# Everything that would make a CUDA environment useless is told at once, before anything is downloaded.
+if [ "$kind" = gpu ] && [ "$checks" = yes ]; then
+    python="$(find_python setup 2>/dev/null || true)"
+    fresh=()
+    if [ ! -f "$venv/.setup-gpu" ]; then fresh=(--fresh); fi
+    if ! machine_check "${python:-python3}" check --python "$python" "${fresh[@]}"; then
+        echo "setup: nothing was installed; to build an image for another machine, add --skip-checks" >&2
+        exit 1
+    fi
+fi
 
-# Two runs at once (tests in one shell, the demo in another) take turns.
+# Two runs at once (tests in one shell, the demo in another) queue here.
 exec 9>"$root/.setup.lock"
 flock 9
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$fingerprint" ]; then
+if is_current "$kind"; then
     echo "setup: .venv is current ($kind)"
     exit 0
 fi
@@ -76,13 +111,14 @@ fi
 started=$SECONDS
 step() { echo "setup [$((SECONDS - started)) s] $*"; }
 
-python="$(find_python)"
+python="$(find_python setup)"
 step "1/4 virtual environment in .venv with $("$python" --version)"
 if [ ! -x "$venv/bin/python" ]; then "$python" -m venv "$venv"; fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
+lock="$root/requirements/$kind.txt"
 
 if [ "$kind" = cpu ]; then
-    torch="$(grep -E '^torch==' "$root/requirements/cpu.txt")"
+    torch="$(grep -E '^torch==' "$lock")"
     step "2/4 torch, CPU build ($torch)"
     if ! "${pip[@]}" install --quiet --no-deps "$torch" 2>"$venv/torch.err"; then
         index="${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}"
@@ -90,28 +126,42 @@ if [ "$kind" = cpu ]; then
         "${pip[@]}" install --quiet --no-deps --index-url "$index" "$torch" || { cat "$venv/torch.err" >&2; exit 1; }
     fi
     rm -f "$venv/torch.err"
-    total="$(grep -c == "$root/requirements/cpu.txt")"
-    step "3/4 $total pinned packages (a few minutes on the first run)"
-    PYTHONUNBUFFERED=1 "${pip[@]}" install --no-deps --progress-bar off -r "$root/requirements/cpu.txt" 2>"$venv/packages.err" |
-        awk -v total="$total" '
-            /^(Collecting|Processing) / { if (++n % 20 == 0) { printf "setup     %d of %d packages fetched\n", n, total; fflush() } }
-            /^Installing collected/ { print "setup     unpacking them"; fflush() }' ||
-        { cat "$venv/packages.err" >&2; exit 1; }
-    rm -f "$venv/packages.err"
+    duration="a few minutes"
 else
-    step "2/4 packages for CUDA, resolved under constraints (ten minutes on the first run)"
-    "${pip[@]}" install --progress-bar on -r "$root/requirements/gpu.txt" -c "$root/requirements/gpu-constraints.txt"
-    step "3/4 checking that torch sees CUDA"
-    "$venv/bin/python" -c 'import torch, sys; sys.exit(0 if torch.version.cuda else "setup: torch has no CUDA; run scripts/setup.sh cpu instead")'
+    step "2/4 the lock brings torch, its CUDA libraries and SGLang's kernels: 5 GB to download, 12 GB on disk"
+    duration="ten minutes"
 fi
+total="$(grep -c == "$lock")"
+step "3/4 $total pinned packages ($duration on the first run)"
+PYTHONUNBUFFERED=1 "${pip[@]}" install --no-deps --progress-bar off -r "$lock" 2>"$venv/packages.err" |
+    awk -v total="$total" '
+        /^(Collecting|Processing) / { if (++n % 20 == 0) { printf "setup     %d of %d packages fetched\n", n, total; fflush() } }
+        /^Installing collected/ { print "setup     unpacking them"; fflush() }' ||
+    { cat "$venv/packages.err" >&2; exit 1; }
+rm -f "$venv/packages.err"
 
 step "4/4 the project itself (import path)"
 site="$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
 printf '%s\n%s\n' "$root/slime" "$root" >"$site/openclaw_rl.pth"
-"$venv/bin/python" -c 'import torch, ray, transformers, fastapi' || { echo "setup: the environment does not import; delete .venv and run again" >&2; exit 1; }
-if [ "$kind" = cpu ] && "${pip[@]}" list --format=freeze | grep -qiE '^nvidia-'; then
-    echo "setup: a CUDA package is in the CPU environment; delete .venv and run again" >&2
-    exit 1
+if [ "$kind" = cpu ]; then
+    "$venv/bin/python" -c 'import torch, ray, transformers, fastapi' || { echo "setup: the environment does not import; delete .venv and run again" >&2; exit 1; }
+    if "${pip[@]}" list --format=freeze | grep -qiE '^nvidia-'; then
+        echo "setup: a CUDA package is in the CPU environment; delete .venv and run again" >&2
+        exit 1
+    fi
+else
+    without=()
+    if [ "$checks" = no ]; then without=(--without-gpu); fi
+    machine_check "$venv/bin/python" verify "${without[@]}"
 fi
-echo "$fingerprint" >"$stamp"
+fingerprint_of "$kind" >"$venv/.setup-$kind"
 step "done: source .venv/bin/activate"
+if [ "$kind" = gpu ]; then
+    cat <<'TEXT'
+setup: next
+  1. put a model into models/Qwen3-4B, or name its folder with HF_CKPT
+  2. see which launch scripts fit this machine:  scripts/setup.sh doctor
+  3. see the plan, start nothing:                bash openclaw-combine/run_qwen3_4b_openclaw_combine.sh --dry-run
+  4. run it:                                     bash openclaw-combine/run_qwen3_4b_openclaw_combine.sh
+TEXT
+fi

@@ -16,6 +16,8 @@ from slime.ray.ray_start import MODE_VARIABLE, TOKEN_VARIABLE
 WORDS_OF_OTHER_PROGRAMS = {
     *("--head", "--address", "--dashboard-host", "--runtime-env-json"),
     "--check",
+    "--skip-checks",
+    "--no-deps",
     "--plugin-custom-rm-path",
     "--fast",
     "--lint",
@@ -84,6 +86,9 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "RAY_JOB_STOP_WAIT_TIME_S",
         TOKEN_VARIABLE,
         MODE_VARIABLE,
+        # scripts/setup.sh and the programs it runs
+        *("PYTHON", "TORCH_INDEX", "PATH", "CUDA_HOME", "CUDA_PATH"),
+        *("PIP_NO_CACHE_DIR", "PIP_CACHE_DIR", "TMPDIR", "UV_DEFAULT_INDEX"),
     }
     for page in pages(repository):
         for name in set(re.findall(r"`([A-Z][A-Z0-9_]{2,})(?:=[^`]*)?`", page.read_text())):

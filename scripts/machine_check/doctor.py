@@ -1,0 +1,86 @@
+"""Report what this machine can run: hardware, environment, launch scripts that fit, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from machine_check.checks import LOWEST_DRIVER, Problem, base_problems, driver_problems, toolkit_problems
+from machine_check.facts import Gpu, Machine, free_gb, visible
+from machine_check.scripts_that_fit import kind_of, launch_scripts, suits
+
+
+def report(machine: Machine, root: Path, environment: str, variables: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the report and whether something can be run.
+
+    Args:
+        environment: what ``.venv`` is: ``none``, or a kind and a state (``cpu current``, ``gpu stale``).
+    """
+    chosen = variables.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible(machine.driver.gpus, chosen)
+    base = base_problems(machine)
+    cuda = _cuda_problems(machine, chosen)
+    lines = [
+        "Machine",
+        *_machine_lines(machine, gpus, root),
+        "Environment",
+        f"  .venv       {environment}",
+        "Launch scripts",
+    ]
+    fitting: list[str] = []
+    unfit: dict[str, list[str]] = {}
+    for script in launch_scripts(root):
+        kind = kind_of(script)
+        if not base and suits(kind, gpus) and (kind.gpus == 0 or not cuda):
+            fitting.append(f"  {script.as_posix():<62} {kind.words}")
+        else:
+            unfit.setdefault(kind.words, []).append(script.name)
+    lines += fitting or ["  none fits"]
+    lines += [f"  not here: {len(names)} that need {words}" for words, names in unfit.items()]
+    on_gpus = (
+        bool(gpus)
+        and not cuda
+        and any(kind_of(script).gpus and suits(kind_of(script), gpus) for script in launch_scripts(root))
+    )
+    todo = [str(problem) for problem in (*base, *(cuda if machine.driver.installed else []))]
+    todo += _environment_todo(environment, on_gpus)
+    lines += ["To do", *(f"  - {line}" for line in todo or ["nothing"])]
+    return "\n".join(lines), bool(fitting)
+
+
+def _cuda_problems(machine: Machine, chosen: str | None) -> list[Problem]:
+    return driver_problems(machine.driver, chosen) + toolkit_problems(machine.toolkit, machine.interpreter)
+
+
+def _machine_lines(machine: Machine, gpus: tuple[Gpu, ...], root: Path) -> list[str]:
+    glibc = "no GNU C library" if machine.glibc is None else "glibc {}.{}".format(*machine.glibc)
+    memory = "unknown memory" if machine.memory_gb is None else f"{machine.memory_gb:.0f} GB memory"
+    toolkit = machine.toolkit
+    release = "" if toolkit.release is None else " {}.{}".format(*toolkit.release)
+    python = machine.interpreter
+    lines = [
+        f"  processor   {machine.architecture}, {machine.cores} cores, {memory}, {glibc}",
+        f"  disk        {free_gb(root)[1]:.0f} GB free",
+        "  python      "
+        + ("no 3.11 or 3.12" if python is None else "{}.{}.{} ({})".format(*python.version, python.command)),
+        "  driver      " + (machine.driver.failure or f"{machine.driver.version} (needed: {LOWEST_DRIVER} or newer)"),
+        f"  nvcc        {toolkit.nvcc or 'none'}{release}",
+        f"  c++         {toolkit.compiler or 'none'}",
+    ]
+    for gpu in machine.driver.gpus:
+        size = "unknown memory" if gpu.memory_mib is None else f"{gpu.memory_mib / 1024:.0f} GiB"
+        capability = "" if gpu.capability is None else ", compute capability {}.{}".format(*gpu.capability)
+        hidden = "" if gpu in gpus else " (hidden by CUDA_VISIBLE_DEVICES)"
+        lines.append(f"  GPU {gpu.index:<7} {gpu.name}, {size}{capability}{hidden}")
+    return lines
+
+
+def _environment_todo(environment: str, on_gpus: bool) -> list[str]:
+    kind, _, state = environment.partition(" ")
+    if on_gpus and kind == "cpu":
+        return [".venv is for CPUs and this machine has GPUs; type: rm -r .venv && scripts/setup.sh gpu"]
+    if state == "stale":
+        return [f".venv is older than its lock; type: scripts/setup.sh {kind}"]
+    if kind == "none":
+        return [f"there is no environment; type: scripts/setup.sh {'gpu' if on_gpus else 'cpu'}"]
+    return []

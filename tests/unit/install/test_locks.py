@@ -1,0 +1,191 @@
+"""scripts/locks.py with a stand-in for the resolver."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import locks
+import pytest
+
+# Answers as uv does: the newest version of what is asked for unless a preference names another that exists; no answer without one.
+STAND_IN = """#!{python} -IS
+import json, sys
+from pathlib import Path
+words = sys.argv[1:]
+state = json.loads(Path({state!r}).read_text())
+option = lambda name: words[words.index(name) + 1]
+python = option("--python-version")
+excluded = Path(option("--excludes")).read_text().split() if "--excludes" in words else []
+overrides = Path(option("--overrides")).read_text() if "--overrides" in words else ""
+assert "+" not in overrides, "no registry has local builds"
+versions = state["versions"][python]
+def lines(path):
+    return [line.split("==") for line in Path(path).read_text().split() if "==" in line]
+if "compile" in words:
+    output = option("--output-file")
+    preferred = {{}}
+    for name, version in lines(output):
+        if version in versions.get(name, []):
+            preferred.setdefault(name, version)
+    if "impossible" in state:
+        sys.exit("error: " + state["impossible"])
+    wanted = [name for name in versions if name not in excluded]
+    Path(output).write_text("".join(f"{{name}}=={{preferred.get(name, versions[name][-1])}}\\n" for name in wanted))
+else:
+    assert "--dry-run" in words
+    for name, version in lines(option("-r")):
+        if version not in versions.get(name, []) or name in state.get("no_wheel", []):
+            sys.exit(f"error: there is no version of {{name}}=={{version}}")
+"""
+
+
+class Registry:
+    """A project of three packages, its locks and a resolver that knows what the registry has."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = {
+            "versions": {
+                "3.11": {"engine": ["1.0"], "kernels": ["5.0"], "torch": ["2.1"]},
+                "3.12": {"engine": ["1.0"], "kernels": ["5.0"], "torch": ["2.1"]},
+            }
+        }
+        (root / "requirements").mkdir()
+        (root / "requirements" / "cpu_overrides.txt").write_text("torch==2.1+cpu  # the build without CUDA\n")
+        (root / "requirements" / "cpu_excludes.txt").write_text("kernels\n")
+        for kind in locks.LOCKS:
+            (root / "requirements" / f"{kind}.txt").write_text("")
+        self.uv = root / "uv"
+        self.uv.write_text(STAND_IN.format(python=sys.executable, state=str(root / "state.json")))
+        self.uv.chmod(0o755)
+
+    def run(self, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+        (self.root / "state.json").write_text(json.dumps(self.state))
+        monkeypatch.setattr(locks, "ROOT", self.root)
+        monkeypatch.setattr(sys, "argv", ["lock.sh", "--uv", str(self.uv), *words])
+        return locks.main()
+
+    def release(self, name: str, version: str, *pythons: str) -> None:
+        for python in pythons or locks.PYTHONS:
+            self.state["versions"][python].setdefault(name, []).append(version)
+
+    def lock(self, kind: str) -> str:
+        return (self.root / "requirements" / f"{kind}.txt").read_text()
+
+    def pins(self, kind: str) -> list[str]:
+        return [line for line in self.lock(kind).splitlines() if not line.startswith("#")]
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    made = Registry(tmp_path)
+    assert made.run(monkeypatch) == 0
+    return made
+
+
+def test_a_refresh_writes_both_locks(registry: Registry) -> None:
+    assert registry.pins("cpu") == ["engine==1.0", "torch==2.1+cpu"]
+    assert registry.pins("gpu") == ["engine==1.0", "kernels==5.0", "torch==2.1"]
+
+
+def test_a_refresh_keeps_pins_and_an_upgrade_moves_the_named_ones(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.release("engine", "1.1")
+    registry.release("kernels", "5.1")
+    assert registry.run(monkeypatch) == 0
+    assert "engine==1.0" in registry.pins("cpu")
+    assert registry.run(monkeypatch, "--upgrade", "engine") == 0
+    assert registry.pins("cpu") == ["engine==1.1", "torch==2.1+cpu"]
+    assert registry.pins("gpu") == ["engine==1.1", "kernels==5.0", "torch==2.1"]
+    assert registry.run(monkeypatch, "--upgrade") == 0
+    assert "kernels==5.1" in registry.pins("gpu")
+
+
+def test_a_pin_that_one_python_cannot_take_gets_a_marker(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    for python, version in (("3.11", "6.0"), ("3.12", "7.0")):
+        registry.state["versions"][python]["engine"] = [version]
+    assert registry.run(monkeypatch) == 0
+    lines = ['engine==6.0 ; python_version == "3.11"', 'engine==7.0 ; python_version == "3.12"']
+    assert registry.pins("gpu")[:2] == lines
+    assert locks.read_lock(registry.lock("gpu"), "3.12")["engine"] == "7.0"
+    assert registry.run(monkeypatch, "--check") == 0
+
+
+def test_the_check_passes_on_fresh_locks_and_writes_nothing(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.release("engine", "1.1")
+    before = [registry.lock(kind) for kind in locks.LOCKS]
+    assert registry.run(monkeypatch, "--check") == 0
+    assert [registry.lock(kind) for kind in locks.LOCKS] == before
+
+
+def test_the_check_finds_an_input_that_the_lock_does_not_follow(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.release("added", "3.0")
+    assert registry.run(monkeypatch, "--check") == 1
+    output = capsys.readouterr()
+    assert "gpu, Python 3.12: added absent -> 3.0" in output.out
+    assert "run scripts/lock.sh" in output.err
+
+
+def test_the_check_finds_a_pin_that_the_registry_lost(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.state["versions"]["3.12"]["engine"] = ["1.2"]
+    assert registry.run(monkeypatch, "--check") == 1
+    output = capsys.readouterr()
+    assert "cpu, Python 3.12: engine 1.0 -> 1.2" in output.out
+    assert "there is no version of engine==1.0" in output.err
+
+
+def test_the_check_finds_a_pin_without_a_wheel(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.state["no_wheel"] = ["kernels"]
+    assert registry.run(monkeypatch, "--check") == 1
+    assert "the gpu lock does not resolve for Python 3.11" in capsys.readouterr().err
+
+
+def test_the_check_finds_a_lock_edited_by_hand(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    (registry.root / "requirements" / "gpu.txt").write_text(registry.lock("gpu") + "# a note\n")
+    assert registry.run(monkeypatch, "--check") == 1
+
+
+def test_a_refresh_without_a_solution_changes_nothing_and_shows_the_reason(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = registry.lock("gpu")
+    registry.state["impossible"] = "engine needs torch 3"
+    assert registry.run(monkeypatch) == 1
+    assert "engine needs torch 3" in capsys.readouterr().err
+    assert registry.lock("gpu") == before
+
+
+@pytest.mark.parametrize("line", ["engine>=1.0", "engine", "engine==1.0 ; sys_platform == 'linux'", "--index-url x"])
+def test_a_lock_holds_pins_only(line: str) -> None:
+    with pytest.raises(ValueError, match="is not a pin"):
+        locks.read_lock(f"# a comment\n{line}\n", "3.11")
+
+
+def test_the_command_explains_itself_without_installing_the_resolver(repository: Path, tmp_path: Path) -> None:
+    for name in ("scripts/lock.sh", "scripts/locks.py", "scripts/python.sh", "requirements/lock_tool.txt"):
+        target = tmp_path / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes((repository / name).read_bytes())
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(
+        ["bash", str(tmp_path / "scripts/lock.sh"), "--help"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--upgrade" in done.stdout
+    assert not (tmp_path / ".cache").exists()
