@@ -133,10 +133,17 @@ else
 fi
 total="$(grep -c == "$lock")"
 step "3/4 $total pinned packages ($duration on the first run)"
+fetched=0
 PYTHONUNBUFFERED=1 "${pip[@]}" install --no-deps --progress-bar off -r "$lock" 2>"$venv/packages.err" |
-    awk -v total="$total" '
-        /^(Collecting|Processing) / { if (++n % 20 == 0) { printf "setup     %d of %d packages fetched\n", n, total; fflush() } }
-        /^Installing collected/ { print "setup     unpacking them"; fflush() }' ||
+    while IFS= read -r line; do
+        case "$line" in
+            "Collecting "* | "Processing "*)
+                fetched=$((fetched + 1))
+                if [ $((fetched % 20)) -eq 0 ]; then echo "setup     $fetched of $total packages fetched"; fi
+                ;;
+            "Installing collected"*) echo "setup     unpacking them" ;;
+        esac
+    done ||
     { cat "$venv/packages.err" >&2; exit 1; }
 rm -f "$venv/packages.err"
 

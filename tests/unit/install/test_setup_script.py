@@ -126,3 +126,18 @@ def test_the_doctor_fails_where_nothing_can_run(clone: Clone) -> None:
     done = clone.setup("doctor")
     assert done.returncode == 1
     assert "no Python 3.11 or 3.12 found" in done.stdout
+
+
+def test_progress_is_shown_and_a_failed_download_is_quoted(clone: Clone) -> None:
+    fetched = "".join(f"echo Collecting package{number}\n" for number in range(45))
+    pip = (
+        f'case "$*" in\n*" -r "*)\n{fetched}echo Installing collected packages\necho no such wheel >&2\nexit 1 ;;\nesac'
+    )
+    (clone.root / ".venv" / "bin").mkdir(parents=True)
+    clone.machine.program("python", pip, clone.root / ".venv" / "bin")
+    done = clone.setup("cpu")
+    assert done.returncode == 1
+    assert "40 of " in done.stdout
+    assert done.stdout.rstrip().endswith("unpacking them")
+    assert "no such wheel" in done.stderr
+    assert clone.setup("cpu", "--check").returncode == 1
