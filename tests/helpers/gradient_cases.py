@@ -8,11 +8,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from tests.helpers import forced_experts, trainer
 from tests.helpers.reference_loss import reference
+from tests.helpers.tolerance import MODEL, assert_near
 
 CASES: dict[str, dict[str, Any]] = {
     "packed": {"use_rollout_logprobs": True, "use_opd": True},
@@ -121,23 +121,17 @@ def data_of(args: Namespace) -> dict[str, Any]:
     return data
 
 
-def check(model: Path, name: str, outcome: Any, tolerance: float = 1e-5) -> None:
-    """Compare ``(metrics, gradients, adapters)`` of a step with the float64 reference.
-
-    ``tolerance`` is relative to the loss, and to the largest gradient or 1.
-    """
-    check_case(trainer.trainer_args(model, **CASES[name]), outcome, tolerance)
+def check(model: Path, name: str, outcome: Any) -> None:
+    """Compare ``(metrics, gradients, adapters)`` of a case's step with the float64 reference."""
+    check_case(trainer.trainer_args(model, **CASES[name]), outcome)
 
 
-def check_case(args: Namespace, outcome: Any, tolerance: float = 1e-5) -> None:
-    """As :func:`check`, for arguments."""
+def check_case(args: Namespace, outcome: Any, dtype: torch.dtype = torch.float32, roundings: int = MODEL) -> None:
+    """As :func:`check`, for arguments, and a step that computed in ``dtype`` and rounded to it ``roundings`` times."""
     metrics, gradients, adapters = outcome
     loss, expected = reference(args, data_of(args), adapters or None)
-    assert metrics["train/loss"] == pytest.approx(loss, rel=tolerance, abs=tolerance / 10)
-    assert set(gradients) == set(expected)
-    largest = max(float(value.abs().max()) for value in expected.values())
-    for parameter, gradient in gradients.items():
-        difference = float((gradient.double() - expected[parameter]).abs().max())
-        assert difference <= tolerance * max(largest, 1.0), (parameter, difference, largest)
-    norm = torch.stack([value.norm() for value in expected.values()]).norm()
-    assert metrics["train/grad_norm"] == pytest.approx(float(norm), rel=10 * tolerance)
+    precision = {"dtype": dtype, "roundings": roundings}
+    assert_near(metrics["train/loss"], loss, what="loss", **precision)
+    assert_near(gradients, expected, what="gradients", **precision)
+    norm = float(torch.stack([value.norm() for value in expected.values()]).norm())
+    assert_near(metrics["train/grad_norm"], norm, what="norm", magnitude=10 * norm, **precision)

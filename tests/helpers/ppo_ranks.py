@@ -9,6 +9,7 @@ from torch import Tensor
 
 from slime.backends.trainer.actor import TrainActor
 from slime.backends.trainer.critic import CriticActor
+from tests.helpers.tolerance import MODEL, assert_near
 
 
 def from_all_ranks(value: Any) -> list[Any]:
@@ -25,12 +26,9 @@ def ppo_rollout(actor: TrainActor, critic: CriticActor, rollout_id: int, shard: 
     return {**(critic.step(rollout_id, returns) or {}), **(actor.step(rollout_id, learn) or {})}
 
 
-def close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    """Fail unless all tensors are equal, up to ``tolerance`` of the largest number or of 1."""
-    assert set(found) == set(expected)
-    largest = max(1.0, *(float(value.abs().max()) for value in expected.values()))
-    for name, value in found.items():
-        assert float((value.double() - expected[name]).abs().max()) <= tolerance * largest, name
+def close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Fail unless all tensors are equal up to the rounding of a model in float32."""
+    assert_near(found, expected, roundings=MODEL)
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -14,8 +14,11 @@ from slime.backends.fsdp_utils import checkpoint
 from slime.exceptions import CheckpointError
 from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
+from tests.helpers.tolerance import MODEL, assert_near
 
 BASE: dict[str, Any] = {"use_opd": True, "lr_decay_style": "cosine", "lr_warmup_iters": 2, "entropy_coef": 0.01}
+# Adam turns the rounding of a gradient near zero into a step of the learning rate; a larger epsilon bounds that.
+BASE |= {"adam_eps": 1e-4}
 
 
 def run(tmp_path: Path, name: str, model: Path, steps: list[int], *, ranks: int = 1, **changes: Any) -> dict[str, Any]:
@@ -45,8 +48,7 @@ def test_checkpoints_move_between_one_and_two_ranks(tmp_path: Path, tiny_random_
     assert back["start"] == 2
     assert equal(two["after"], back["before"])
     straight = run(tmp_path, "straight", model, [0, 1, 2], save=str(tmp_path / "straight"))
-    for name, value in straight["after"].items():
-        torch.testing.assert_close(back["after"][name], value, atol=2e-5, rtol=1e-4)
+    assert_near(back["after"], straight["after"], roundings=MODEL)
 
 
 def test_lora_moves_between_one_and_two_ranks(tmp_path: Path, tiny_random_model: Path) -> None:
@@ -58,8 +60,7 @@ def test_lora_moves_between_one_and_two_ranks(tmp_path: Path, tiny_random_model:
     back = run(tmp_path, "back", tiny_random_model, [2], use_lora=True, resume=True)
     assert equal(two["after"], back["before"])
     straight = run(tmp_path, "straight", tiny_random_model, [0, 1, 2], use_lora=True, save=str(tmp_path / "straight"))
-    for name, value in straight["after"].items():
-        torch.testing.assert_close(back["after"][name], value, atol=2e-5, rtol=1e-4)
+    assert_near(back["after"], straight["after"], roundings=MODEL)
 
 
 def test_exports_load_in_other_programs(tmp_path: Path, tiny_random_model: Path) -> None:
@@ -90,7 +91,7 @@ def test_exports_load_in_other_programs(tmp_path: Path, tiny_random_model: Path)
             table = torch.log_softmax(model(ids).logits[0] / args.rollout_temperature, dim=-1)
         response = shard["response_lengths"][0]
         theirs = table[-response - 1 : -1].gather(1, ids[0, -response:, None])[:, 0]
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        assert_near(ours, theirs, roundings=MODEL)
 
 
 def test_an_interrupted_save_leaves_the_previous_one(tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ from slime.utils.hf_checkpoint import files_of_weights
 from slime.utils.http_utils import find_available_port
 from slime.utils.processing_utils import load_processor
 from tests.helpers import tiny_vision, trainer, trainer_ranks, vision_ranks, vision_samples
+from tests.helpers.tolerance import MODEL, assert_near
 
 SFT: dict[str, Any] = {"loss_type": "sft_loss"}
 SMALL = SFT | {"max_tokens_per_gpu": 30}
+# Adam turns the rounding of a gradient near zero into a step of the learning rate; a larger epsilon bounds that.
+SMALL |= {"adam_eps": 1e-4}
 CASES = {
     "packed": SMALL,
     "padded, checkpointing": SMALL | {"pack_sequences": False, "gradient_checkpointing": True},
@@ -85,8 +88,7 @@ def test_a_checkpoint_moves_to_two_ranks(
     resumed = two_ranks["resumed"]
     assert all(torch.equal(value, resumed["before"][name]) for name, value in one_rank["after"].items())
     straight = trained(folder, "again.pt", model, [2], load=str(folder / "saved"), save=str(folder / "once more"))
-    for name, value in straight["after"].items():
-        torch.testing.assert_close(resumed["after"][name], value, atol=2e-5, rtol=1e-4)
+    assert_near(resumed["after"], straight["after"], roundings=MODEL)
 
 
 @pytest.mark.parametrize(("tied", "use_lora"), [(False, True), (True, False)])
@@ -109,7 +111,7 @@ def test_an_export_loads_with_its_processor(tmp_path: Path, tied: bool, use_lora
     with torch.no_grad():
         for index, values in enumerate(ours):
             theirs = vision_samples.reference_log_probs(exported, shard, index, args.rollout_temperature)
-            torch.testing.assert_close(values.double(), theirs, atol=1e-5, rtol=0)
+            assert_near(values, theirs, roundings=MODEL)
     picture = Image.linear_gradient("L").convert("RGB")
     pixels = [
         load_processor(str(path)).image_processor([picture])["pixel_values"][0] for path in (model, tmp_path / "hf")

@@ -15,6 +15,7 @@ from slime.utils.http_utils import find_available_port
 from slime.weight_sync import adapter_version, broadcast
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.fake_weight_engine import FakeWeightEngine
+from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer_ranks import CPU
 
 
@@ -137,7 +138,7 @@ def test_lora_is_merged_into_a_copy(tiny_random_tied_model: Path, engines: list[
             module = name.removesuffix(".weight")
             if f"{module}.lora_A" in adapters:
                 value = value + 2.0 * adapters[f"{module}.lora_B"] @ adapters[f"{module}.lora_A"]
-            torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-6)
+            assert_near(found[name], value)
         flushes = [call[1] for call in engines[0].call("calls") if call[0] == "bucket"]
         assert not any(flushes), "with requests in flight the engine refuses to empty its cache"
         after = trainer_ranks.full_parameters(actor)

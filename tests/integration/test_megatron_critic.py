@@ -12,6 +12,7 @@ from tests.helpers import megatron_critic, tiny_models, trainer
 from tests.helpers.ppo_ranks import close, equal
 from tests.helpers.reference_loss import reference, reference_critic
 from tests.helpers.reference_steps import by_expert
+from tests.helpers.tolerance import MODEL, assert_near
 
 # A larger epsilon, as in test_megatron_parity; a clip that some values reach in three steps and others don't.
 PPO: dict[str, Any] = {
@@ -66,17 +67,17 @@ def test_policy_and_critic_are_those_of_float64(results, models: dict[str, Path]
     args, data = trainer.trainer_args(model, **PPO), trainer.train_data()
     values, critic = reference_critic(args, data, found["head"], megatron_critic.STEPS)
     for value, expected in zip(found["values"], values, strict=True):
-        assert torch.allclose(value.double(), expected, rtol=0, atol=1e-5)
+        assert_near(value, expected, roundings=MODEL)
     metrics, later = found["metrics"], found["steps"]
     losses = [metrics["train/value_loss"], *(step["value_loss"] for step in later)]
-    assert losses == pytest.approx(critic["losses"], rel=1e-5)
+    assert_near(losses, critic["losses"], roundings=MODEL)
     assert 0.0 < later[-1]["value_clipfrac"] < 1.0
     norm = torch.stack([value.norm() for value in critic["gradients"].values()]).norm()
-    assert metrics["train/critic-grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    assert_near(metrics["train/critic-grad_norm"], norm, roundings=MODEL)
     close(found["gradients"]["critic"], by_expert(critic["gradients"]))
     close(found["after"], by_expert(critic["after"]))
     loss, expected = reference(args, data | {"values": values})
-    assert metrics["train/loss"] == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    assert_near(metrics["train/loss"], loss, roundings=MODEL)
     close(found["gradients"]["policy"], by_expert(expected))
 
 

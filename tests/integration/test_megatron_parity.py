@@ -10,8 +10,8 @@ import torch
 
 from tests.helpers import megatron_ranks, tiny_models, trainer
 from tests.helpers.reference_steps import by_expert, sft_steps
+from tests.helpers.tolerance import MODEL, assert_near
 
-TOLERANCE = 1e-5
 # Where Adam divides by a gradient near zero, rounding of float32 would be seen as a step; a larger epsilon bounds that.
 STEPS = {"loss_type": "sft_loss", "adam_eps": 1e-4}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -91,16 +91,12 @@ def references(models) -> dict[str, dict[str, Any]]:
 def test_three_steps_are_those_of_hugging_face(results, references, models, layout: str, name: str) -> None:
     found, expected = results[layout, name], references[name]
     for index, values in enumerate(expected["log_probs"]):
-        assert torch.allclose(found["log_probs"][index].double(), values, rtol=0, atol=TOLERANCE)
-    assert [step["loss"] for step in found["metrics"]] == pytest.approx(expected["losses"], rel=TOLERANCE)
+        assert_near(found["log_probs"][index], values, roundings=MODEL, what="log_probs")
+    assert_near([step["loss"] for step in found["metrics"]], expected["losses"], roundings=MODEL, what="losses")
     norm = torch.stack([value.norm() for value in expected["gradients"].values()]).norm()
-    assert found["metrics"][0]["grad_norm"] == pytest.approx(float(norm), rel=TOLERANCE)
+    assert_near(found["metrics"][0]["grad_norm"], norm, roundings=MODEL, what="norm")
     for kind in ("gradients", "after"):
-        whole = by_expert(expected[kind])
-        assert set(found[kind]) == set(whole)
-        for parameter, value in whole.items():
-            difference = float((found[kind][parameter].double() - value).abs().max())
-            assert difference <= TOLERANCE, (kind, parameter, difference)
+        assert_near(found[kind], by_expert(expected[kind]), roundings=MODEL, what=kind)
 
 
 @pytest.mark.parametrize(("layout", "name"), CASES)

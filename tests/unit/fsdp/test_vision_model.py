@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from slime.backends.megatron_utils.train_step import log_prob_pass as megatron_l
 from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
 from tests.helpers import tiny_random, tiny_vision, trainer, trainer_ranks, vision_ranks, vision_samples
+from tests.helpers.other_rounding import OtherRounding
+from tests.helpers.tolerance import MODEL, assert_near
 
 START, PAD, WORD = 7, 8, 1
 CPU = torch.device("cpu")
@@ -61,12 +64,16 @@ def in_order(values: list[torch.Tensor], partition: list[int]) -> list[torch.Ten
     [({}, 1000), ({}, 30), ({"pack_sequences": False}, 1000), ({"attn_implementation": "eager"}, 1000)],
     ids=["packed", "packed, some micro-batches of text", "padded", "eager"],
 )
-def test_log_probs_are_those_of_each_sample_alone(start, model, expected, changes: dict[str, Any], cap: int) -> None:
+@pytest.mark.parametrize("processor", [contextlib.nullcontext, OtherRounding])
+def test_log_probs_are_those_of_each_sample_alone(
+    start, model, expected, changes: dict[str, Any], cap: int, processor: Callable[[], Any]
+) -> None:
     actor = start(max_tokens_per_gpu=cap, **changes)
     shard = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
-    values = log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device)
+    with processor():
+        values = log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device)
     for ours, theirs in zip(in_order(values, shard["partition"]), expected, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, atol=2e-6, rtol=0)
+        assert_near(ours, theirs, roundings=MODEL)
 
 
 def test_log_probs_of_a_rollout_of_text(start, model) -> None:
@@ -79,7 +86,7 @@ def test_log_probs_of_a_rollout_of_text(start, model) -> None:
     for index, ours in enumerate(values):
         with torch.no_grad():
             theirs = vision_samples.reference_log_probs(reference, data, index, 0.7)
-        torch.testing.assert_close(ours.double(), theirs, atol=2e-6, rtol=0)
+        assert_near(ours, theirs, roundings=MODEL)
 
 
 def test_bfloat16_is_close(start, model, expected) -> None:
@@ -87,7 +94,8 @@ def test_bfloat16_is_close(start, model, expected) -> None:
     shard = trainer.shards(actor.args, vision_samples.train_data(model), 1)[0]
     values = log_prob_pass(actor.args, actor.policy, RolloutShard(shard), actor.device)
     for ours, theirs in zip(in_order(values, shard["partition"]), expected, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, atol=0.1, rtol=0)
+        # ten roundings of logits that are a third of the log probabilities
+        assert_near(ours, theirs, dtype=torch.bfloat16, roundings=1)
 
 
 def test_the_reference_sees_the_images_too(start, model: Path) -> None:
@@ -96,20 +104,22 @@ def test_the_reference_sees_the_images_too(start, model: Path) -> None:
     actor.prepare(0, trainer.shards(actor.args, data, 1)[0])
     fields = actor._data.fields
     assert all(torch.equal(*pair) for pair in zip(fields["log_probs"], fields["ref_log_probs"], strict=True))
-    assert actor.step(0)["train/kl_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert_near(actor.step(0)["train/kl_loss"], 0.0)
 
 
-def test_the_critic_sees_the_images_too(start, model: Path) -> None:
+@pytest.mark.parametrize("processor", [contextlib.nullcontext, OtherRounding])
+def test_the_critic_sees_the_images_too(start, model: Path, processor: Callable[[], Any]) -> None:
     actor = start()
     critic = build_critic(actor.args, str(model), device=actor.device)
     trainer_ranks.assign(critic.head.weight, torch.linspace(-1, 1, 64)[None])
     shard = RolloutShard(trainer.shards(actor.args, vision_samples.train_data(model), 1)[0])
-    values = in_order(value_pass(actor.args, critic, shard, actor.device), shard.partition)
+    with processor():
+        values = in_order(value_pass(actor.args, critic, shard, actor.device), shard.partition)
     reference = vision_samples.reference_model(model)
     for index, ours in enumerate(values):
         with torch.no_grad():
             rows = vision_samples.reference_rows(reference, vision_samples.train_data(model), index)
-        torch.testing.assert_close(ours.double(), rows @ torch.linspace(-1, 1, 64).double(), atol=1e-5, rtol=0)
+        assert_near(ours, rows @ torch.linspace(-1, 1, 64).double(), roundings=MODEL)
 
 
 def test_the_images_matter(model: Path, expected) -> None:

@@ -20,6 +20,7 @@ from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.train_data import split_by_dp
 from tests.helpers import trainer
 from tests.helpers.gradient_cases import data_of
+from tests.helpers.tolerance import assert_near
 
 CPU = torch.device("cpu")
 RANKS = [1, 2, 3]
@@ -82,7 +83,7 @@ def test_what_the_parts_of_a_custom_loss_reduce_to_adds_up(ranks: int, per_token
         return reduce(torch.cat(part["advantages"]))
 
     parts = [own_part(batch, rank, ranks) for rank in range(ranks)]
-    assert torch.allclose(torch.stack([reduced(part) for part in parts]).sum(), reduced(batch))
+    assert_near(torch.stack([reduced(part) for part in parts]).sum(), reduced(batch))
     for name in ("teacher_topk_log_probs", "teacher_topk_indices", "rollout_log_probs"):
         assert sum(len(values) for part in parts for values in part[name]) == sum(map(len, batch[name]))
 
@@ -136,7 +137,7 @@ def test_helpers_give_the_part_that_the_logits_predict(ranks: int, monkeypatch: 
         held = torch.where((share.input_ids[0] > 0)[:, None], logits[0, sources.clamp(min=0)], 0.0)
         pieces = loss.get_log_probs_and_entropy(held.unsqueeze(0), **given)[1]["log_probs"]
         found[share.owned] = torch.cat(pieces)
-    assert torch.allclose(found, whole, atol=1e-6)
+    assert_near(found, whole)
 
 
 def test_a_micro_batch_has_the_tokens_that_all_its_ranks_hold() -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tools import convert_fsdp_to_hf, convert_torch_dist_to_hf
 
 from tests.helpers import tiny_hybrid, tiny_random, tiny_vision, trainer, trainer_ranks, vision_samples
+from tests.helpers.tolerance import assert_near
 
 
 def saved_run(tmp_path: Path, model: Path, **changes: object) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -54,7 +55,7 @@ def test_lora(tmp_path: Path, tiny_random_model: Path) -> None:
     converted = load_file(tmp_path / "out" / "model.safetensors")
     assert set(converted) == set(exported)
     for name, tensor in exported.items():
-        torch.testing.assert_close(converted[name], tensor, atol=1e-6, rtol=1e-6)
+        assert_near(converted[name], tensor)
 
 
 def test_a_language_model_goes_back_into_the_larger_model(tmp_path: Path) -> None:

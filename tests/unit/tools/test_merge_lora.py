@@ -13,6 +13,7 @@ from tools import merge_lora
 from transformers import AutoModelForCausalLM
 
 from tests.helpers import tiny_hybrid, tiny_random
+from tests.helpers.tolerance import MODEL, assert_near
 
 IDS = torch.arange(3, 23)[None]
 
@@ -47,7 +48,7 @@ def test_logits_are_those_of_the_adapted_model(
     assert merge_lora.main([*words, "--output", str(tmp_path / "merged")]) == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(tiny_random_model, dtype=torch.float32)
-    torch.testing.assert_close(logits(merged), logits(adapted), atol=1e-4, rtol=1e-5)
+    assert_near(logits(merged), logits(adapted), roundings=MODEL)
     assert (logits(merged) - logits(base)).abs().max() > 0.1
     assert (tmp_path / "merged" / "tokenizer.json").is_file()
 
@@ -60,7 +61,7 @@ def test_the_scale_is_alpha_over_r(tmp_path: Path, tiny_random_model: Path) -> N
     product = halves[f"base_model.model.{name}.lora_B.weight"] @ halves[f"base_model.model.{name}.lora_A.weight"]
     before = load_file(tiny_random_model / "model.safetensors")[f"{name}.weight"]
     after = load_file(tmp_path / "merged" / "model.safetensors")[f"{name}.weight"]
-    torch.testing.assert_close(after - before, 24 / 4 * product, atol=1e-6, rtol=1e-5)
+    assert_near(after - before, 24 / 4 * product)
 
 
 def test_the_dtype_can_be_chosen(tmp_path: Path, tiny_random_model: Path) -> None:
@@ -81,7 +82,7 @@ def test_an_adapter_of_the_language_model_in_a_larger_model(tmp_path: Path) -> N
     assert "model.language_model.layers.0.mlp.down_proj.weight" in changed
     assert all(name.startswith("model.language_model.layers.") for name in changed)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    torch.testing.assert_close(logits(merged), logits(adapted), atol=1e-4, rtol=1e-5)
+    assert_near(logits(merged), logits(adapted), roundings=MODEL)
 
 
 def test_bad_input_is_refused_before_anything_is_written(
