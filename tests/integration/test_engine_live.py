@@ -27,11 +27,12 @@ from slime.utils.process import group_alive
 from tests.helpers.arguments import default_args
 from tests.helpers.live_engine import engine_arguments, files_of, gone, model_of
 from tests.helpers.live_run import wait_until
+from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_receivers import TRANSPORTS, connected, rank_zero
 from tests.helpers.weight_sender import WeightSender
 
 TEMPERATURE = 0.6
-TOLERANCE = 1e-4
+TOLERANCE = tolerance(10.0, roundings=MODEL)
 WAIT_SECONDS = 120.0
 
 

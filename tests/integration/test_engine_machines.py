@@ -24,12 +24,13 @@ from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.server_args import EngineSpec
 from tests.helpers.arguments import default_args
 from tests.helpers.processes import GONE_SECONDS, assert_all_gone
+from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_receivers import connected, rank_zero
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 PROMPT = [(37 * position) % 300 for position in range(24)]
 TEMPERATURE = 0.6
-TOLERANCE = 1e-4
+TOLERANCE = tolerance(10.0, roundings=MODEL)
 ANSWER_SECONDS = 120.0
 
 

@@ -27,9 +27,11 @@ from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.live_engine import model_of
 from tests.helpers.mock_engine import serve
+from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_sender import WeightSender
 
-SESSIONS, TURNS, TOLERANCE, UPDATES = 20, 10, 1e-4, 20
+SESSIONS, TURNS, UPDATES = 20, 10, 20
+TOLERANCE = tolerance(10.0, roundings=MODEL)
 LEAVERS = 4
 TOOLS: Any = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
 

@@ -22,11 +22,12 @@ from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
 from tests.helpers.live_run import FolderRun, LiveRun, call_tool, talk, wait_until
 from tests.helpers.processes import alive
+from tests.helpers.tolerance import MODEL, tolerance
 
 pytestmark = pytest.mark.timeout(1500)
 
 BATCH_SIZE = 8
-TOLERANCE = 1e-4
+TOLERANCE = tolerance(10.0, roundings=MODEL)
 REPLY_SECONDS = 600.0
 NO_RESTARTS = ("--max-trainer-restarts", "0")
 FIRST_EXPORTS, SECOND_EXPORTS = "hf-first", "hf-second"
