@@ -5,7 +5,7 @@ sign, so ``n`` of them add up like a random walk: Higham and Mary (2019, theorem
 ``L sqrt(n) u`` of the sum of their magnitudes, except with a probability of ``2 exp(-L**2 / 2)``. `tolerance` takes ``L = 4``
 (a probability of 7e-4, for a bound that real sums stay far below) and the largest number in place of the sum:
 
-    ``4 * sqrt(roundings) * eps / 2 * max(largest expected number, magnitude)``
+    ``4 * sqrt(roundings) * eps / 2 * magnitude``
 
 The order of the roundings depends on the processor: AVX2, AVX-512 and AMX kernels add in different orders. Their number does
 not, so the bound holds on all of them.
@@ -15,8 +15,9 @@ What a test states:
 * ``dtype``: the one that is computed in, not the one that the numbers are compared in.
 * ``roundings``: `FEW` for functions of a row of numbers, `MODEL` for passes through the tests' tiny models, 1 for a result that
   is computed in more bits and stored in ``dtype``.
-* ``magnitude``: the size of the numbers that the result is a difference of. A log probability near 0 is the difference of
-  logits, so its error is a share of the logits. The default of 1 fits log probabilities, losses and probabilities.
+* ``magnitude``: the size of the numbers that the roundings are of, where it is not that of the result. A loss of 0.07 may be
+  the difference of two near 1; a log probability is a difference of logits (`LOGITS`), whatever the size of the vocabulary
+  adds to it. The default is the largest expected number, and at least 1.
 
 Set ``TESTS_MARGINS`` to a file to get a line for each comparison: error over tolerance, the tolerance, the test.
 """
@@ -37,15 +38,18 @@ MODEL = 1800
 
 Of float32, 1.0e-5. It holds for gradients too: a backward pass has as many again, and the bound has room for a factor of 1.4.
 """
+LOGITS = 4.0
+"""Of the tiny models with random weights, divided by the tests' temperatures."""
 LAMBDA = 4.0
 
 
 def tolerance(
-    expected: Any, *, dtype: torch.dtype = torch.float32, roundings: int = FEW, magnitude: float = 1.0
+    expected: Any, *, dtype: torch.dtype = torch.float32, roundings: int = FEW, magnitude: float | None = None
 ) -> float:
     """Return the largest error that rounding explains, for a number, a tensor, or lists and mappings of them."""
-    largest = max((float(value.abs().max()) for value in _tensors(expected) if value.numel()), default=0.0)
-    return LAMBDA * math.sqrt(roundings) * torch.finfo(dtype).eps / 2 * max(largest, magnitude)
+    if magnitude is None:
+        magnitude = max([1.0, *(float(value.abs().max()) for value in _tensors(expected) if value.numel())])
+    return LAMBDA * math.sqrt(roundings) * torch.finfo(dtype).eps / 2 * magnitude
 
 
 def assert_near(
@@ -54,7 +58,7 @@ def assert_near(
     *,
     dtype: torch.dtype = torch.float32,
     roundings: int = FEW,
-    magnitude: float = 1.0,
+    magnitude: float | None = None,
     what: str = "",
 ) -> None:
     """Fail unless ``actual`` differs from ``expected`` by rounding only.

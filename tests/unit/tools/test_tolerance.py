@@ -20,6 +20,7 @@ def test_the_tolerance_follows_dtype_roundings_and_magnitude() -> None:
     assert tolerance(torch.tensor([1.0]), roundings=100) == 20 * FLOAT32
     assert tolerance({"a": torch.zeros(0), "b": 1.0}, dtype=torch.bfloat16, roundings=1) == 2**-6
     assert tolerance(1e-3, roundings=1, magnitude=1e-3) == pytest.approx(2e-3 * FLOAT32)
+    assert tolerance(8.0, roundings=1, magnitude=2.0) == 4 * FLOAT32
     assert tolerance(1.0) < 2e-6
     assert 0.99e-5 < tolerance(1.0, roundings=MODEL) < 1.02e-5
 
