@@ -62,13 +62,20 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [*words.split(), "--device", "cuda"]
 
 
+@pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_launch_script_for_megatron_runs_unchanged(script: str, model: list[str], repository: Path) -> None:
+def test_a_launch_script_for_megatron_runs_unchanged(
+    script: str, installed: bool, model: list[str], repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: installed)
     args = parse_args([*model_args(repository, "qwen3-4B"), *model, *SCRIPTS[script].split()])
     assert args.train_backend == "megatron"
-    assert args.transformer_impl == "transformer_engine"
+    assert args.transformer_impl == ("transformer_engine" if installed else "local")
     line = backend_line(args)
-    assert "trainer  megatron, because --train-backend is not given and --swiglu, --num-layers" in line
+    layers = "" if installed else " with layers of plain torch (Transformer Engine is not installed"
+    assert line.startswith(f"trainer  megatron{layers}")
+    assert ("--attention-backend flash unused" in line) == (not installed and "--attention-backend" in SCRIPTS[script])
+    assert ", because --train-backend is not given and --swiglu, --num-layers" in line
     assert "more are Megatron's; add --train-backend fsdp" in line
 
 

@@ -37,10 +37,12 @@ def derive_backend(args: Namespace, words: Sequence[str]) -> None:
 def backend_line(args: Namespace) -> str:
     """Return the line that a run says at its start: the back end, and what decided when nobody named one."""
     because = getattr(args, "train_backend_because", ())
+    missing = getattr(args, "transformer_impl_because", "")
+    layers = f" with layers of plain torch ({missing})" if missing else ""
     if not because:
-        return f"trainer  {args.train_backend}"
+        return f"trainer  {args.train_backend}{layers}"
     more = f" and {len(because) - _SHOWN} more" if len(because) > _SHOWN else ""
     return (
-        f"trainer  {args.train_backend}, because --train-backend is not given and {', '.join(because[:_SHOWN])}{more} "
+        f"trainer  {args.train_backend}{layers}, because --train-backend is not given and {', '.join(because[:_SHOWN])}{more} "
         "are Megatron's; add --train-backend fsdp for the other one"
     )

@@ -6,6 +6,7 @@ starts, with what to type instead.
 
 from __future__ import annotations
 
+import importlib.util
 from argparse import Namespace
 
 from slime.arguments.critic import critic_gpus
@@ -23,7 +24,8 @@ MEGATRON = Group(
         Option("--expert-tensor-parallel-size", "ranks that split an expert; default: as the layers", int),
         Option(
             "--transformer-impl",
-            "layers of plain torch, or of Transformer Engine (GPU); default: by --device, local for LoRA",
+            "layers of plain torch, or of Transformer Engine (GPU); default: Transformer Engine's on a GPU where it is "
+            "installed, local otherwise and for LoRA",
             str,
             None,
             ("local", "transformer_engine"),
@@ -55,6 +57,8 @@ MEGATRON = Group(
     ),
 )
 
+TRANSFORMER_ENGINE = "transformer_engine"
+NOT_INSTALLED = "Transformer Engine is not installed on this machine"
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _GPU_ONLY = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
 _SIZES = (
@@ -68,10 +72,26 @@ _FSDP_ONLY = (
 )
 
 
+def has_transformer_engine() -> bool:
+    """Return whether Transformer Engine is installed; imports nothing."""
+    return importlib.util.find_spec(TRANSFORMER_ENGINE) is not None
+
+
 def derive_megatron(args: Namespace) -> None:
-    """Choose the layers by the device, and for LoRA those of plain torch: the one switch between what runs anywhere and what needs a GPU."""
-    if args.transformer_impl is None and args.train_backend == "megatron":
-        args.transformer_impl = "transformer_engine" if args.device == "cuda" and not args.use_lora else "local"
+    """Choose the layers: Transformer Engine's on a GPU where it is installed, those of plain torch otherwise and for LoRA.
+
+    ``transformer_impl_because`` is why a GPU has those of plain torch though nobody asked for them; empty otherwise.
+    """
+    args.transformer_impl_because = ""
+    if args.transformer_impl is not None or args.train_backend != "megatron":
+        return
+    engine = args.device == "cuda" and not args.use_lora
+    args.transformer_impl = "transformer_engine" if engine and has_transformer_engine() else "local"
+    if engine and args.transformer_impl == "local":
+        unused = (
+            "" if args.attention_backend == "auto" else f", and --attention-backend {args.attention_backend} unused"
+        )
+        args.transformer_impl_because = f"Transformer Engine is not installed{unused}"
 
 
 def check_megatron(args: Namespace) -> list[str]:
@@ -177,12 +197,30 @@ def _check_device(args: Namespace) -> list[str]:
         problems += [f"{flag_of(name)} needs a GPU; remove it" for name in _GPU_ONLY if getattr(args, name)]
         if args.transformer_impl == "transformer_engine":
             problems.append("--transformer-impl transformer_engine needs a GPU; use --transformer-impl local")
-    if args.transformer_impl == "local" and args.attention_backend != "auto":
+    elif not has_transformer_engine():
+        problems += _check_no_transformer_engine(args)
+    derived = getattr(args, "transformer_impl_because", "")
+    if args.transformer_impl == "local" and args.attention_backend != "auto" and not derived:
         problems.append("--attention-backend has no effect with --transformer-impl local; remove it")
     if args.optimizer_cpu_offload and not args.use_precision_aware_optimizer:
         problems.append("--optimizer-cpu-offload needs --use-precision-aware-optimizer")
     if args.overlap_cpu_optimizer_d2h_h2d and not args.optimizer_cpu_offload:
         problems.append("--overlap-cpu-optimizer-d2h-h2d has no effect without --optimizer-cpu-offload")
+    return problems
+
+
+def _check_no_transformer_engine(args: Namespace) -> list[str]:
+    problems = []
+    if args.transformer_impl == "transformer_engine":
+        problems.append(
+            f"--transformer-impl transformer_engine: {NOT_INSTALLED}; use --transformer-impl local, or install it "
+            "(pip install --no-build-isolation transformer_engine[pytorch])"
+        )
+    if args.use_precision_aware_optimizer and not args.optimizer_cpu_offload:
+        problems.append(
+            f"--use-precision-aware-optimizer takes its Adam from Transformer Engine: {NOT_INSTALLED}; remove the flag, or "
+            "add --optimizer-cpu-offload"
+        )
     return problems
 
 

@@ -68,8 +68,9 @@ OPTIMIZER = {
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
-    """A run of eight GPUs with Megatron."""
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run of eight GPUs with Megatron and Transformer Engine."""
+    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: True)
     base = f"--hf-checkpoint {config_only(tmp_path / 'model')} --rollout-batch-size 8 --num-rollout 1 --device cuda"
     return [*base.split(), "--train-backend", "megatron"]
 
