@@ -18,9 +18,9 @@ from openclaw.launch.methods import METHODS
 from openclaw.launch.plan import Plan, make_plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import describe
-from slime.arguments.derive import visible_gpus
-
-MISSING_PATH = "no such folder"
+from slime.arguments.derive import usable_gpus, visible_gpus
+from slime.arguments.devices import gpus_of_machine, missing_devices
+from slime.arguments.dry_run import of_machine
 
 
 def fail(message: str) -> NoReturn:
@@ -30,18 +30,20 @@ def fail(message: str) -> NoReturn:
 
 
 def check_machine(plan: Plan) -> None:
-    """Exit with one line when the machine has fewer GPUs than the plan uses; a cluster that exists answers for its own."""
+    """Exit when the machine has fewer GPUs than the plan uses, or CUDA does not work; a cluster that exists answers for its own."""
     if plan.profile.device != "cuda" or plan.args.ray_address:
         return
-    found = visible_gpus()
-    needed = (
-        max(plan.gpu_ids) + 1 if plan.gpu_ids else max(plan.gpus_needed // plan.args.num_nodes, plan.args.num_gpus or 0)
-    )
+    if plan.gpu_ids is not None and not plan.args.share_gpu:
+        found, needed = visible_gpus(), max(plan.gpu_ids) + 1
+    else:
+        found, needed = usable_gpus(plan.environment), gpus_of_machine(plan.args)
     if found < needed:
         fail(
             f"this script needs {needed} GPUs and the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "
             f"or on a CPU run: bash {METHODS.get(plan.method, METHODS['combine']).folder}/run_tiny_cpu.sh"
         )
+    if problems := missing_devices(plan.args, plan.environment):
+        fail("\n".join(["this machine cannot run it:", *(f"  - {problem}" for problem in problems)]))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -72,12 +74,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         plan = make_plan(profile, options.method, options.model, extra, os.environ, options.name)
     except ConfigError as error:
         fail(str(error))
-    missing = [problem for problem in plan.problems if MISSING_PATH in problem]
-    wrong = [problem for problem in plan.problems if MISSING_PATH not in problem]
+    missing = [problem for problem in plan.problems if of_machine(problem)]
+    wrong = [problem for problem in plan.problems if not of_machine(problem)]
     if options.dry_run:
         print(describe(plan))
         for problem in missing:
             print(f"warning: not found on this machine: {problem}")
+        for problem in missing_devices(plan.args, plan.environment):
+            print(f"warning: this machine cannot run it: {problem}")
     if wrong:
         fail("the plan cannot work:\n" + "\n".join(f"  - {problem}" for problem in wrong))
     if options.dry_run:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from openclaw.config import VARIABLES
 from openclaw.launch.plan import Plan
 from slime.tracking.redact import is_secret
+from slime.utils.process_environment import environment_lines
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 
@@ -47,6 +48,12 @@ def variable_lines(plan: Plan) -> Iterator[str]:
         yield f"  {name:<40} {'set' if plan.environment.get(name) else 'unset':<28} env"
 
 
+def process_lines(plan: Plan) -> Iterator[str]:
+    """Yield what the run sets for training ranks and engines: name, value, processes, source."""
+    for line in environment_lines(plan.args, plan.environment):
+        yield f"  {line}"
+
+
 def without_secrets(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with ``***`` in place of keys and passwords."""
     shown: list[str] = []
@@ -76,7 +83,8 @@ def summary_lines(plan: Plan) -> Iterator[str]:
 def describe(plan: Plan) -> str:
     """Return the whole plan as text."""
     lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan), ""]
-    lines += [*placement_lines(plan), "", "variables (name, value, source):", *variable_lines(plan), "", "arguments:"]
+    lines += [*placement_lines(plan), "", "variables (name, value, source):", *variable_lines(plan), ""]
+    lines += ["ranks and engines (name, value, processes, source):", *process_lines(plan), "", "arguments:"]
     for title, words in plan.sections.items():
         lines.append(f"  {title}")
         line: list[str] = []

@@ -1,4 +1,4 @@
-"""What a run needs where it starts, besides what its flags say: its prompts, its plugins, and a folder that no other run saves to.
+"""What a run needs where it starts, besides what its flags say: GPUs, prompts, plugins, a folder that no other run saves to.
 
 Guarantee: nothing is read but names; prompts and plugins are found before any process is started.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slime.arguments.check_paths import LATEST, taken_folder
 from slime.arguments.critic import check_critic
+from slime.arguments.devices import missing_devices
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
 
@@ -18,7 +19,7 @@ _CORE_SOURCES = "slime.rollout.data_source."
 
 def missing_at_start(args: Namespace) -> list[str]:
     """Return a line per thing that is not there."""
-    return [*no_prompts(args), *missing_prompt_file(args), *missing_plugins(args)]
+    return [*missing_devices(args), *no_prompts(args), *missing_prompt_file(args), *missing_plugins(args)]
 
 
 def check_still_free(args: Namespace) -> None:

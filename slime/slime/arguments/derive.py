@@ -5,14 +5,17 @@ Guarantee: derivations happen here and in the functions ``derive_*`` beside a to
 
 from __future__ import annotations
 
+import os
 import subprocess
 from argparse import Namespace
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
 import slime.arguments.eval_config as eval_config
 from slime.arguments.check_algorithm import GROUP_STANDARDISED
 from slime.arguments.colocate import trainer_gpus
+from slime.arguments.devices import VISIBLE
 
 
 def visible_gpus() -> int:
@@ -22,6 +25,15 @@ def visible_gpus() -> int:
     except FileNotFoundError:
         return 0
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines()) if listing.returncode == 0 else 0
+
+
+def usable_gpus(environment: Mapping[str, str]) -> int:
+    """Return how many of the machine's GPUs ``CUDA_VISIBLE_DEVICES`` leaves to a process; CUDA stops at a -1."""
+    names = environment.get(VISIBLE)
+    if names is None:
+        return visible_gpus()
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    return min(visible_gpus(), listed.index("-1") if "-1" in listed else len(listed))
 
 
 def derive_paths(args: Namespace) -> None:
@@ -40,7 +52,7 @@ def derive_paths(args: Namespace) -> None:
 def derive_roles(args: Namespace) -> None:
     """Fill the device, and the GPUs of engines and judge."""
     if args.device == "auto":
-        args.device = "cuda" if visible_gpus() else "cpu"
+        args.device = "cuda" if usable_gpus(os.environ) else "cpu"
     if args.load_debug_rollout_data:
         args.debug_train_only = True
         args.rollout_global_dataset &= bool(args.prompt_data)  # what is replayed needs no prompts

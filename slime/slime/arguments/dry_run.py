@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 
 from slime.arguments.at_start import missing_prompt_file, no_prompts
 from slime.arguments.backend import backend_line
+from slime.arguments.devices import missing_devices
 from slime.arguments.machines import missing_machines
+from slime.arguments.megatron import NOT_INSTALLED
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
+from slime.utils.process_environment import environment_lines
 
 MISSING_PATH = "no such folder"
+
+
+def of_machine(problem: str) -> bool:
+    """Return whether a problem is one of this machine, so that the plan may work on another one."""
+    return MISSING_PATH in problem or NOT_INSTALLED in problem
 
 
 def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> list[str]:
@@ -22,15 +31,17 @@ def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> 
     """
     from slime.ray.placement import describe_placement  # which imports this package
 
-    wrong = [problem for problem in problems if MISSING_PATH not in problem]
+    wrong = [problem for problem in problems if not of_machine(problem)]
     wrong += [*no_prompts(args), *missing_plugins(args)]
     try:
         lines = [*describe_placement(args).lines(), backend_line(args)] if not wrong else []
+        lines += [f"variable {line}" for line in environment_lines(args, os.environ)] if not wrong else []
     except ConfigurationError as error:
         lines, wrong = [], [str(error)]
     lines += [f"model    {args.hf_checkpoint}", f"flags    {shlex.join(argv)}"]
-    missing = [*(problem for problem in problems if MISSING_PATH in problem), *missing_prompt_file(args)]
+    missing = [*(problem for problem in problems if of_machine(problem)), *missing_prompt_file(args)]
     lines += [f"warning: not found on this machine: {problem}" for problem in missing]
+    lines += [f"warning: this machine cannot run it: {problem}" for problem in missing_devices(args)]
     if not wrong and (machines := missing_machines(args)):
         lines.append(f"warning: {machines}")
     if not wrong:

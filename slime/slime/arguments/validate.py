@@ -7,6 +7,7 @@ change.
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from slime.arguments.memory_history import check_memory_history
 from slime.arguments.model_shape import check_model_shape, check_trainable
 from slime.arguments.routing_replay import check_routing_replay, derive_routing_replay
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
+from slime.utils.process_environment import check_shared
 
 
 def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
@@ -84,6 +86,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
         *check_environments(args),
         *check_fixed(args),
         *check_megatron(args),
+        *check_shared(args, os.environ),
     ]
     config = _config_of(args.hf_checkpoint)
     problems += [*check_model_shape(args, config)] if config is not None else []

@@ -8,6 +8,7 @@ NodeLostError.
 
 from __future__ import annotations
 
+import os
 import time
 from argparse import Namespace
 from typing import Any
@@ -16,13 +17,13 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from slime.backends.megatron_utils.parallel import data_parallel_size, shard_of_rank
-from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
 from slime.exceptions import CheckpointError, RankLostError, TrainerError
 from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.ray.report import say
 from slime.ray.restarts import death_line
 from slime.utils.misc import load_function
+from slime.utils.process_environment import rank_environment
 
 ACTORS = {
     ("fsdp", "actor"): "slime.backends.fsdp_utils.actor.FSDPTrainActor",
@@ -70,18 +71,15 @@ class TrainGroup:
         actor_class = ray.remote(load_function(actor_path))
         self._ranks: list[Any] = []
         for rank, gpu in enumerate(gpus):
-            variables = {
-                "WORLD_SIZE": str(len(gpus)),
-                "RANK": str(rank),
-                "TQDM_DISABLE": "1",
-                # Ray shows each rank its own GPU only.
-                "LOCAL_RANK": "0" if args.device == "cuda" else str(rank % per_node),
-            }
-            if args.device == "cpu":
-                variables["OMP_NUM_THREADS"] = "1"
-            if args.deterministic_mode:
-                variables |= DETERMINISTIC_ENVIRONMENT
-            variables |= {name: str(value) for name, value in args.train_env_vars.items()}
+            variables = rank_environment(
+                args,
+                os.environ,
+                rank=rank,
+                world_size=len(gpus),
+                local_rank=rank % per_node,
+                cores=reserved.bundles[gpu].cores,
+                ranks=reserved.ranks_beside(gpu),
+            )
             options = reserved.options(gpu, ACTOR_GPU_SHARE)
             actor = actor_class.options(runtime_env={"env_vars": variables}, **options)
             self._ranks.append(actor.remote(len(gpus), rank, master.node_ip))

@@ -9,7 +9,6 @@ and left as it was: what the run has in it belongs to its driver, and Ray ends i
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -34,11 +33,9 @@ from slime.ray.ray_start import (
 )
 from slime.utils.cleanup import entrust, start_janitor
 from slime.utils.process import StopRequested
+from slime.utils.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 
 logger = logging.getLogger(__name__)
-
-JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""What `ray job submit` was given, as JSON; Ray sets it for the driver."""
 
 
 @contextlib.contextmanager
@@ -60,6 +57,8 @@ def ray_cluster(args: Namespace, *, num_gpus: int, stop: StopRequested | None = 
         return
     if missing := missing_machines(args):
         raise ConfigurationError(missing)
+    if os.environ.pop(NOSET, None) not in (None, "", "0"):
+        print(f"{NOSET} is ignored: every rank has to see its own GPU only", flush=True)
     if args.num_nodes > 1:
         with _cluster_of_several(args, stop):
             yield
@@ -102,6 +101,18 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
     )
 
 
+def of_run(args: Namespace) -> dict[str, str]:
+    """Return the variables that all actors of the run get, on whatever machine they run.
+
+    Those of the communicator between ranks and engines are among them, so that no machine's own values get in between.
+    """
+    shared = {setting.name: setting.value for setting in shared_settings(args, os.environ) if setting.value is not None}
+    variables = forwarded(os.environ, args.forward_env) | shared
+    if THREADS in variables and of_user(args, os.environ, THREADS) is None:
+        del variables[THREADS]
+    return variables
+
+
 @contextlib.contextmanager
 def _existing_cluster(args: Namespace) -> Iterator[None]:
     """Join the cluster at ``--ray-address``; its authentication is what the environment says."""
@@ -115,9 +126,8 @@ def _existing_cluster(args: Namespace) -> Iterator[None]:
         raise NodeError(
             f"no Ray cluster answers at {address}; start it there (`ray start --head`), or correct the address"
         )
-    job = json.loads(os.environ.get(JOB_VARIABLE) or "{}")
-    of_job = job.get("runtime_env", {}).get("env_vars", {})  # Ray gives these to all actors, and refuses them twice
-    variables = {name: value for name, value in forwarded(os.environ, args.forward_env).items() if name not in of_job}
+    of_job = variables_of_job(os.environ)
+    variables = {name: value for name, value in of_run(args).items() if name not in of_job}
     try:
         ray.init(
             address=address,
@@ -148,7 +158,7 @@ def _cluster_of_several(args: Namespace, stop: StopRequested | None) -> Iterator
     head = resolved(args.head_address)
     address, _ = split_address(head)
     part = Part(head, address, is_head=True, num_gpus=args.num_gpus_per_node, cpu=args.device == "cpu")
-    variables = forwarded(os.environ, args.forward_env)
+    variables = of_run(args)
     with node_of_cluster(part, os.environ, Path(args.run_dir) / "logs" / "ray-head.log"):
         ray.init(
             address=head,

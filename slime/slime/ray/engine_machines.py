@@ -27,7 +27,7 @@ def by_machine(args: Namespace, reserved: ReservedPlacement, spec: EngineSpec) -
     Raises:
         ConfigurationError: when the engine would lie on several machines though one can hold it, or unevenly.
     """
-    places = groupby(spec.gpu_ids, key=lambda gpu: reserved.bundles[gpu].node_id)
+    places = groupby(map(int, spec.gpu_ids), key=lambda gpu: reserved.bundles[gpu].node_id)
     parts = [list(gpus) for _, gpus in places]
     if len(parts) > 1 and spec.num_gpus <= args.num_gpus_per_node:
         raise ConfigurationError(

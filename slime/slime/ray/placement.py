@@ -8,14 +8,18 @@ critic; a machine without GPUs has logical ones. Ray is imported only by the fun
 from __future__ import annotations
 
 import ipaddress
+import os
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slime.arguments.critic import critic_gpus
-from slime.backends.sglang_utils.server_args import EngineSpec, Role
+from slime.arguments.devices import device_problems
+from slime.backends.sglang_utils.server_args import EngineSpec, GpuId, Role
 from slime.exceptions import ConfigurationError, NodeError, NodeLostError
+from slime.utils.machine import cuda_facts, usable_cores
+from slime.utils.process_environment import NOSET
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -135,12 +139,21 @@ def _interval(gpus: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Bundle:
-    """One reserved GPU: where it is and which bundle of the placement group holds it."""
+    """One reserved GPU: where it is and which bundle of the placement group holds it.
+
+    Attributes:
+        bundle_index: in the placement group.
+        node_ip: address of its machine.
+        gpu_id: as ``CUDA_VISIBLE_DEVICES`` of a process there names it: a number, or ``GPU-`` and a UUID.
+        node_id: of its machine, in Ray.
+        cores: that the machine gives to a process; 0 where nobody looked.
+    """
 
     bundle_index: int
     node_ip: str
-    gpu_id: int
+    gpu_id: GpuId
     node_id: str = ""
+    cores: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,12 @@ class ReservedPlacement:
     def other_nodes(self) -> dict[str, str]:
         """``nodes`` without the driver's: a run that loses one of these outlives it, and has to notice."""
         return {node: address for node, address in self.nodes.items() if node != self.home}
+
+    def ranks_beside(self, gpu: int) -> int:
+        """Return how many training ranks, of actor and critic, the machine of GPU number ``gpu`` has."""
+        node = self.bundles[gpu].node_id
+        trainer = (*self.placement.actor, *self.placement.critic)
+        return sum(self.bundles[other].node_id == node for other in trainer)
 
     def options(self, gpu: int, share: float) -> dict[str, Any]:
         """Actor options that put an actor on a GPU with a share of it."""
@@ -189,7 +208,11 @@ def create_placement(args: Namespace, stop: StopRequested | None = None) -> Rese
         return ReservedPlacement(placement, None, ())
     group = reserve(placement.total, placement.roles(), args.node_timeout, stop)
     home = ray.get_runtime_context().get_node_id()
-    return ReservedPlacement(placement, group, tuple(_probe_bundles(group, placement.total)), home)
+    foreign = (
+        bool(args.ray_address) and args.device == "cuda"
+    )  # the machines of an own cluster looked before they joined
+    bundles = _probe_bundles(group, placement.total, check=foreign)
+    return ReservedPlacement(placement, group, tuple(bundles), home)
 
 
 def release_placement(reserved: ReservedPlacement) -> None:
@@ -229,8 +252,18 @@ def with_replacements(
     return replace(reserved, bundles=tuple(_probe_bundles(reserved.group, len(reserved.bundles))))
 
 
-def _probe_bundles(group: PlacementGroup, count: int) -> list[Bundle]:
-    """Ask a short-lived actor on every bundle where it is; sorted by node address, then node, then GPU."""
+class Seen(NamedTuple):
+    """What a process on a bundle sees of its machine: Ray's id of it, the bundle's GPU, all its GPUs, cores, problems."""
+
+    node_id: str
+    gpu: str
+    visible: str | None
+    cores: int
+    problems: tuple[str, ...]
+
+
+def _probe_bundles(group: PlacementGroup, count: int, *, check: bool = False) -> list[Bundle]:
+    """Ask a short-lived actor on every bundle where it is; ``check`` raises ConfigurationError where CUDA does not work."""
     import ray
     from ray.exceptions import RayActorError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -239,27 +272,58 @@ def _probe_bundles(group: PlacementGroup, count: int) -> list[Bundle]:
 
     @ray.remote(num_cpus=ACTOR_GPU_SHARE, num_gpus=ACTOR_GPU_SHARE)
     class Probe:
-        def where(self) -> tuple[str, int]:
-            return ray.get_runtime_context().get_node_id(), int(ray.get_gpu_ids()[0])
+        def look(self) -> Seen:
+            node, visible = ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES")
+            problems = device_problems(cuda_facts(), os.environ, needed=1) if check else []
+            return Seen(node, str(ray.get_gpu_ids()[0]), visible, usable_cores(), tuple(problems))
 
     probes: list[Any] = [
         Probe.options(
+            # Ray then leaves the machine's own CUDA_VISIBLE_DEVICES, which orders its UUIDs.
+            runtime_env={"env_vars": {NOSET: "1"}},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=index
-            )
+            ),
         ).remote()
         for index in range(count)
     ]
     try:
-        places = ray.get([probe.where.remote() for probe in probes])
+        seen = ray.get([probe.look.remote() for probe in probes])
     except RayActorError as error:
         raise NodeLostError("a machine left the cluster while its GPUs were counted") from error
     finally:
         for probe in probes:
             ray.kill(probe)
-    addresses = live_nodes()
-    bundles = [Bundle(index, addresses[node], gpu, node) for index, (node, gpu) in enumerate(places)]
-    return sorted(bundles, key=lambda bundle: (_address_key(bundle.node_ip), bundle.node_id, bundle.gpu_id))
+    return sorted_bundles(seen, live_nodes())
+
+
+def sorted_bundles(seen: Sequence[Seen], addresses: Mapping[str, str]) -> list[Bundle]:
+    """Return the bundles by address of the machine, then machine, then place of the GPU there.
+
+    Args:
+        seen: by the bundles, in their order.
+        addresses: ``{node id: address}``.
+
+    Raises:
+        ConfigurationError: with the problems that a machine has.
+    """
+    if problems := {f"{addresses[look.node_id]}: {problem}" for look in seen for problem in look.problems}:
+        raise ConfigurationError("; ".join(sorted(problems)))
+
+    def place(bundle: Bundle) -> tuple[tuple[int, int, str], str, int]:
+        visible = (seen[bundle.bundle_index].visible or "").split(",")
+        number = bundle.gpu_id if isinstance(bundle.gpu_id, int) else visible.index(bundle.gpu_id)
+        return _address_key(bundle.node_ip), bundle.node_id, number
+
+    bundles = [
+        Bundle(index, addresses[look.node_id], _gpu_id(look.gpu), look.node_id, look.cores)
+        for index, look in enumerate(seen)
+    ]
+    return sorted(bundles, key=place)
+
+
+def _gpu_id(name: str) -> GpuId:
+    return int(name) if name.isdigit() else name
 
 
 def _address_key(address: str) -> tuple[int, int, str]:

@@ -22,9 +22,12 @@ import psutil
 
 from slime.exceptions import ConfigurationError, NodeError
 from slime.utils.cleanup import entrust, start_janitor
+from slime.utils.process_environment import NOSET
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 MODE_VARIABLE = "RAY_AUTH_MODE"
+RAY_VARIABLES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", NOSET: "0"}
+"""What Ray starts with on a machine, whatever its shell says."""
 EXTRA_CPUS = 16
 CPU_OBJECT_STORE_BYTES = 512 * 2**20
 _START_SECONDS = 120.0
@@ -136,7 +139,7 @@ def node_of_cluster(part: Part, environment: Mapping[str, str], log: Path) -> It
             earlier = output.tell()
             child = subprocess.Popen(
                 start_command(part, folder),
-                env={**environment, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"},
+                env={**environment, **RAY_VARIABLES},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from slime.arguments.at_start import check_still_free
 from slime.exceptions import ConfigurationError
-from slime.ray.cluster import JOB_VARIABLE
 from slime.ray.report import say
+from slime.utils.process_environment import JOB_VARIABLE
 
 LOCK = "save.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)

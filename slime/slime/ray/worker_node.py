@@ -13,9 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime.exceptions import SlimeError
+from slime.arguments.devices import device_problems
+from slime.exceptions import ConfigurationError, SlimeError
 from slime.ray.environment import of_node
 from slime.ray.ray_start import Part, answers, check_token, is_known, node_of_cluster, own_address, resolved
+from slime.utils.machine import cuda_facts
 from slime.utils.process import StopRequested, watch_lifeline
 
 _POLL_SECONDS = 1.0
@@ -32,6 +34,12 @@ def wait_for_head(head: str, seconds: float, stop: StopRequested) -> bool:
         if time.monotonic() > deadline or stop.wait(_POLL_SECONDS):
             return False
     return True
+
+
+def check_devices(num_gpus: int) -> None:
+    """Raise ConfigurationError when processes of this machine cannot use ``num_gpus`` GPUs."""
+    if problems := device_problems(cuda_facts(), os.environ, num_gpus):
+        raise ConfigurationError("; ".join(problems))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     head = options.head_address
     try:
         check_token(os.environ)
+        if options.device == "cuda":
+            check_devices(options.num_gpus)
         if not wait_for_head(head, options.timeout, stop):
             if stop:
                 return stop.exit_code

@@ -45,6 +45,16 @@ def shares_gpus(args: Namespace) -> bool:
     return bool(getattr(args, "share_gpu", False) or getattr(args, "colocate", False))
 
 
+def on_one_gpu(args: Namespace) -> bool:
+    """Return whether trainer and policy engine share one GPU, so that one can open memory of the other."""
+    return shares_gpus(args) and bool(getattr(args, "share_gpu", False) or args.rollout_num_gpus == 1)
+
+
+def sends_gpu_handles(args: Namespace) -> bool:
+    """Return whether a push sends CUDA IPC handles of the trainer's memory."""
+    return getattr(args, "update_weight_transport", "nccl") == "shared" and on_one_gpu(args)
+
+
 ADAPTER_NAME = re.compile(r"weights-(\d+)-([0-9a-f]{8})-(\d+)")
 """Weight version, :func:`maker` and number of a push."""
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slime.exceptions import ConfigurationError
-from slime.weight_sync import LOADER, shares_gpus
+from slime.weight_sync import LOADER, on_one_gpu
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync
@@ -35,7 +35,7 @@ class SharedMemoryWeightSync(EngineWeightSync):
     def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         self._buffer = BucketBuffer(min(args.update_weight_buffer_size, SLOT_BYTES), device, self._next_slot)
-        self._on_gpu = device.type == "cuda" and shares_gpus(args) and (args.share_gpu or args.rollout_num_gpus == 1)
+        self._on_gpu = device.type == "cuda" and on_one_gpu(args)
         self._slots: list[Segment | Tensor | None] = [None, None]
         self._turn = 0
 

@@ -40,9 +40,13 @@ def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) 
     monkeypatch.setattr(Remote, "started", [])
     monkeypatch.setattr(actor_group.ray, "remote", Remote)
     placement = Placement(actor=(0, 1), rollout=(), judge=(), critic=(0, 1))
-    bundle = SimpleNamespace(node_ip="127.0.0.1")
+    bundle = SimpleNamespace(node_ip="127.0.0.1", cores=32)
     reserved: Any = SimpleNamespace(
-        placement=placement, bundles=[bundle] * 2, options=lambda gpu, share: {}, other_nodes={}
+        placement=placement,
+        bundles=[bundle] * 2,
+        options=lambda gpu, share: {},
+        other_nodes={},
+        ranks_beside=lambda gpu: 4,
     )
     sizes = {"actor_num_gpus_per_node": 2, "critic_num_gpus_per_node": 2}
     values = {"device": "cpu", "train_backend": "fsdp", **sizes, **changes}
@@ -66,6 +70,12 @@ def test_a_node_has_as_many_local_ranks_as_the_flag_says(monkeypatch: pytest.Mon
     cuda = ranks(monkeypatch, device="cuda")
     assert [rank.variables["LOCAL_RANK"] for rank in cuda] == ["0", "0"]
     assert "OMP_NUM_THREADS" not in cuda[0].variables
+
+
+def test_ranks_share_the_cores_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    offload = ranks(monkeypatch, device="cuda", fsdp_cpu_offload=True)
+    assert [rank.variables["OMP_NUM_THREADS"] for rank in offload] == ["8", "8"]
 
 
 def test_the_back_end_is_that_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:

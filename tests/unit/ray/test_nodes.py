@@ -21,6 +21,7 @@ from slime.ray.actor_group import TrainGroup
 from slime.ray.environment import forwarded, of_node
 from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, split_address, start_command
 from slime.utils.process import Stopped, StopRequested
+from slime.utils.process_environment import JOB_VARIABLE, NOSET
 from tests.helpers.machines import reserved
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}
@@ -164,7 +165,7 @@ def test_a_machine_gives_up_when_there_is_no_head(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(worker_node, "_POLL_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    arguments = ["--head-address", f"127.0.0.1:{port}", "--num-gpus", "1", "--timeout", "0"]
+    arguments = ["--head-address", f"127.0.0.1:{port}", "--num-gpus", "1", "--device", "cpu", "--timeout", "0"]
     assert worker_node.main(arguments) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"no head at 127.0.0.1:{port} after 0 s")
     monkeypatch.delenv("RAY_AUTH_TOKEN")
@@ -182,7 +183,10 @@ def test_a_head_whose_name_is_not_known_yet_is_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(ray_start.socket, "gethostbyname", unknown)
     monkeypatch.setattr(worker_node, "answers", lambda head: False)
     monkeypatch.setattr(worker_node, "_POLL_SECONDS", 0.0)
-    assert worker_node.main(["--head-address", "head-0.run:6379", "--num-gpus", "1", "--timeout", "0"]) == 1
+    assert (
+        worker_node.main(["--head-address", "head-0.run:6379", "--num-gpus", "1", "--device", "cpu", "--timeout", "0"])
+        == 1
+    )
     said = capsys.readouterr().out.splitlines()
     assert said[0].endswith("head-0.run:6379, 0 s at most (its name is not known on this machine yet)")
     assert said[1].startswith("this machine cannot join: the head's name head-0.run is not known on this machine")
@@ -202,7 +206,9 @@ def test_a_head_whose_name_is_not_known_does_not_start(monkeypatch: pytest.Monke
             pass
 
 
-def test_the_flags_of_several_machines_reach_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_flags_of_several_machines_reach_ray(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     several = ["--num-nodes", "3", "--head-address", "10.0.0.1:7000", "--node-timeout", "5"]
     words = [*several, "--forward-env", "MY_METHOD", "--num-gpus-per-node", "4"]
     args = build_parser().parse_args(words)
@@ -215,6 +221,7 @@ def test_the_flags_of_several_machines_reach_ray(monkeypatch: pytest.MonkeyPatch
         yield
 
     monkeypatch.setenv("MY_METHOD", "1")
+    monkeypatch.setenv(NOSET, "1")
     monkeypatch.setattr(cluster_module, "node_of_cluster", node)
     monkeypatch.setattr(nodes.ray, "init", lambda **keywords: found.update(keywords))
     monkeypatch.setattr(nodes.ray, "shutdown", lambda: None)
@@ -223,6 +230,9 @@ def test_the_flags_of_several_machines_reach_ray(monkeypatch: pytest.MonkeyPatch
         assert found["waited"] == (3, 5.0, "10.0.0.1:7000", None)
     assert found["part"] == Part("10.0.0.1:7000", "10.0.0.1", is_head=True, num_gpus=4, cpu=True)
     assert found["runtime_env"]["env_vars"]["MY_METHOD"] == "1"
+    assert f"{NOSET} is ignored" in capsys.readouterr().out
+    assert NOSET not in os.environ
+    assert ray_start.RAY_VARIABLES[NOSET] == "0", "of the other machines"
 
 
 def joined(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Namespace, dict[str, Any]]:
@@ -239,7 +249,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Namespace, dic
 
 
 def test_a_cluster_that_exists_is_joined_with_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", cluster_module.JOB_VARIABLE):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", JOB_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     for name in ("MY_METHOD", "NCCL_DEBUG", "SECRET_KEY"):
         monkeypatch.setenv(name, "1")
@@ -255,7 +265,7 @@ def test_a_cluster_that_exists_is_joined_with_its_machines(monkeypatch: pytest.M
 def test_what_a_job_was_given_is_not_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NCCL_DEBUG", "HF_HOME"):
         monkeypatch.setenv(name, "of the job")
-    monkeypatch.setenv(cluster_module.JOB_VARIABLE, '{"runtime_env": {"env_vars": {"NCCL_DEBUG": "of the job"}}}')
+    monkeypatch.setenv(JOB_VARIABLE, '{"runtime_env": {"env_vars": {"NCCL_DEBUG": "of the job"}}}')
     variables = joined(monkeypatch)[1]["runtime_env"]["env_vars"]
     assert variables["HF_HOME"] == "of the job"
     assert "NCCL_DEBUG" not in variables

@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 
+from slime.backends.sglang_utils.engine_process import process_environment
 from slime.exceptions import ConfigurationError
-from slime.ray.placement import ACTOR_GPU_SHARE, ENGINE_GPU_SHARE, describe_placement
+from slime.ray.engine_machines import by_machine
+from slime.ray.placement import (
+    ACTOR_GPU_SHARE,
+    ENGINE_GPU_SHARE,
+    Placement,
+    ReservedPlacement,
+    Seen,
+    describe_placement,
+    sorted_bundles,
+)
+from tests.helpers.arguments import default_args
 
 
 def arguments(**changes: Any) -> Namespace:
@@ -95,3 +106,48 @@ def test_the_critic_stands_between_actor_and_rollout() -> None:
 def test_an_impossible_split_names_the_flag(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         describe_placement(arguments(**changes))
+
+
+ADDRESSES = {"a": "10.0.0.2", "b": "10.0.0.10"}
+
+
+def seen(node: str, gpu: str, visible: str | None = None, *problems: str) -> Seen:
+    return Seen(node, gpu, visible, 16, problems)
+
+
+def test_bundles_are_in_the_order_of_machines_and_their_gpus() -> None:
+    found = sorted_bundles([seen("b", "0"), seen("a", "10"), seen("a", "9"), seen("b", "1")], ADDRESSES)
+    assert [(bundle.node_ip, bundle.gpu_id) for bundle in found] == [
+        ("10.0.0.2", 9),
+        ("10.0.0.2", 10),
+        ("10.0.0.10", 0),
+        ("10.0.0.10", 1),
+    ]
+    assert [bundle.bundle_index for bundle in found] == [2, 1, 0, 3]
+
+
+def test_an_engine_gets_gpus_by_their_uuids() -> None:
+    uuids = ("GPU-f0", "GPU-a1", "GPU-c2")
+    visible = ",".join(uuids)
+    found = sorted_bundles([seen("a", uuid, visible) for uuid in ("GPU-c2", "GPU-f0", "GPU-a1")], ADDRESSES)
+    assert tuple(bundle.gpu_id for bundle in found) == uuids, "as the machine lists them"
+    placement = Placement(actor=(0,), rollout=(1, 2), judge=(), rollout_gpus_per_engine=2)
+    reserved = ReservedPlacement(placement, None, tuple(found), "a")
+    args = default_args(device="cuda", num_nodes=1, num_gpus_per_node=3)
+    ((first, spec),) = by_machine(args, reserved, placement.engines("policy")[0])
+    assert first == 1
+    assert process_environment(args, spec, {})["CUDA_VISIBLE_DEVICES"] == "GPU-a1,GPU-c2"
+
+
+def test_ranks_of_actor_and_critic_share_a_machine() -> None:
+    bundles = sorted_bundles([seen("a", "0"), seen("a", "1"), seen("b", "0"), seen("a", "2")], ADDRESSES)
+    placement = Placement(actor=(0, 1), rollout=(2,), judge=(), critic=(3,))
+    reserved = ReservedPlacement(placement, None, tuple(bundles), "a")
+    assert [reserved.ranks_beside(gpu) for gpu in (0, 1, 3)] == [2, 2, 1]
+    assert {bundle.cores for bundle in bundles} == {16}
+
+
+def test_a_machine_of_a_cluster_that_cannot_use_cuda_is_named_once() -> None:
+    broken = [seen("b", "0", None, "no driver"), seen("b", "1", None, "no driver"), seen("a", "0")]
+    with pytest.raises(ConfigurationError, match=r"^10\.0\.0\.10: no driver$"):
+        sorted_bundles(broken, ADDRESSES)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from slime.backends.trainer.rank import TrainRank
 from slime.exceptions import RankLostError
 from slime.ray.actor_group import TrainGroup
+from slime.ray.environment import of_node
 
 
 class Bare(TrainRank):
@@ -40,6 +41,15 @@ class Actor:
             return 4000 if method == "open_rendezvous" else method
 
         return SimpleNamespace(remote=call)
+
+
+def test_a_rank_uses_the_interface_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")  # the head's
+    for name, value in of_node({"NCCL_SOCKET_IFNAME": "ib1"}).items():
+        if name != "NCCL_SOCKET_IFNAME":
+            monkeypatch.setenv(name, value)
+    Bare(2, 0, "127.0.0.1")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib1"
 
 
 def test_every_rank_hears_of_the_port_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:

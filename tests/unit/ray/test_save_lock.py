@@ -18,10 +18,10 @@ import pytest
 from slime.arguments.check_paths import LATEST
 from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module
-from slime.ray.cluster import JOB_VARIABLE
 from slime.ray.placement import Placement, ReservedPlacement
 from slime.ray.run import Run
 from slime.ray.save_lock import own_save_folders
+from slime.utils.process_environment import JOB_VARIABLE
 from tests.helpers.arguments import default_args
 
 HOLDER = """

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from openclaw.exceptions import ConfigError
-from openclaw.launch.__main__ import MISSING_PATH
 from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.server.train import gpu_variables, main, make_job, nothing_left
+from slime.arguments.dry_run import MISSING_PATH
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 

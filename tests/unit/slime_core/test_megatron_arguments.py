@@ -127,3 +127,35 @@ def test_a_critic_of_another_shape_has_to_divide_too(
     words = f"--advantage-estimator ppo --tensor-model-parallel-size 2 --critic-load {critic}".split()
     said = f"--tensor-model-parallel-size 2 does not divide num_key_value_heads 1 of {critic}/config.json"
     assert said in refusal(capsys, [*two_gpus, *words])
+
+
+NO_ENGINE = {
+    "--transformer-impl transformer_engine": "Transformer Engine is not installed on this machine; use --transformer-impl local",
+    "--use-precision-aware-optimizer": "takes its Adam from Transformer Engine: Transformer Engine is not installed on this machine",
+}
+
+
+@pytest.mark.parametrize("flags", NO_ENGINE)
+def test_what_needs_transformer_engine_is_refused_where_it_is_not_installed(
+    two_gpus: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: str
+) -> None:
+    words = [*two_gpus, "--train-backend", "megatron", "--device", "cuda", *flags.split()]
+    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: True)
+    assert parse_args(words).transformer_impl == "transformer_engine"
+    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: False)
+    assert NO_ENGINE[flags] in refusal(capsys, words)
+    assert (
+        parse_args([*words[:-1], "local"] if "impl" in flags else [*words, "--optimizer-cpu-offload"]).device == "cuda"
+    )
+
+
+def test_a_dry_run_for_another_machine_does_not_need_transformer_engine(
+    two_gpus: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime.arguments.megatron.has_transformer_engine", lambda: False)
+    words = [*two_gpus, "--train-backend", "megatron", "--device", "cuda", "--transformer-impl", "transformer_engine"]
+    more = ["--disable-rollout-global-dataset", "--rollout-max-response-len", "8", "--dry-run"]
+    with pytest.raises(SystemExit) as ended:
+        parse_args([*words, *more])
+    assert ended.value.code == 0
+    assert "warning: not found on this machine: --transformer-impl transformer_engine" in capsys.readouterr().out

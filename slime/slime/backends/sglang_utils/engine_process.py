@@ -10,17 +10,47 @@ from __future__ import annotations
 import os
 import shlex
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
 from slime.backends.sglang_utils.held_start import HOLD
 from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import EngineSpec, gives_memory_away, server_command
+from slime.ray.environment import own_of_machine
 from slime.utils.http_utils import find_available_port
 from slime.utils.process import ChildProcess, spawn
+from slime.utils.process_environment import engine_variables
 from slime.weight_sync.hosts import this_host
 
 # SGLang's workers end at SIGTERM; its server takes that for a crash of theirs and sleeps five seconds before it ends.
 _STOP_SECONDS = 1.0
+
+
+def process_environment(args: Namespace, spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an engine's process on one machine.
+
+    Args:
+        args: of the run.
+        spec: of the engine on this machine.
+        base: variables of the engine's actor.
+    """
+    cpu = args.device == "cpu"
+    environment = engine_environment({**base, **own_of_machine(base)}, cpu=cpu)
+    saver = gives_memory_away(args, spec)
+    environment |= engine_variables(args, environment, gives_memory_away=saver)
+    if spec.gpu_ids and not cpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.gpu_ids))
+    if saver:
+        environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"  # that of CUDA graphs too
+    if spec.nodes > 1:
+        # It would be a file in shared memory that a killed process leaves; between machines it is a socket of its own at a
+        # guessed address.
+        environment["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] = "0"
+        if cpu:
+            # Without it SGLang wants a NUMA node of this machine for each rank of all machines. One entry: one rank is here.
+            cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+            environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cores)
+    return environment
 
 
 class EngineProcess:
@@ -47,23 +77,12 @@ class EngineProcess:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("a") as log:
             log.write(f"$ {shlex.join(command)}\n")
-        self._child = spawn(command, env=self._environment(), log_path=self._log_path, name=self._spec.name)
-
-    def _environment(self) -> dict[str, str]:
-        environment = engine_environment(os.environ, cpu=self._cpu)
-        if self._spec.gpu_ids and not self._cpu:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._spec.gpu_ids))
-        if gives_memory_away(self._args, self._spec):
-            environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"  # that of CUDA graphs too
-        if self._spec.nodes > 1:
-            # It would be a file in shared memory that a killed process leaves; between machines it is a socket of its own at a
-            # guessed address.
-            environment["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] = "0"
-            if self._cpu:
-                # Without it SGLang wants a NUMA node of this machine for each rank of all machines. One entry: one rank is here.
-                cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-                environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cores)
-        return environment
+        self._child = spawn(
+            command,
+            env=process_environment(self._args, self._spec, os.environ),
+            log_path=self._log_path,
+            name=self._spec.name,
+        )
 
     def alive(self) -> bool:
         """Whether the process runs."""

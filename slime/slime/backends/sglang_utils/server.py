@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slime.backends.sglang_utils import current_adapter, forked_workers, held_start, left_behind
+from slime.utils.machine import with_programs
 from slime.utils.process import watch_lifeline
 
 CPU_STANDINS = Path(__file__).parent / "cpu_standins"
@@ -34,6 +35,8 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
     # What the vision tower made of an image would outlive the tower's weights: a flush of the prefix cache leaves it.
     environment["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
     environment["PYTHONUNBUFFERED"] = "1"
+    # SGLang compiles kernels by `ninja`, which is beside the interpreter; a shell may not have activated that folder.
+    environment["PATH"] = with_programs(base.get("PATH", os.defpath))
     if cpu:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -16,6 +16,8 @@ from slime.exceptions import ConfigurationError
 from slime.weight_sync import LOADER, uses_loader
 
 Role = Literal["policy", "prm"]
+GpuId = int | str
+"""A GPU as ``CUDA_VISIBLE_DEVICES`` names it: its number on a machine, or ``GPU-`` and a UUID."""
 
 SERVER_MODULE = "slime.backends.sglang_utils.server"
 # Attributes of the run that start with sglang_ but are not server options, or that the run decides itself.
@@ -61,7 +63,7 @@ class EngineSpec:
         role: which role it serves.
         index: its place among the engines of the role.
         num_gpus: GPUs of the whole engine.
-        gpu_ids: those of this machine.
+        gpu_ids: those of this machine; before machines are known, numbers over the whole cluster.
         host: where it listens.
         nodes: number of the engine's machines; each has the same number of its GPUs.
         node_rank: which of them this is; the first serves.
@@ -70,7 +72,7 @@ class EngineSpec:
     role: Role
     index: int
     num_gpus: int
-    gpu_ids: tuple[int, ...] = ()
+    gpu_ids: tuple[GpuId, ...] = ()
     host: str = "127.0.0.1"
     nodes: int = 1
     node_rank: int = 0

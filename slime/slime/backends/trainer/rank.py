@@ -33,6 +33,7 @@ from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
 from slime.backends.trainer.wandb_folders import remove_at_the_end
 from slime.exceptions import CheckpointError, TrainerError
+from slime.ray.environment import own_of_machine
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class TrainRank(ABC):
         self._store: TCPStore | None = None
         self._seconds: Metrics = {}
         self._rollout_id = 0
+        os.environ.update(own_of_machine(os.environ))
         remove_at_the_end()
 
     def _begin(self, args: Namespace) -> None:
