@@ -22,8 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slime.backends.megatron_utils.parallel import data_parallel_size
 from slime.exceptions import ConfigurationError, PluginError
 from slime.observability.metric_utils import compute_rollout_step
-from slime.ray.engines import engine_groups
-from slime.ray.placement import ReservedPlacement
+from slime.ray.engines import EngineGroup, engine_groups
+from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.start_order import ENGINE_ROLES, stage_of
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import number_of_prompts
@@ -74,7 +75,7 @@ class RolloutManager:
         self._get_weights: list[int] = []
         self._asleep = False
         self._closing = threading.Event()
-        self._start_engines()
+        self._start_engines(reserved.placement)
         init_http_client(args)
         self._data_source = load_function(args.data_source_path)(args)
         self._generate = load_function(args.rollout_function_path)
@@ -84,8 +85,14 @@ class RolloutManager:
 
     # Engines
 
-    def _start_engines(self) -> None:
-        starts = [(group, group.start()) for group in self._groups]
+    def _start_engines(self, placement: Placement) -> None:
+        stages = {group.role: stage_of(placement, ENGINE_ROLES[group.role]) for group in self._groups}
+        for stage in sorted(set(stages.values())):
+            self._start_together([group for group in self._groups if stages[group.role] == stage])
+
+    def _start_together(self, groups: list[EngineGroup]) -> None:
+        """Start the engines of ``groups`` at the same time and wait for all of them."""
+        starts = [(group, group.start()) for group in groups]
         for group, references in starts:
             address = group.finish_start(ray.get(references))
             prefix = "sglang" if group.role == "policy" else "prm"

@@ -36,6 +36,7 @@ from slime.ray.report import Step, Trained, evaluation_line, say, step_line, tim
 from slime.ray.restarts import Restarts, death_line, raised_itself
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.save_lock import own_save_folders
+from slime.ray.start_order import start_lines, trainer_waits
 from slime.ray.trainer import Trainer
 from slime.ray.turns import Turns, push_is_due
 from slime.rollout.metrics import staleness
@@ -95,6 +96,7 @@ class Run:
         placement = describe_placement(args)
         for line in placement.lines():
             say(line)
+        say(f"starts   {', then '.join(start_lines(placement))}")
         if placement.actor:
             say(backend_line(args))
         num_gpus = getattr(args, "num_gpus", None) or placement.total
@@ -126,8 +128,8 @@ class Run:
             self._rollouts_per_epoch = self.wait(self._manager.rollouts_per_epoch.remote())
             self.args.num_rollout = args.num_rollout = args.num_epoch * self._rollouts_per_epoch
         if self._reserved.placement.actor:
-            if self._turns.engines_sleep:
-                self.wait(self._manager.addresses.remote())  # its engines are up, which takes minutes
+            if trainer_waits(self._reserved.placement):
+                self.wait(self._manager.addresses.remote())  # answers once its engines are up
             self._turns.before_a_trainer()
             self._trainer = Trainer(args, self._reserved)
             self.start_rollout_id = self._trainer.init()

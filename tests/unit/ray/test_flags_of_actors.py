@@ -136,7 +136,7 @@ def test_engines_are_watched_where_the_flag_wants_it(monkeypatch: pytest.MonkeyP
     started = SimpleNamespace(start=lambda: threads.append(1))
     monkeypatch.setattr(rollout.threading, "Thread", lambda **_: started)
     monkeypatch.setattr(rollout, "engine_groups", lambda *_: [group])
-    monkeypatch.setattr(RolloutManager, "_start_engines", lambda self: None)
+    monkeypatch.setattr(RolloutManager, "_start_engines", lambda self, placement: None)
     monkeypatch.setattr(rollout, "init_http_client", lambda args: None)
     reserved: Any = SimpleNamespace(placement=Placement(actor=(0,), rollout=(1,), judge=()))
     args = default_args(
