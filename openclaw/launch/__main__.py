@@ -90,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_machine(plan)
     if missing:
         fail("\n".join(["the plan cannot work:", *(f"  - {problem}" for problem in missing)]))
+    for warning in plan.budget.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.flush()
     os.execve(plan.command[0], plan.command, dict(plan.environment))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from openclaw.config import VARIABLES, RuntimeConfig, Value
 from openclaw.exceptions import ConfigError
 from openclaw.launch.guide_files import read_guide_file
+from openclaw.launch.memory import plan_budget
 from openclaw.launch.methods import METHODS, MethodLines, find_method
 from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.profiles import Profile
@@ -26,7 +27,9 @@ from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, reso
 from openclaw.live_losses import unfed_loss
 from slime.arguments.colocate import check_asynchronous
 from slime.arguments.critic import critic_gpus
+from slime.arguments.dry_run import of_machine
 from slime.arguments.machines import ADDRESS_VARIABLE, OWN_CLUSTER, named_cluster
+from slime.arguments.memory_budget import Budget
 from slime.arguments.parser import parser_for, read_arguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -72,6 +75,7 @@ class Plan:
     environment: Mapping[str, str]
     gpu_ids: tuple[int, ...] | None
     runtime_sources: Mapping[str, str]
+    budget: Budget
 
     @property
     def gpus_needed(self) -> int:
@@ -189,6 +193,7 @@ def _sections(
         "PLACEMENT_ARGS": [
             *("--device", profile.device, *([] if joins else ["--num-gpus", v["num_gpus"]])),
             *("--num-gpus-per-node", v["num_gpus"]),
+            *(["--gpu-memory-gb", v["gpu_memory_gb"]] if v["gpu_memory_gb"] else []),
             *several,
             *("--actor-num-nodes", nodes, "--actor-num-gpus-per-node", counts["actor"]),
             *("--rollout-num-gpus", nodes * counts["rollout"], "--rollout-num-gpus-per-engine", v["tp"]),
@@ -364,4 +369,9 @@ def make_plan(
     if values["node_rank"]:
         command = node_command(args, values)
     sources = runtime_sources(environment, profile, votes)
-    return Plan(profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources)
+    whole = all(of_machine(problem) for problem in problems)
+    budget = plan_budget(profile, args, ids) if whole else Budget(())
+    problems += budget.problems
+    return Plan(
+        profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources, budget
+    )

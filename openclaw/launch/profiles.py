@@ -19,6 +19,7 @@ class Profile:
         runtime: defaults of the runtime's variables.
         methods: defaults of launch variables that depend on the method.
         flags: flags that only this machine needs.
+        gpu_memory_gb: GiB of one GPU, for the memory budget on a machine without GPUs.
     """
 
     name: str
@@ -27,10 +28,11 @@ class Profile:
     runtime: Mapping[str, str] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    gpu_memory_gb: float | None = None
 
 
 # A reply waits for feedback as long as its reader does; after many updates the clipped ratio leaves little of it to learn.
-GPU8 = Profile("gpu8", "cuda", variables={"MAX_WEIGHT_STALENESS": 32})
+GPU8 = Profile("gpu8", "cuda", variables={"MAX_WEIGHT_STALENESS": 32}, gpu_memory_gb=80.0)
 
 GPU8_FP8 = replace(
     GPU8,
@@ -64,10 +66,11 @@ GPU1_24GB = replace(
         "NUM_GPUS": 1,
         "ACTOR_GPUS": "1",
         "MAX_RESPONSE_LENGTH": 4096,
-        "MEM_FRACTION_STATIC": 0.5,
+        "MEM_FRACTION_STATIC": 0.9,
     },
     runtime={"CONTEXT_LENGTH": "12288", "PRM_MAX_NEW_TOKENS": "2048"},
     flags=("--share-gpu", "--sglang-max-total-tokens", "16384", "--sglang-max-running-requests", "8"),
+    gpu_memory_gb=24.0,
 )
 
 # Learning rates and KL weights were measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from openclaw.config import VARIABLES
 from openclaw.launch.plan import Plan
+from slime.exceptions import ConfigurationError
+from slime.ray.placement import describe_placement
+from slime.ray.start_order import start_lines
 from slime.tracking.redact import is_secret
 from slime.utils.process_environment import environment_lines
 
@@ -80,11 +83,33 @@ def summary_lines(plan: Plan) -> Iterator[str]:
         yield f"  {role:<8} {shown}"
 
 
+def start_and_memory_lines(plan: Plan) -> Iterator[str]:
+    """Yield the order of the start, and the memory budget with its warnings; nothing of a plan without a placement."""
+    try:
+        placement = describe_placement(plan.args)
+    except ConfigurationError:
+        return
+    yield from ("", "start order:", *(f"  {line}" for line in start_lines(placement)))
+    if plan.budget.lines:
+        yield from ("", *plan.budget.lines)
+    yield from (f"warning: {warning}" for warning in plan.budget.warnings)
+
+
 def describe(plan: Plan) -> str:
     """Return the whole plan as text."""
     lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan), ""]
-    lines += [*placement_lines(plan), "", "variables (name, value, source):", *variable_lines(plan), ""]
-    lines += ["ranks and engines (name, value, processes, source):", *process_lines(plan), "", "arguments:"]
+    lines += [
+        *placement_lines(plan),
+        *start_and_memory_lines(plan),
+        "",
+        "variables (name, value, source):",
+        *variable_lines(plan),
+        "",
+        "ranks and engines (name, value, processes, source):",
+        *process_lines(plan),
+        "",
+        "arguments:",
+    ]
     for title, words in plan.sections.items():
         lines.append(f"  {title}")
         line: list[str] = []

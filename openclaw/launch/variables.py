@@ -15,6 +15,14 @@ from openclaw.exceptions import ConfigError
 LAUNCH_VARIABLES: tuple[Variable, ...] = (
     Variable("NUM_GPUS", "num_gpus", int, 8, "GPUs of the machine", minimum=1, aliases=("GPUS_PER_NODE",)),
     Variable(
+        "GPU_MEMORY_GB",
+        "gpu_memory_gb",
+        float,
+        None,
+        "GiB of one GPU, for the memory budget; default: what nvidia-smi says, else the profile's",
+        above=0.0,
+    ),
+    Variable(
         "ACTOR_GPUS", "actor_gpus", str, "4", "GPUs that train: a count, or a list 0,1,2,3", aliases=("TRAIN_GPUS",)
     ),
     Variable("ROLLOUT_GPUS", "rollout_gpus", str, "2", "GPUs that serve the policy: a count, or a list"),

@@ -17,6 +17,7 @@ CLUSTER = Group(
         Option(
             "--num-gpus", "logical GPUs of the Ray head; default: what the roles need on a CPU, all GPUs otherwise", int
         ),
+        Option("--gpu-memory-gb", "GiB of one GPU, for the memory budget; default: what nvidia-smi says", float),
         Option("--num-gpus-per-node", "physical GPUs per node", int, 8),
         Option(
             "--num-nodes",

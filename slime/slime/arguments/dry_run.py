@@ -12,6 +12,7 @@ from slime.arguments.backend import backend_line
 from slime.arguments.devices import missing_devices
 from slime.arguments.machines import missing_machines
 from slime.arguments.megatron import NOT_INSTALLED
+from slime.arguments.memory_budget import memory_problems
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
 from slime.utils.process_environment import environment_lines
@@ -29,15 +30,17 @@ def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> 
 
     A folder or a file of prompts that is not there is a warning: the plan may be for another machine.
     """
-    from slime.ray.placement import describe_placement  # which imports this package
-
     wrong = [problem for problem in problems if not of_machine(problem)]
     wrong += [*no_prompts(args), *missing_plugins(args)]
     try:
-        lines = [*describe_placement(args).lines(), backend_line(args)] if not wrong else []
+        lines = [*_layout_lines(args), backend_line(args)] if not wrong else []
         lines += [f"variable {line}" for line in environment_lines(args, os.environ)] if not wrong else []
     except ConfigurationError as error:
         lines, wrong = [], [str(error)]
+    if not wrong:
+        memory, budget = memory_problems(args)
+        wrong += memory
+        lines += [*budget.lines, *(f"warning: {warning}" for warning in budget.warnings)]
     lines += [f"model    {args.hf_checkpoint}", f"flags    {shlex.join(argv)}"]
     missing = [*(problem for problem in problems if of_machine(problem)), *missing_prompt_file(args)]
     lines += [f"warning: not found on this machine: {problem}" for problem in missing]
@@ -48,3 +51,12 @@ def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> 
         lines.append("dry run: the plan is valid, nothing was started")
     print("\n".join(lines))
     return wrong
+
+
+def _layout_lines(args: Namespace) -> list[str]:
+    """The roles on their GPUs, and the order in which they start."""
+    from slime.ray.placement import describe_placement  # which imports this package
+    from slime.ray.start_order import start_lines
+
+    placement = describe_placement(args)
+    return [*placement.lines(), f"starts   {', then '.join(start_lines(placement))}"]

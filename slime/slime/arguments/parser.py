@@ -22,6 +22,7 @@ from slime.arguments.environments import ENVIRONMENTS
 from slime.arguments.fixed import add_fixed_arguments
 from slime.arguments.judge import JUDGE
 from slime.arguments.megatron import MEGATRON
+from slime.arguments.memory_budget import memory_problems
 from slime.arguments.memory_history import MEMORY_HISTORY
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.optimizer import OPTIMIZER
@@ -154,6 +155,10 @@ def parse_args(
     problems += check(args) if check is not None else []
     if args.dry_run:
         problems = show_plan(args, argv, problems)
+    elif not problems:
+        problems, budget = memory_problems(args)
+        for warning in budget.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
     if problems:
         parser.error("the arguments cannot work together:\n" + "\n".join(f"  - {line}" for line in problems))
     if args.dry_run:

@@ -1,0 +1,44 @@
+"""The memory budget in the launcher's words: the profile's GPUs where the machine has none, and changes as variables.
+
+Guarantee: what a dry run prints is what `slime.arguments.memory_budget` checks at the start, with the same arguments.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+from openclaw.launch.profiles import Profile
+from slime.arguments.memory_budget import Budget, budget_of
+from slime.arguments.memory_budget.fixes import Fix, as_flags
+from slime.arguments.memory_budget.machine import gpu_memory
+from slime.exceptions import ConfigurationError
+
+VARIABLES = {
+    "max_tokens_per_gpu": "MAX_TOKENS_PER_GPU",
+    "sglang_mem_fraction_static": "MEM_FRACTION_STATIC",
+    "sglang_context_length": "CONTEXT_LENGTH",
+    "actor_num_gpus_per_node": "ACTOR_GPUS",
+    "rollout_num_gpus_per_engine": "TP",
+    "use_lora": "USE_LORA",
+    "gradient_checkpointing": "USE_GRADIENT_CHECKPOINTING",
+}
+"""Variables of the launcher by the argument that they set."""
+
+
+def as_variables(change: Fix) -> str:
+    """Return what to type: ``MAX_TOKENS_PER_GPU=8192``; a flag where no variable sets it."""
+    name, value = change.values[0]
+    if name not in VARIABLES:
+        return as_flags(change)
+    return f"{VARIABLES[name]}={1 if value is True else value}"
+
+
+def plan_budget(profile: Profile, args: Namespace, gpu_ids: Sequence[int] | None) -> Budget:
+    """Return the budget of derived arguments; empty where the roles have no placement, which other checks tell."""
+    memory = gpu_memory(args, f"profile {profile.name}", profile.gpu_memory_gb)
+    names = tuple(dict.fromkeys(gpu_ids)) if gpu_ids else None
+    try:
+        return budget_of(args, memory, names=names, spell=as_variables)
+    except ConfigurationError:
+        return Budget(())

@@ -1,0 +1,53 @@
+"""Bytes of activations of a decoder layer and of the logits, per token.
+
+Guarantees: :func:`saved_bytes` is what autograd keeps of a layer of transformers' Qwen2 and Qwen3 in bfloat16 with packed
+attention, counted from their operations and equal to what ``saved_tensors_hooks`` find (a test compares). With gradient
+checkpointing a layer keeps its input only, ``2 H``; one layer at a time is computed again, and its backward pass holds
+``5 F`` bytes of gradients more (found with torch's ``FSDPMemTracker``, a test repeats it).
+"""
+
+from __future__ import annotations
+
+from slime.arguments.memory_budget.shape import Shape
+
+
+def saved_bytes(shape: Shape, *, lora_rank: int = 0, tensor: int = 1, sequence_parallel: bool = False) -> float:
+    """Return the bytes per token that autograd keeps of one layer on a rank.
+
+    Two norms keep ``x`` in float32, the scaled ``x`` where their weight is trained, and their output: ``16 H``, or ``12 H`` with a
+    frozen weight. Norms on heads keep 6 bytes per element of query and key (4 frozen). Attention keeps query, key, value, its
+    output twice and a float32 sum per head. The MLP keeps gate, up, the activation and the product: ``8 F``. An expert's inner
+    width counts once per expert of a token, and the token's copies to them.
+
+    Args:
+        shape: the decoder.
+        lora_rank: of adapters over frozen weights; 0 where all weights are trained.
+        tensor: ranks that split heads and inner widths.
+        sequence_parallel: whether these also split what is between.
+    """
+    frozen = lora_rank > 0
+    norm = (4 if frozen else 6) if shape.qk_norm else 0
+    inner = shape.ffn * (shape.active_experts or 1)
+    split = (6 + norm) * shape.query + (4 + norm) * shape.key + 8 * inner
+    split += (8 if shape.qk_norm else 4) * shape.heads + (4 * shape.kv_heads if shape.qk_norm else 0)
+    whole = (12 if frozen else 16) * shape.hidden + 8 + 4 * shape.hidden * shape.active_experts
+    return split / tensor + whole / (tensor if sequence_parallel else 1) + 14 * lora_rank
+
+
+def gradient_bytes(shape: Shape, *, tensor: int = 1) -> float:
+    """Return the bytes per token of gradients that the backward pass of a layer holds beside what was saved."""
+    return 5 * shape.ffn * (shape.active_experts or 1) / tensor
+
+
+def logits_bytes(vocab: int, chunk: int, *, entropy_grad: bool, topk: bool) -> float:
+    """Return the bytes of the logits that exist at one time.
+
+    A chunk of rows has bfloat16 logits and a float32 table whose memory its gradient takes: 6 bytes. With a gradient through the
+    entropy two tables more, and with top-K terms two (log probabilities and their gradient).
+    """
+    return chunk * vocab * (6 + 8 * (entropy_grad or topk))
+
+
+def whole_logits_bytes(vocab: int, tokens: int) -> float:
+    """Return the bytes where a loss asks for the logits of all tokens: bfloat16 and float32, each with its gradient."""
+    return 12 * vocab * tokens

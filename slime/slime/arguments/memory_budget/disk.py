@@ -1,0 +1,62 @@
+"""What checkpoints take on disk, and weights and optimizer in host memory.
+
+A checkpoint of FSDP2 holds float32 weights and both moments, 12 bytes per parameter; Megatron's its bfloat16 weights too. A LoRA
+run writes its adapters only. While one is written the older ones are still there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+from slime.arguments.memory_budget.parts import GIB
+from slime.arguments.memory_budget.shape import Shape
+
+
+def checkpoint_bytes(args: Namespace, shape: Shape) -> float:
+    """Return the bytes of one checkpoint of policy, critic and moving reference."""
+    whole = shape.parameters + shape.tower
+    if args.use_lora:
+        return 14.0 * shape.adapters(args.lora_rank)  # with the adapter that other programs read
+    each = 14 if args.train_backend == "megatron" else 12
+    critic = each * (whole - (0 if shape.tied else shape.embedding)) if args.use_critic else 0
+    return each * whole + critic + (2 * whole if args.ref_update_interval else 0)
+
+
+def checkpoint_lines(args: Namespace, shape: Shape) -> tuple[list[str], list[str]]:
+    """Return a line about the checkpoints and the warnings about their disk; nothing without ``--save``."""
+    if not (args.save and args.save_interval) or args.debug_rollout_only:
+        return [], []
+    size, keep = checkpoint_bytes(args, shape), args.save_keep
+    free, disk = _free(Path(args.save))
+    line = f"  checkpoint {size / GIB:.1f} GiB every {args.save_interval} rollouts; "
+    if keep <= 0:
+        return [f"{line}all are kept (--save-keep 0), {free / GIB:.0f} GiB free on the disk of {disk}"], []
+    needed = size * (keep + 1)
+    line += f"{keep} kept and one being written take {needed / GIB:.1f} GiB (--save-keep {keep})"
+    written = sum(1 for folder in Path(args.save).glob("iter_*") if folder.name[5:].isdigit())
+    missing = size * max(1, keep + 1 - written)
+    if free >= missing:
+        return [line], []
+    return [line], [
+        f"the disk of {disk} has {free / GIB:.1f} GiB free, and checkpoints take {missing / GIB:.1f} GiB more; lower "
+        f"--save-keep {keep}, or name another folder (--save)"
+    ]
+
+
+def _free(folder: Path) -> tuple[float, Path]:
+    """Bytes free where ``folder`` is or will be, and the nearest folder that exists."""
+    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    return shutil.disk_usage(there).free, there
+
+
+def host_line(args: Namespace, shape: Shape) -> str:
+    """Return the line about host memory: what rank 0 reads at the start, and what is kept there."""
+    whole = shape.parameters + shape.tower
+    reads = (2 if args.use_lora else 4) * whole / GIB
+    kept = 0.0
+    if args.fsdp_cpu_offload or args.optimizer_cpu_offload or args.offload_train:
+        kept = (2 * whole + 16 * shape.adapters(args.lora_rank) if args.use_lora else 16 * whole) / GIB
+    stays = f", and {kept:.1f} GiB are kept there (offload)" if kept else ""
+    return f"  host memory: rank 0 reads {reads:.1f} GiB of weights at the start{stays}"

@@ -1,0 +1,91 @@
+"""One line to change that makes a plan fit: candidates, each with the plan computed anew."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MOST = 3
+_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change of arguments: ``values`` by attribute; the first one names it."""
+
+    values: tuple[tuple[str, Any], ...]
+
+    def changed(self, args: Namespace) -> Namespace:
+        """Return ``args`` with the change."""
+        return Namespace(**(vars(args) | dict(self.values)))
+
+
+def fix(**values: Any) -> Fix:
+    """Return the change of these attributes."""
+    return Fix(tuple(values.items()))
+
+
+def as_flags(change: Fix) -> str:
+    """Return the flag to type: ``--max-tokens-per-gpu 8192``."""
+    name, value = change.values[0]
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag} {value}"
+
+
+def fitting(args: Namespace, fits: Callable[[Namespace], bool]) -> list[Fix]:
+    """Return up to :data:`MOST` changes after which ``fits`` holds, the gentlest of each kind."""
+    found = []
+    for ladder in _ladders(args):
+        step = next((change for change in ladder if fits(change.changed(args))), None)
+        if step is not None:
+            found.append(step)
+        if len(found) == MOST:
+            break
+    return found
+
+
+def _ladders(args: Namespace) -> Iterator[list[Fix]]:
+    """Kinds of changes, those that cost least first; in each the smallest step first."""
+    fsdp = args.train_backend == "fsdp"
+    if fsdp and not args.gradient_checkpointing:
+        yield [fix(gradient_checkpointing=True)]
+    if not fsdp and args.recompute_granularity != "full":
+        yield [fix(**_RECOMPUTE)]
+    if args.use_dynamic_batch_size:
+        yield [fix(max_tokens_per_gpu=size) for size in _halves(args.max_tokens_per_gpu, 1024)]
+    now = args.sglang_mem_fraction_static
+    fractions = [round(0.1 * tenth, 1) for tenth in range(3, 10)]
+    yield sorted(
+        (fix(sglang_mem_fraction_static=value) for value in fractions if value != now),
+        key=lambda change: abs(change.values[0][1] - (now or 0.9)),
+    )
+    context = args.sglang_context_length or args.rollout_max_context_len
+    limit = args.sglang_max_total_tokens
+    if context and limit != context:
+        yield [fix(sglang_max_total_tokens=context)]
+    if not (args.use_lora or args.advantage_estimator == "ppo"):
+        yield [fix(use_lora=True, update_weight_mode="adapter")]
+    if not args.share_gpu and not args.colocate:
+        yield [fix(actor_num_gpus_per_node=args.actor_num_gpus_per_node * factor, num_gpus=None) for factor in (2, 4)]
+        yield [fix(rollout_num_gpus_per_engine=args.rollout_num_gpus)]
+    if fsdp and not args.fsdp_cpu_offload and not args.colocate:
+        yield [fix(fsdp_cpu_offload=True)]
+    if context:
+        yield [_shorter(args, size) for size in _halves(context, 2048)]
+
+
+def _shorter(args: Namespace, size: int) -> Fix:
+    limit, tokens = args.sglang_max_total_tokens, args.max_tokens_per_gpu
+    return fix(
+        sglang_context_length=size,
+        rollout_max_context_len=size,
+        sglang_max_total_tokens=limit,
+        max_tokens_per_gpu=tokens,
+    )
+
+
+def _halves(number: int, least: int) -> Iterator[int]:
+    while (number := number // 2) >= least:
+        yield number

@@ -1,0 +1,165 @@
+"""Which role needs what on which GPU, and for how many tokens the caches have room.
+
+Roles of one GPU add up, unless ``--offload-train`` or ``--offload-rollout`` lets them alternate. Engines are sized in the order
+of `slime.ray.start_order`: each finds what those before it have left.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from slime.arguments.memory_budget.engine import EnginePlan, engine_plan
+from slime.arguments.memory_budget.parts import DRIVER, Need
+from slime.arguments.memory_budget.shape import Shape, judge_shape, policy_shape
+from slime.arguments.memory_budget.trainer import longest_sample, trainer_need
+
+TRAINERS = ("actor", "critic")
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """GPUs that hold the same roles: their numbers, what each role needs, and the sum in the worst moment."""
+
+    gpus: tuple[int, ...]
+    needs: tuple[Need, ...]
+    total: float
+    doubt: float
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Tokens of an engine's cache.
+
+    Attributes:
+        role: ``rollout`` or ``judge``.
+        tokens: at its start.
+        again: when it is started again beside the others.
+        most: of the worse of the two, if the estimates are too high by their uncertainty.
+        limit: what ``--sglang-max-total-tokens`` allows; None without it.
+    """
+
+    role: str
+    tokens: int
+    again: int
+    most: int
+    limit: int | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All GPUs of a run.
+
+    Attributes:
+        rows: GPUs with the same roles, in order.
+        caches: of the engines that the run starts.
+        context: tokens that a cache must hold; None where nothing says it.
+        unknown: roles whose model nobody knows.
+    """
+
+    rows: tuple[GpuRow, ...]
+    caches: tuple[Cache, ...]
+    context: int | None
+    unknown: tuple[str, ...]
+
+
+def layout(args: Namespace, capacity: float) -> Layout | None:
+    """Return who needs what on GPUs of ``capacity`` bytes; None where the policy's shape is not known.
+
+    Raises:
+        ConfigurationError: when the roles have no placement.
+    """
+    from slime.ray.placement import describe_placement  # which imports slime.arguments
+    from slime.ray.start_order import start_order
+
+    policy = policy_shape(args)
+    if policy is None:
+        return None
+    placement = describe_placement(args)
+    gpus = {
+        "actor": placement.actor,
+        "critic": placement.critic,
+        "rollout": placement.rollout,
+        "judge": placement.judge,
+    }
+    shapes = {"actor": policy, "critic": policy, "rollout": policy, "judge": judge_shape(args)}
+    needs: dict[str, Need] = {}
+    engines: dict[str, EnginePlan] = {}
+    for role in (role for stage in start_order(placement) for role in stage):
+        shape = shapes[role]
+        if shape is None:
+            continue
+        if role in TRAINERS:
+            needs[role] = trainer_need(args, shape, len(gpus[role]), role)
+            continue
+        engines[role] = _engine(args, shape, role, capacity, capacity - DRIVER - _others(args, needs, gpus, role))
+        needs[role] = engines[role].need
+    caches = tuple(
+        _cache(args, shape, role, capacity, engines[role], needs, gpus)
+        for role in engines
+        if (shape := shapes[role]) is not None
+    )
+    unknown = tuple(role for role in gpus if gpus[role] and shapes[role] is None)
+    return Layout(_rows(args, gpus, needs), caches, longest_sample(args), unknown)
+
+
+def _engine(args: Namespace, shape: Shape, role: str, capacity: float, free: float) -> EnginePlan:
+    ranks = args.rollout_num_gpus_per_engine if role == "rollout" else args.prm_num_gpus_per_engine
+    teaches = args.use_opd or args.advantage_estimator == "on_policy_distillation" or bool(args.distill_topk)
+    teacher = "judge" if args.opd_teacher == "prm" else "rollout"
+    scores = teaches and teacher == role
+    return engine_plan(args, shape, role=role, ranks=ranks, capacity=capacity, free=free, scores=scores)
+
+
+def _others(args: Namespace, needs: Mapping[str, Need], gpus: Mapping[str, tuple[int, ...]], role: str) -> float:
+    """Bytes that the other roles of ``needs`` have on the GPUs of ``role`` when an engine starts there."""
+    sharing = [need for other, need in needs.items() if other != role and {*gpus[other]} & {*gpus[role]}]
+    leaves = bool(args.offload_train)
+    return sum(need.away if leaves and need.role in TRAINERS else need.total for need in sharing)
+
+
+def _cache(
+    args: Namespace,
+    shape: Shape,
+    role: str,
+    capacity: float,
+    plan: EnginePlan,
+    needs: Mapping[str, Need],
+    gpus: Mapping[str, tuple[int, ...]],
+) -> Cache:
+    """The cache at the start and at a start beside all others."""
+    free = capacity - DRIVER - _others(args, needs, gpus, role)
+    again = _engine(args, shape, role, capacity, free).cache_tokens
+    doubt = sum(need.doubt for other, need in needs.items() if {*gpus[other]} & {*gpus[role]})
+    most = _engine(args, shape, role, capacity, free + doubt).cache_tokens
+    return Cache(role, plan.cache_tokens, again, most, args.sglang_max_total_tokens)
+
+
+def _rows(args: Namespace, gpus: Mapping[str, tuple[int, ...]], needs: Mapping[str, Need]) -> tuple[GpuRow, ...]:
+    rows: dict[tuple[str, ...], GpuRow] = {}
+    for gpu in sorted({gpu for role in needs for gpu in gpus[role]}):
+        roles = tuple(role for role in gpus if role in needs and gpu in gpus[role])
+        if roles in rows:
+            rows[roles] = replace(rows[roles], gpus=(*rows[roles].gpus, gpu))
+            continue
+        present = tuple(needs[role] for role in roles)
+        total, doubt = _worst(args, present)
+        rows[roles] = GpuRow((gpu,), present, total + DRIVER, doubt)
+    return tuple(rows.values())
+
+
+def _worst(args: Namespace, needs: tuple[Need, ...]) -> tuple[float, float]:
+    """Bytes in the worst moment and their uncertainty: while the engines work, or while the trainer does."""
+    moments = []
+    for working in ("engines", "trainer"):
+        total = doubt = 0.0
+        for need in needs:
+            trains = need.role in TRAINERS
+            leaves = bool(args.offload_train if trains else args.offload_rollout and need.role == "rollout")
+            if leaves and trains == (working == "engines"):
+                total += need.away
+            else:
+                total, doubt = total + need.total, doubt + need.doubt
+        moments.append((total, doubt))
+    return max(moments)

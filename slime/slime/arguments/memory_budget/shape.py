@@ -1,0 +1,212 @@
+"""Sizes of a model: parameters by kind, and what a token of its cache takes.
+
+Guarantees: ``config.json`` counts where the checkpoint is there, the flags of the model's shape elsewhere; dense Qwen2.5 and
+Qwen3 shapes and experts have the parameters of the published models exactly, linear attention within 2 %.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime.arguments.model_shape import number_of_experts, text_config
+
+# Of Qwen3.5, as `Qwen3_5TextConfig` has them: width of the keys of linear attention, and every fourth layer attends fully.
+LINEAR_KEY_WIDTH, LINEAR_HEAD, FULL_ATTENTION_INTERVAL, CONVOLUTION = 2048, 128, 4, 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder.
+
+    Attributes:
+        layers: decoder layers.
+        hidden: width of the residual stream.
+        ffn: inner width of the MLP; of one expert where there are experts.
+        heads: query heads.
+        kv_heads: key/value heads.
+        head_dim: size of a head.
+        vocab: rows of the embedding.
+        tied: whether the LM head is the embedding.
+        experts: experts per layer; 0 for a dense model.
+        active_experts: experts per token.
+        full_layers: layers with a cache of keys and values; the others have linear attention.
+        qk_norm: norm on query and key heads.
+        qkv_bias: bias on query, key and value.
+        gated: gate on the attention's output (Qwen3.5).
+        tower: parameters of a vision tower.
+        quantised: whether the checkpoint's weights take a byte each.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    experts: int = 0
+    active_experts: int = 0
+    full_layers: int = 0
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    gated: bool = False
+    tower: int = 0
+    quantised: bool = False
+
+    @property
+    def query(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of all key heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def linear_layers(self) -> int:
+        """Layers with linear attention."""
+        return self.layers - self.full_layers
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding; the LM head has as many."""
+        return self.vocab * self.hidden
+
+    @property
+    def root(self) -> int:
+        """Parameters outside of the layers and the tower: embedding, LM head, last norm."""
+        return self.embedding * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def experts_of_layer(self) -> int:
+        """Parameters of all experts of a layer."""
+        return self.experts * 3 * self.hidden * self.ffn
+
+    @property
+    def dense_layer(self) -> int:
+        """Parameters of a layer that are not an expert's; of a hybrid model the mean over its layers."""
+        gate = 2 if self.gated else 1
+        full = self.hidden * ((gate + 1) * self.query + 2 * self.key) + (2 * self.head_dim if self.qk_norm else 0)
+        full += self.query + 2 * self.key if self.qkv_bias else 0
+        mixed = 2 * LINEAR_KEY_WIDTH + self.query
+        heads = self.query // LINEAR_HEAD
+        linear = self.hidden * (mixed + 2 * self.query + 2 * heads) + CONVOLUTION * mixed + 2 * heads + LINEAR_HEAD
+        attention = (full * self.full_layers + linear * self.linear_layers) // self.layers
+        mlp = self.experts * self.hidden if self.experts else 3 * self.hidden * self.ffn
+        return attention + mlp + 2 * self.hidden
+
+    @property
+    def layer(self) -> int:
+        """Parameters of a layer."""
+        return self.dense_layer + self.experts_of_layer
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the language model."""
+        return self.root + self.layers * self.layer
+
+    def adapters(self, rank: int) -> int:
+        """Parameters of LoRA adapters of ``rank`` on all linear layers of each block."""
+        attention = 2 * (self.hidden + self.query) + 2 * (self.hidden + self.key)
+        return rank * self.layers * (attention + 3 * (self.hidden + self.ffn))
+
+    def cache_bytes(self, ranks: int, element: int) -> int:
+        """Bytes of a token's keys and values on each of ``ranks`` GPUs of an engine; a key head is never split."""
+        return 2 * self.full_layers * -(-self.kv_heads // min(ranks, self.kv_heads)) * self.head_dim * element
+
+    def state_bytes(self, ranks: int) -> int:
+        """Bytes of a request's state of linear attention on each of ``ranks`` GPUs: float32 state, bfloat16 convolution."""
+        heads = self.query // LINEAR_HEAD
+        window = (CONVOLUTION - 1) * (2 * LINEAR_KEY_WIDTH + self.query) * 2
+        return self.linear_layers * (heads * LINEAR_HEAD * LINEAR_HEAD * 4 + window) // ranks
+
+
+def shape_of_folder(folder: str | None) -> Shape | None:
+    """Return the shape in ``config.json`` of a checkpoint; None where there is no such file, or none of a decoder."""
+    file = Path(folder or "", "config.json")
+    if not folder or not file.is_file():
+        return None
+    whole = json.loads(file.read_text())
+    try:
+        return _of_config(whole)
+    except (KeyError, TypeError):  # another kind of model
+        return None
+
+
+def _of_config(whole: Mapping[str, Any]) -> Shape:
+    config = text_config(dict(whole))
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    kind = whole.get("model_type", "")
+    experts = number_of_experts(config) or 0
+    types = config.get("layer_types") or []
+    linear = sum(name == "linear_attention" for name in types)
+    return Shape(
+        layers=layers,
+        hidden=config["hidden_size"],
+        ffn=config["moe_intermediate_size"] if experts else config["intermediate_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        experts=experts,
+        active_experts=config.get("num_experts_per_tok") or 0,
+        full_layers=layers - linear,
+        qk_norm=kind.startswith("qwen3"),
+        qkv_bias=kind.startswith("qwen2"),
+        gated=kind.startswith("qwen3_5"),
+        tower=_tower(whole.get("vision_config")),
+        quantised=bool(whole.get("quantization_config")),
+    )
+
+
+def _tower(vision: Mapping[str, Any] | None) -> int:
+    """Parameters of a vision transformer's blocks, without its patches and mergers, which are a few per cent."""
+    if not vision:
+        return 0
+    width, inner = vision.get("hidden_size", 0), vision.get("intermediate_size", 0)
+    return vision.get("depth", 0) * (4 * width * width + 2 * width * inner)
+
+
+def shape_of_flags(args: Namespace) -> Shape | None:
+    """Return the shape that the flags of ``slime/scripts/models`` give; None without all of them."""
+    numbers = (args.num_layers, args.hidden_size, args.ffn_hidden_size, args.num_attention_heads, args.vocab_size)
+    if not all(numbers):
+        return None
+    layers, hidden, ffn, heads, vocab = numbers
+    gated = bool(args.attention_output_gate)
+    return Shape(
+        layers=layers,
+        hidden=hidden,
+        ffn=args.moe_ffn_hidden_size if args.num_experts else ffn,
+        heads=heads,
+        kv_heads=args.num_query_groups or heads,
+        head_dim=args.kv_channels or hidden // heads,
+        vocab=vocab,
+        tied=not args.untie_embeddings_and_output_weights,
+        experts=args.num_experts or 0,
+        active_experts=args.moe_router_topk or 0,
+        full_layers=layers // FULL_ATTENTION_INTERVAL if gated else layers,
+        qk_norm=bool(args.qk_layernorm),
+        qkv_bias=bool(args.add_qkv_bias),
+        gated=gated,
+    )
+
+
+def policy_shape(args: Namespace) -> Shape | None:
+    """Return the shape of the policy: of its checkpoint, else of the flags; None where neither says it."""
+    return shape_of_folder(args.hf_checkpoint) or shape_of_flags(args)
+
+
+def judge_shape(args: Namespace) -> Shape | None:
+    """Return the shape of the judge; the policy's where it serves the policy's checkpoint."""
+    if args.prm_model_path in (None, args.hf_checkpoint):
+        return policy_shape(args)
+    return shape_of_folder(args.prm_model_path)

@@ -1,0 +1,151 @@
+"""What a training rank needs on its GPU at the peak of a step.
+
+FSDP2 (`slime.backends.fsdp_utils`) keeps its shard of float32 weights, their gradients and Adam's two moments, 16 bytes per
+parameter over all ranks (Rajbhandari et al., "ZeRO", 2020, stage 3), and whole in bfloat16 the root group (embedding, LM head)
+and the layer at work. Megatron keeps whole bfloat16 weights of its part and float32 gradients, and a slice of the float32
+weights and moments per data-parallel copy (stage 1). Both reach their peak in the backward pass of one recomputed layer, in that
+of the logits, or where the embedding's gradient is reduced; the largest of the three counts.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+
+from slime.arguments.memory_budget.activations import gradient_bytes, logits_bytes, saved_bytes, whole_logits_bytes
+from slime.arguments.memory_budget.parts import CONTEXT, NCCL, Need, Part
+from slime.arguments.memory_budget.shape import Shape
+
+# `slime.backends.trainer.logprobs.DEFAULT_CHUNK_BYTES`, which a test compares.
+DEFAULT_CHUNK_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """A rank's bytes, before they are put together: ``kept`` all the time, the rest at its moment."""
+
+    kept: tuple[Part, ...]
+    gathered: float
+    head_gradient: float
+    reduced: float
+    checkpoints: float
+    layer: float
+    logits: float
+
+
+def needs_reference(args: Namespace) -> bool:
+    """Whether a rank keeps a reference model beside the policy; LoRA has its frozen base."""
+    return args.loss_type != "sft_loss" and (args.use_kl_loss or args.kl_coef != 0) and not args.use_lora
+
+
+def longest_sample(args: Namespace) -> int | None:
+    """Return the tokens of the longest sample that can be trained on; None where nothing bounds it."""
+    bounds = [bound for bound in (args.rollout_max_context_len, args.sglang_context_length) if bound]
+    if bounds:
+        return min(bounds)
+    prompt = args.rollout_max_prompt_len
+    return prompt + args.rollout_max_response_len if prompt else None
+
+
+def step_tokens(args: Namespace) -> int:
+    """Return the tokens of a rank's largest micro-batch; a sample longer than --max-tokens-per-gpu is one by itself."""
+    longest = longest_sample(args) or args.rollout_max_response_len
+    ranks = args.context_parallel_size if args.train_backend == "megatron" else 1
+    if args.use_dynamic_batch_size:
+        return max(args.max_tokens_per_gpu or 0, -(-longest // ranks))
+    return -(-args.micro_batch_size * longest // ranks)
+
+
+def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor") -> Need:
+    """Return the need of one of ``ranks`` ranks of ``role`` (actor or critic)."""
+    build = _megatron if args.train_backend == "megatron" else _fsdp
+    sizes = build(args, shape, ranks, role)
+    phases = {
+        "activations": sizes.checkpoints + sizes.layer + sizes.head_gradient,
+        "logits": sizes.checkpoints + sizes.logits + 2 * sizes.head_gradient,
+        "reduction": sizes.reduced,
+    }
+    peak = max(phases, key=lambda name: phases[name])
+    moments = {
+        "activations": [Part("activations", sizes.checkpoints + sizes.layer), Part("head grads", sizes.head_gradient)],
+        "logits": [
+            Part("activations", sizes.checkpoints),
+            Part("logits", sizes.logits),
+            Part("head grads", 2 * sizes.head_gradient),
+        ],
+        "reduction": [Part("embedding's gradient", sizes.reduced)],
+    }
+    apart = [] if peak == "logits" or role == "critic" else [Part("logits", sizes.logits)]
+    apart += [Part("activations", sizes.checkpoints + sizes.layer)] if peak != "activations" else []
+    runtime = CONTEXT + (NCCL if ranks > 1 else 0)
+    parts = (*sizes.kept, Part("gathered", sizes.gathered), *moments[peak], Part("runtime", runtime))
+    return Need(role, parts, tuple(apart), away=runtime)
+
+
+def _step(args: Namespace, shape: Shape, layers: float, vocab: float, role: str, split: int) -> tuple[float, ...]:
+    """Bytes of checkpoints, of the layer at work and of the logits; ``layers`` and ``vocab`` are this rank's."""
+    tokens, wide = step_tokens(args), 2 if args.train_dtype == "float32" else 1
+    parallel = bool(args.sequence_parallel)
+    rank = args.lora_rank if args.use_lora else 0
+    layer = saved_bytes(shape, lora_rank=rank, tensor=split, sequence_parallel=parallel)
+    recompute = args.gradient_checkpointing or args.recompute_granularity == "full"
+    stream = 2 * shape.hidden / (split if parallel else 1)
+    ends = (8 + 6) * shape.hidden  # last norm, the response rows, and gradients of both
+    kept, work = (stream * layers, layer) if recompute else (layer * layers, 0.0)
+    work += gradient_bytes(shape, tensor=split)
+    if role == "critic":
+        logits = 0.0
+    elif args.loss_type == "custom_loss" and not args.distill_topk:
+        logits = whole_logits_bytes(int(vocab), tokens)
+    else:
+        chunk = args.log_probs_chunk_size if args.log_probs_chunk_size > 0 else DEFAULT_CHUNK_BYTES / (4 * vocab)
+        entropy, topk = bool(args.entropy_coef), bool(args.distill_topk)
+        logits = logits_bytes(int(vocab), int(min(chunk, tokens)), entropy_grad=entropy, topk=topk)
+    return wide * tokens * (kept + ends), wide * tokens * work, logits
+
+
+def _fsdp(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
+    trained = not args.use_lora
+    element = 4 if args.train_dtype == "float32" else 2
+    root = shape.root if role == "actor" else shape.embedding + shape.hidden
+    parameters = root + shape.layers * shape.layer + shape.tower
+    share = 0 if args.fsdp_cpu_offload else 1 / ranks
+    adapters = 0 if trained else shape.adapters(args.lora_rank)
+    kept = [
+        Part("weights", share * (4 * parameters if trained else element * parameters + 4 * adapters), exact=True),
+        Part("gradients and moments", share * 12 * (parameters if trained else adapters), exact=True),
+    ]
+    gathered = element * root + shape.layer * (3 * element + (4 if ranks > 1 else 0) if trained else 2 * element)
+    if role == "actor" and needs_reference(args):
+        kept.append(Part("reference", share * element * parameters, exact=True))
+        gathered += element * root
+    checkpoints, layer, logits = _step(args, shape, shape.layers, shape.vocab, role, 1)
+    head = element * shape.embedding if trained and role == "actor" else 0
+    reduced = root * (element + 4) if trained else 0
+    return _Sizes(tuple(kept), gathered, head, reduced, checkpoints, layer, logits)
+
+
+def _megatron(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
+    tensor, stages, experts = (
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.expert_model_parallel_size,
+    )
+    copies = max(1, ranks // (tensor * stages))  # context-parallel ranks share the optimizer too
+    layers = -(-shape.layers // stages)
+    ends = shape.embedding if stages > 1 or shape.tied or role == "critic" else 2 * shape.embedding
+    dense = (layers * shape.dense_layer + ends) / tensor
+    of_experts = layers * shape.experts_of_layer / (experts * (args.expert_tensor_parallel_size or tensor))
+    expert_copies = max(1, ranks // (stages * experts * (args.expert_tensor_parallel_size or tensor)))
+    trained = not args.use_lora
+    element = 4 if args.train_dtype == "float32" else 2
+    learning = (dense, of_experts) if trained else (shape.adapters(args.lora_rank) / tensor / stages, 0.0)
+    on_gpu = 0 if args.optimizer_cpu_offload else 12
+    kept = (
+        Part("weights", element * (dense + of_experts) + (0 if trained else element * learning[0]), exact=True),
+        Part("gradients", 4 * sum(learning), exact=True),
+        Part("optimizer", on_gpu * (learning[0] / copies + learning[1] / expert_copies), exact=True),
+    )
+    checkpoints, layer, logits = _step(args, shape, layers * stages, shape.vocab / tensor, role, tensor)
+    head = element * shape.embedding / tensor if trained and role == "actor" else 0.0
+    return _Sizes(kept, 0.0, head, 0.0, checkpoints, layer, logits)
