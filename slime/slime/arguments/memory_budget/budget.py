@@ -27,11 +27,13 @@ class Budget:
 
     Attributes:
         lines: for people.
+        rows: the GPUs behind the lines.
         problems: what cannot fit, each with the lines that fit.
         warnings: what may not fit.
     """
 
     lines: tuple[str, ...]
+    rows: tuple[GpuRow, ...] = ()
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -67,7 +69,7 @@ def budget_of(
     problems, doubts = _verdict(plan, memory, names)
     if problems:
         problems = [f"{problem}; {_advice(args, memory, spell)}" for problem in problems]
-    return Budget(tuple(lines), tuple(problems), (*doubts, *warnings))
+    return Budget(tuple(lines), plan.rows, tuple(problems), (*doubts, *warnings))
 
 
 def memory_problems(args: Namespace) -> tuple[list[str], Budget]:

@@ -59,7 +59,7 @@ def engine_plan(
     graphs = _graph_bytes(args, chunk, batch)
     work = ATTENTION_WORKSPACE + 2 * chunk * (4 * shape.hidden + 2 * (shape.query + shape.key) + 6 * shape.ffn) / tensor
     if scores:
-        work += 4 * SCORED_ROWS * shape.vocab
+        work += 6 * min(SCORED_ROWS, chunk) * shape.vocab  # bfloat16 and float32
     before = free - runtime
     fraction = args.sglang_mem_fraction_static or FRACTION
     rest = fraction * before - weights - adapters
