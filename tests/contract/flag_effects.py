@@ -38,6 +38,7 @@ EFFECTS = {
         memory-snapshot-dir memory-snapshot-path memory-snapshot-num-steps""",
     f"{RAY}/test_placement.py::test_one_gpu_is_shared_by_all_roles": "share-gpu",
     f"{CORE}/test_arguments.py::test_more_gpus_than_there_are": "num-gpus",
+    f"{CORE}/test_memory_budget.py::test_the_trainer_refuses_at_its_start": "gpu-memory-gb",
     f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """num-gpus-per-node
         optimizer override-lr-scheduler""",
     f"{CORE}/test_machines.py::test_machines_follow_from_the_gpus": "actor-num-nodes",

@@ -19,6 +19,8 @@ def check_roles(args: Namespace) -> list[str]:
             f"--actor-num-gpus-per-node {args.actor_num_gpus_per_node} is more than a node has "
             f"(--num-gpus-per-node {args.num_gpus_per_node}); lower the first or raise the second"
         )
+    if args.gpu_memory_gb is not None and not args.gpu_memory_gb > 0:
+        problems.append(f"--gpu-memory-gb {args.gpu_memory_gb:g}: give the GiB of one GPU, a number above 0")
     total, size = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
     if total % size:
         problems.append(f"--rollout-num-gpus {total} is not a multiple of --rollout-num-gpus-per-engine {size}")

@@ -68,7 +68,8 @@ def _ladders(args: Namespace) -> Iterator[list[Fix]]:
     if not (args.use_lora or args.advantage_estimator == "ppo"):
         yield [fix(use_lora=True, update_weight_mode="adapter")]
     if not args.share_gpu and not args.colocate:
-        yield [fix(actor_num_gpus_per_node=args.actor_num_gpus_per_node * factor, num_gpus=None) for factor in (2, 4)]
+        more = (args.actor_num_gpus_per_node * factor for factor in (2, 4))
+        yield [fix(actor_num_gpus_per_node=gpus) for gpus in more if gpus <= args.num_gpus_per_node]
         yield [fix(rollout_num_gpus_per_engine=args.rollout_num_gpus)]
     if fsdp and not args.fsdp_cpu_offload and not args.colocate:
         yield [fix(fsdp_cpu_offload=True)]

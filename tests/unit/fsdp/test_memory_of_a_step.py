@@ -1,0 +1,180 @@
+"""The memory budget of a training rank against torch's own count of this back end's tensors, and against autograd's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+
+from slime.arguments.memory_budget import trainer as budget
+from slime.arguments.memory_budget.activations import saved_bytes
+from slime.arguments.memory_budget.shape import Shape
+from slime.backends.fsdp_utils import lora, packed_attention
+from slime.backends.fsdp_utils import model as model_module
+from slime.backends.fsdp_utils.model import PolicyModel
+from slime.backends.fsdp_utils.optimizer import build_optimizer, start_moments
+from slime.backends.trainer import logprobs, own_logits
+from slime.backends.trainer.packing import MicroBatch, build
+from tests.helpers.arguments import default_args
+
+RANKS, TOKENS, CHUNK = 4, 2048, 256
+SHAPE = Shape(
+    layers=4, hidden=256, ffn=1024, heads=4, kv_heads=2, head_dim=64, vocab=8192, tied=True, full_layers=4, qk_norm=True
+)
+
+
+def hf_model(shape: Shape, dtype: torch.dtype) -> Any:
+    kind = Qwen3Config if shape.qk_norm else Qwen2Config
+    more = {"head_dim": shape.head_dim} if shape.qk_norm else {}
+    config = kind(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.tied,
+        **more,
+    )
+    packed_attention.register()
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=packed_attention.NAME)
+
+
+def arguments(**changes: Any) -> Any:
+    values = {
+        "train_backend": "fsdp",
+        "train_dtype": "bfloat16",
+        "gradient_checkpointing": True,
+        "use_dynamic_batch_size": True,
+        "max_tokens_per_gpu": TOKENS,
+        "rollout_max_context_len": TOKENS,
+        "log_probs_chunk_size": CHUNK,
+        "lora_rank": 16,
+        "use_critic": False,
+    }
+    return default_args(**(values | changes))
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A group of ranks of which only this one exists."""
+    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (RANKS,))
+        monkeypatch.setattr(model_module, "init_device_mesh", lambda *_: mesh)
+        monkeypatch.setattr(own_logits, "CPU_BLOCK_BYTES", own_logits.GPU_BLOCK_BYTES)
+        yield RANKS
+    finally:
+        dist.destroy_process_group()
+
+
+def tracked_peak(args: Any, shape: Shape) -> float:
+    """Bytes at the peak of a second backward pass, as torch's tracker counts them on tensors without memory."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    batch = build([[1] * TOKENS], [TOKENS // 2], packed=True, device=torch.device("cpu"))
+    with fake:
+        tensors = {
+            name: fake.from_tensor(value) for name, value in vars(batch).items() if isinstance(value, torch.Tensor)
+        }
+        inputs: MicroBatch = replace(batch, **tensors)  # type: ignore[arg-type]
+        hf = hf_model(shape, torch.bfloat16 if args.use_lora else torch.float32)
+        if args.use_lora:
+            lora.add_adapters(args, hf)
+        hf.gradient_checkpointing_enable({"use_reentrant": False})
+        policy = model_module._shard(
+            args, PolicyModel(hf, packed_attention.NAME), torch.device("cpu"), trainable=True, head=None
+        )
+        tracker = FSDPMemTracker(policy)
+        tracker.track_inputs((inputs.input_ids,))
+        with tracker:
+            for _ in range(2):
+                log_probs, _ = policy(inputs, temperature=1.0, chunk_size=args.log_probs_chunk_size)
+                log_probs.sum().backward()
+                del log_probs
+                tracker.reset_mod_stats()
+        peak = tracker.get_tracker_snapshot("peak")
+    return float(max(sizes["Total"] for sizes in peak.values()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [
+        ({}, SHAPE),
+        ({}, replace(SHAPE, tied=False)),
+        ({}, replace(SHAPE, hidden=512, heads=8, kv_heads=4, ffn=1536, vocab=4096)),
+        ({"use_lora": True}, SHAPE),
+        ({"log_probs_chunk_size": 1024}, replace(SHAPE, vocab=32768, layers=2)),
+    ],
+    ids=["tied", "untied", "wide", "lora", "logits"],
+)
+def test_a_rank_needs_what_torch_tracks(ranks: int, changes: dict[str, Any], shape: Shape) -> None:
+    args = arguments(**changes)
+    need = budget.trainer_need(args, shape, ranks)
+    moments = 8 * (shape.adapters(args.lora_rank) if args.use_lora else shape.parameters) / ranks
+    runtime = next(part.size for part in need.parts if part.name == "runtime")
+    computed = need.total - runtime - moments  # the tracker sees no optimizer
+    assert computed == pytest.approx(tracked_peak(args, shape), rel=0.12)
+
+
+def test_the_optimizer_and_the_weights_are_sixteen_bytes_a_parameter() -> None:
+    hf = hf_model(SHAPE, torch.float32)
+    args = arguments()
+    optimizer = build_optimizer(args, hf)
+    start_moments(optimizer)
+    states = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    weights = sum(parameter.nbytes for parameter in hf.parameters())
+    parts = {part.name: part.size for part in budget.trainer_need(args, SHAPE, 1).parts}
+    assert parts["weights"] == weights
+    assert parts["gradients and moments"] == weights + sum(value.nbytes for value in states)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"hidden": 128, "ffn": 320}, {"heads": 8, "kv_heads": 8}])
+def test_a_layer_saves_what_autograd_keeps(adapters: bool, qk_norm: bool, changes: dict[str, int]) -> None:
+    tokens, rank = 32, 4
+    changes = {"layers": 3, "hidden": 64, "ffn": 192, "heads": 4, "kv_heads": 2, **changes}
+    shape = replace(SHAPE, vocab=64, qk_norm=qk_norm, **changes)
+    shape = replace(shape, head_dim=16 if qk_norm else shape.hidden // shape.heads)
+    found = {layers: kept_bytes(replace(shape, layers=layers), tokens, rank if adapters else 0) for layers in (1, 3)}
+    of_layer = (found[3] - found[1]) / 2 / tokens
+    assert saved_bytes(shape, lora_rank=rank if adapters else 0) == pytest.approx(of_layer, rel=0.01)
+
+
+def kept_bytes(shape: Shape, tokens: int, lora_rank: int) -> int:
+    """Bytes that autograd keeps of a forward pass, each memory once, without the weights."""
+    hf = hf_model(shape, torch.bfloat16)
+    if lora_rank:
+        lora.add_adapters(arguments(use_lora=True, lora_rank=lora_rank), hf)
+        for parameter in hf.parameters():  # FSDP casts adapters to the compute dtype
+            parameter.data = parameter.data.bfloat16()
+    weights = {parameter.untyped_storage()._cdata for parameter in hf.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hf.base_model(
+            input_ids=torch.zeros(1, tokens, dtype=torch.int64),
+            position_ids=torch.arange(tokens)[None],
+            use_cache=False,
+            sequence_lengths=[tokens],
+        )
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def test_a_chunk_without_a_size_is_the_log_probs_own() -> None:
+    assert budget.DEFAULT_CHUNK_BYTES == logprobs.DEFAULT_CHUNK_BYTES
