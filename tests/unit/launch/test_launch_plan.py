@@ -28,6 +28,7 @@ def gpu_script(repository: Path, method: str) -> Path:
 
 def run_script(script: str | Path, *words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(script), *words]
+    environment = {"GPU_MEMORY_GB": "80"} | environment  # a GPU of this machine may be smaller
     return subprocess.run(command, cwd=cwd, env=CLEAN | environment, capture_output=True, text=True, check=False)
 
 
@@ -73,7 +74,7 @@ def test_a_dry_run_imports_nothing_heavy(repository: Path) -> None:
         "from openclaw.launch.__main__ import main\nmain()\n"
         "print([m for m in ('torch', 'ray', 'sglang', 'transformers') if m in sys.modules])"
     )
-    environment = CLEAN | {"PYTHONPATH": f"{repository}:{repository}/slime"}
+    environment = CLEAN | {"PYTHONPATH": f"{repository}:{repository}/slime", "GPU_MEMORY_GB": "80"}
     result = subprocess.run(
         [sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=False, cwd=repository
     )
