@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from slime.arguments.memory_budget.shape import Shape
 
+# `slime.backends.trainer.own_logits.GPU_BLOCK_BYTES`, which a test compares.
+GPU_BLOCK_BYTES = 2**26
+
 
 def saved_bytes(shape: Shape, *, lora_rank: int = 0, tensor: int = 1, sequence_parallel: bool = False) -> float:
     """Return the bytes per token that autograd keeps of one layer on a rank.
@@ -42,10 +45,11 @@ def gradient_bytes(shape: Shape, *, tensor: int = 1) -> float:
 def logits_bytes(vocab: int, chunk: int, *, entropy_grad: bool, topk: bool) -> float:
     """Return the bytes of the logits that exist at one time.
 
-    A chunk of rows has bfloat16 logits and a float32 table whose memory its gradient takes: 6 bytes. With a gradient through the
-    entropy two tables more, and with top-K terms two (log probabilities and their gradient).
+    A chunk of rows has bfloat16 logits and a float32 table whose memory its gradient takes (6 bytes), and two blocks of rows that are worked on. With a gradient
+    through the entropy two tables more, and with top-K terms two (log probabilities and their gradient).
     """
-    return chunk * vocab * (6 + 8 * (entropy_grad or topk))
+    blocks = 2 * min(GPU_BLOCK_BYTES, 4 * chunk * vocab)
+    return chunk * vocab * (6 + 8 * (entropy_grad or topk)) + blocks
 
 
 def whole_logits_bytes(vocab: int, tokens: int) -> float:

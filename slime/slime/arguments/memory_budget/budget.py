@@ -16,6 +16,7 @@ from slime.arguments.memory_budget.gpus import Cache, GpuRow, Layout, layout
 from slime.arguments.memory_budget.machine import GpuMemory, gpu_memory
 from slime.arguments.memory_budget.parts import GIB
 from slime.arguments.memory_budget.shape import policy_shape
+from slime.arguments.memory_budget.trainer import step_tokens
 from slime.exceptions import ConfigurationError
 
 Spell = Callable[[Fix], str]
@@ -63,6 +64,11 @@ def budget_of(
         *(line for row in plan.rows for line in _row_lines(row, memory, names)),
         *(_cache_line(cache) for cache in plan.caches),
         *(f"  {role}: its model is not on this machine, so it is not counted" for role in plan.unknown),
+        *(
+            []
+            if step_tokens(args)
+            else ["  activations: no flag bounds a sample, so they are not counted (--rollout-max-context-len)"]
+        ),
         host_line(args, shape),
         *disk,
     ]

@@ -74,17 +74,9 @@ def _ladders(args: Namespace) -> Iterator[list[Fix]]:
     if fsdp and not args.fsdp_cpu_offload and not args.colocate:
         yield [fix(fsdp_cpu_offload=True)]
     if context:
-        yield [_shorter(args, size) for size in _halves(context, 2048)]
-
-
-def _shorter(args: Namespace, size: int) -> Fix:
-    limit, tokens = args.sglang_max_total_tokens, args.max_tokens_per_gpu
-    return fix(
-        sglang_context_length=size,
-        rollout_max_context_len=size,
-        sglang_max_total_tokens=limit,
-        max_tokens_per_gpu=tokens,
-    )
+        judge = args.prm_max_new_tokens if args.prm_enable else 0
+        least = max(2048, (args.rollout_max_response_len or 0) + 1, judge + 1)
+        yield [fix(sglang_context_length=size, rollout_max_context_len=size) for size in _halves(context, least)]
 
 
 def _halves(number: int, least: int) -> Iterator[int]:

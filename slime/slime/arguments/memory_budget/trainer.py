@@ -29,6 +29,7 @@ class _Sizes:
     head_gradient: float
     reduced: float
     checkpoints: float
+    ends: float
     layer: float
     logits: float
 
@@ -43,13 +44,16 @@ def longest_sample(args: Namespace) -> int | None:
     bounds = [bound for bound in (args.rollout_max_context_len, args.sglang_context_length) if bound]
     if bounds:
         return min(bounds)
-    prompt = args.rollout_max_prompt_len
-    return prompt + args.rollout_max_response_len if prompt else None
+    prompt, response = args.rollout_max_prompt_len, args.rollout_max_response_len
+    return prompt + response if prompt and response else None
 
 
 def step_tokens(args: Namespace) -> int:
-    """Return the tokens of a rank's largest micro-batch; a sample longer than --max-tokens-per-gpu is one by itself."""
-    longest = longest_sample(args) or args.rollout_max_response_len
+    """Return the tokens of a rank's largest micro-batch; a sample longer than --max-tokens-per-gpu is one by itself.
+
+    Where nothing bounds a sample its response counts, and 0 without a bound of that.
+    """
+    longest = longest_sample(args) or args.rollout_max_response_len or 0
     ranks = args.context_parallel_size if args.train_backend == "megatron" else 1
     if args.use_dynamic_batch_size:
         return max(args.max_tokens_per_gpu or 0, -(-longest // ranks))
@@ -62,14 +66,14 @@ def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor")
     sizes = build(args, shape, ranks, role)
     phases = {
         "activations": sizes.checkpoints + sizes.layer + sizes.head_gradient,
-        "logits": sizes.checkpoints + sizes.logits + 2 * sizes.head_gradient,
+        "logits": sizes.checkpoints + sizes.ends + sizes.logits + 2 * sizes.head_gradient,
         "reduction": sizes.reduced,
     }
     peak = max(phases, key=lambda name: phases[name])
     moments = {
         "activations": [Part("activations", sizes.checkpoints + sizes.layer), Part("head grads", sizes.head_gradient)],
         "logits": [
-            Part("activations", sizes.checkpoints),
+            Part("activations", sizes.checkpoints + sizes.ends),
             Part("logits", sizes.logits),
             Part("head grads", 2 * sizes.head_gradient),
         ],
@@ -83,7 +87,7 @@ def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor")
 
 
 def _step(args: Namespace, shape: Shape, layers: float, vocab: float, role: str, split: int) -> tuple[float, ...]:
-    """Bytes of checkpoints, of the layer at work and of the logits; ``layers`` and ``vocab`` are this rank's."""
+    """Bytes of checkpoints, of what is behind the last layer, of the layer at work and of the logits; ``layers`` and ``vocab`` are this rank's."""
     tokens, wide = step_tokens(args), 2 if args.train_dtype == "float32" else 1
     parallel = bool(args.sequence_parallel)
     rank = args.lora_rank if args.use_lora else 0
@@ -101,7 +105,7 @@ def _step(args: Namespace, shape: Shape, layers: float, vocab: float, role: str,
         chunk = args.log_probs_chunk_size if args.log_probs_chunk_size > 0 else DEFAULT_CHUNK_BYTES / (4 * vocab)
         entropy, topk = bool(args.entropy_coef), bool(args.distill_topk)
         logits = logits_bytes(int(vocab), int(min(chunk, tokens)), entropy_grad=entropy, topk=topk)
-    return wide * tokens * (kept + ends), wide * tokens * work, logits
+    return wide * tokens * kept, wide * tokens * ends, wide * tokens * work, logits
 
 
 def _fsdp(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
@@ -119,10 +123,10 @@ def _fsdp(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
     if role == "actor" and needs_reference(args):
         kept.append(Part("reference", share * element * parameters, exact=True))
         gathered += element * root
-    checkpoints, layer, logits = _step(args, shape, shape.layers, shape.vocab, role, 1)
+    checkpoints, last, layer, logits = _step(args, shape, shape.layers, shape.vocab, role, 1)
     head = element * shape.embedding if trained and role == "actor" else 0
     reduced = root * (element + 4) if trained else 0
-    return _Sizes(tuple(kept), gathered, head, reduced, checkpoints, layer, logits)
+    return _Sizes(tuple(kept), gathered, head, reduced, checkpoints, last, layer, logits)
 
 
 def _megatron(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
@@ -146,6 +150,6 @@ def _megatron(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
         Part("gradients", 4 * sum(learning), exact=True),
         Part("optimizer", on_gpu * (learning[0] / copies + learning[1] / expert_copies), exact=True),
     )
-    checkpoints, layer, logits = _step(args, shape, layers * stages, shape.vocab / tensor, role, tensor)
+    checkpoints, last, layer, logits = _step(args, shape, layers * stages, shape.vocab / tensor, role, tensor)
     head = element * shape.embedding / tensor if trained and role == "actor" else 0.0
-    return _Sizes(kept, 0.0, head, 0.0, checkpoints, layer, logits)
+    return _Sizes(kept, 0.0, head, 0.0, checkpoints, last, layer, logits)
