@@ -1,5 +1,8 @@
 """Whole weights under the names of the Hugging Face checkpoint, one tensor at a time.
 
+A weight is cast before it is gathered, which moves half the bytes of float32 shards and gives the same bits, because a cast looks at
+one element at a time. Weights with an adapter are gathered and merged in float32 and cast last: the sum is rounded once.
+
 Guarantees: the live parameters are not touched (LoRA is merged into a copy of one tensor); a tied LM head appears once, as
 the embedding; every rank sees the same names in the same order, so gathering is safe as a collective.
 """
@@ -19,9 +22,9 @@ from slime.backends.trainer.lora import merged_weight
 Of = Callable[[Tensor], Tensor]
 
 
-def gather(parameter: Tensor, device: torch.device) -> Tensor:
-    """Return the whole tensor of a shard on ``device``; collective."""
-    value = parameter.detach().to(device)
+def gather(parameter: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the whole tensor of a shard on ``device``, cast to ``dtype`` on the way; collective."""
+    value = parameter.detach().to(device).to(dtype or parameter.dtype)
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -37,9 +40,10 @@ def full_weights(
     for name, parameter in parameters.items():
         if ".lora_" in name:
             continue
-        value = gather(of(parameter), device)
         owner = name.removesuffix(".base_layer.weight")
-        if owner in adapters and owner != name:
+        merged = owner in adapters and owner != name
+        value = gather(of(parameter), device, None if merged else dtype)
+        if merged:
             sides = (parameters[f"{owner}.lora_{side}.{lora.ADAPTER}.weight"] for side in "AB")
             lora_a, lora_b = (gather(of(side), device) for side in sides)
             value = merged_weight(value, lora_a, lora_b, adapters[owner].scaling[lora.ADAPTER])

@@ -1,5 +1,8 @@
 """Whole weights under the names of the Hugging Face checkpoint, one parameter at a time.
 
+A weight is cast before it is gathered, which gives the same bits with fewer bytes. The weights of a LoRA run are gathered and
+merged in their own type and cast last, so that the sum is rounded once.
+
 Guarantees: names, shapes and values are those of the checkpoint that the weights came from, padding of the vocabulary
 removed, a tied LM head left out and LoRA merged into a copy; every rank sees the same names in the same order, so gathering is safe as a collective;
 at most one parameter is whole at a time, and of a LoRA run the adapters of the pipeline stage besides.
@@ -84,8 +87,15 @@ def full_weights(
 
     ``of`` chooses something else of each parameter than its value, of the same shape. Must be run to its end.
     """
-    stage_weights = _stage_weights if adapters_of(model) is None else _merged_stage
-    yield from _of_all_stages(model, lambda: stage_weights(model, shape, of), dtype)
+    if adapters_of(model) is not None:
+        yield from _of_all_stages(model, lambda: _merged_stage(model, shape, of), dtype)
+        return
+
+    def cast(parameter: Tensor) -> Tensor:
+        value = of(parameter)
+        return value.to(dtype or value.dtype)
+
+    yield from _of_all_stages(model, lambda: _stage_weights(model, shape, cast), dtype)
 
 
 @torch.no_grad()
