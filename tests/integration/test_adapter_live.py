@@ -32,7 +32,7 @@ from tests.integration.test_engine_live import (
 )
 
 RANK, ALPHA = 4, 8
-LORA = {"update_weight_mode": "adapter", "lora_rank": RANK, "lora_alpha": ALPHA}
+LORA = {"update_weight_mode": "adapter", "lora_rank": RANK, "lora_alpha": ALPHA, "train_dtype": "float32"}
 BYTES_OF_A_NAME = 500
 
 

@@ -3,7 +3,8 @@
 Guarantees: engines never pause; a request that is running keeps the adapter it began with, a later one takes the new adapter
 (`slime.backends.sglang_utils.current_adapter`), so versions never mix within a reply; besides the newest adapter the one before
 stays, and older ones as long as a request uses them; those of this run's trainer that died count as older ones. An engine where
-loading fails is ended, the others hold their requests until the next push.
+loading fails is ended, the others hold their requests until the next push. An adapter travels in ``--train-dtype``, as whole weights
+do: the trainer computes with its adapter cast to that type, so the engine applies the same bits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.backends.trainer.dtypes import DTYPES
 from slime.weight_sync import ADAPTER_NAME, maker
 from slime.weight_sync.engine_sync import EngineWeightSync
 
@@ -64,7 +66,8 @@ class AdapterWeightSync(EngineWeightSync):
         """Nothing to leave."""
 
     def _push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
-        tensors = {name: value.detach().cpu().contiguous() for name, value in weights}
+        dtype = DTYPES[self._args.train_dtype]
+        tensors = {name: value.detach().to(dtype).cpu().contiguous() for name, value in weights}
         checksums = {name: _sha256(value) for name, value in tensors.items()} if self._check is not None else None
         message = pickle.dumps(tensors)
         self.moved_bytes = len(message)
