@@ -4,7 +4,8 @@
 bfloat16). The receiver is another process behind HTTP (`benchmarks.weight_receiver`) and loads them into its parameters; a push
 is everything from pause to continue. `copy` is ``copy_`` of the same bytes within a process, `two copies` into shared memory
 and out of it by another process, one after the other. Figures are medians; a push and a copy take turns. `engine` is a push to
-a real SGLang with a model of a few KB: what a push costs besides its bytes.
+a real SGLang with a model of a few KB: what a push costs besides its bytes. `comparison` sets the push by broadcast beside a
+serial one of the same bytes (`benchmarks.push_comparison`), push by push in alternation.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.machine import describe_machine
+from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from slime.arguments.parser import build_parser
 from slime.utils.http_utils import find_available_port
@@ -36,15 +38,17 @@ from slime.weight_sync.segments import Mappings, Segment
 from tests.helpers import tiny_random
 from tests.helpers.live_engine import engine_arguments, live_engine
 
+BROADCAST = "broadcast (gloo)"
 PATHS: dict[str, dict[str, Any]] = {
-    "broadcast (gloo)": {},
+    BROADCAST: {},
     "shared memory": {"update_weight_transport": "shared"},
     "delta, nothing changed": {"update_weight_mode": "delta"},
     "disk": {"update_weight_transport": "disk"},
 }
 SETTINGS = {"device": "cpu", "train_dtype": "bfloat16"}
 GIGA = 1e9
-GOALS = {"shared memory": ("share_of_copy", 0.5), "broadcast (gloo)": ("gb_per_s", 1.0)}
+FASTER_THAN_SERIAL = 1.2
+GOALS = {"shared memory": ("share_of_copy", 0.5), BROADCAST: ("gb_per_s", 1.0)}
 
 
 def shapes(layers: int, hidden: int, vocabulary: int) -> dict[str, list[int]]:
@@ -164,14 +168,23 @@ def run_engine(folder: Path, repeats: int) -> list[dict[str, Any]]:
     return results
 
 
-def verdicts(paths: list[dict[str, Any]]) -> dict[str, bool]:
+def verdicts(paths: list[dict[str, Any]], comparison: dict[str, Any]) -> dict[str, bool]:
     """Which goals are met."""
     found = {path["path"]: path for path in paths}
-    return {
+    goals = {
         f"{name}: {figure} >= {goal}": found[name][figure] >= goal
         for name, (figure, goal) in GOALS.items()
         if name in found
     }
+    if comparison:
+        goals[f"serial / overlapped >= {FASTER_THAN_SERIAL}"] = comparison["ratio_of_medians"] >= FASTER_THAN_SERIAL
+    return goals
+
+
+def path_arguments(name: str, folder: str) -> Namespace:
+    """Arguments of a push by a path."""
+    own = SETTINGS | {"run_dir": folder, "hf_checkpoint": folder} | PATHS[name]
+    return Namespace(**(vars(build_parser().parse_args([])) | own))
 
 
 def main() -> int:
@@ -196,29 +209,28 @@ def main() -> int:
     limit = CopyLimit(size)
     paths: list[dict[str, Any]] = []
     engine: list[dict[str, Any]] = []
+    comparison: dict[str, Any] = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
             engine = [] if arguments.quick or arguments.only else run_engine(Path(folder), arguments.repeats)
             (Path(folder) / "config.json").write_text("{}")
             for name in arguments.only or PATHS:
-                values = (
-                    vars(build_parser().parse_args([]))
-                    | SETTINGS
-                    | {"run_dir": folder, "hf_checkpoint": folder}
-                    | PATHS[name]
-                )
-                paths.append(run_path(name, Namespace(**values), weights, limit, arguments.repeats))
+                paths.append(run_path(name, path_arguments(name, folder), weights, limit, arguments.repeats))
                 print(json.dumps(paths[-1]), flush=True)
+            if BROADCAST in (arguments.only or PATHS):
+                comparison = compare(path_arguments(BROADCAST, folder), weights, push_seconds, arguments.repeats)
+                print(json.dumps(comparison), flush=True)
     finally:
         limit.close()
         dist.destroy_process_group()
-    goals = verdicts(paths)
+    goals = verdicts(paths, comparison)
     document = {
         "machine": describe_machine(),
         "bytes": size,
         "copy_gb_per_s": round(size / statistics.median(limit.within) / GIGA, 2),
         "two_copies_gb_per_s": round(size / statistics.median(limit.through) / GIGA, 2),
         "paths": paths,
+        "comparison": comparison,
         "engine": engine,
         "goals": goals,
     }
