@@ -22,7 +22,9 @@ from tests.helpers.weight_receivers import CPU, SPEC, TRANSPORTS, connected, hol
 
 # Which transport, what the engine does, in which call, and how many of those go well before.
 FAULTS = [
+    ("broadcast", "die", "update_weights_from_distributed", 0),
     ("broadcast", "die", "update_weights_from_distributed", 1),
+    ("broadcast", "refuse", "update_weights_from_distributed", 1),
     ("shared", "die", "update_weights_from_tensor", 0),
     ("shared", "die", "update_weights_from_tensor", 1),
     ("shared", "refuse", "update_weights_from_tensor", 1),

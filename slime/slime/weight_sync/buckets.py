@@ -1,7 +1,8 @@
-"""Weights as flat byte buckets: one buffer, used again for each bucket.
+"""Weights as flat byte buckets, packed into two buffers that alternate.
 
-A bucket is the concatenation of its tensors' bytes, in order, as SGLang's ``flattened_bucket`` format reads them. A bucket is
-valid until the next one is taken; a tensor larger than the buffer gets a bucket of its own size.
+A bucket is the concatenation of its tensors' bytes, in order, as SGLang's ``flattened_bucket`` format reads them. A tensor is
+packed when it arrives, so one tensor at most exists besides the buffers. A bucket stays valid while the next one is packed:
+its reader must be done with it before the next but one is asked for. A tensor larger than a buffer gets a bucket of its own size.
 """
 
 from __future__ import annotations
@@ -18,53 +19,58 @@ class Bucket:
     """Flat bytes and what is in them; ``is_last`` on the last bucket of the weights."""
 
     data: Tensor
-    is_last: bool
+    is_last: bool = False
     names: list[str] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Pack a tensor behind the others."""
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        self.data[self.nbytes : self.nbytes + flat.numel()].copy_(flat)
+        self.nbytes += flat.numel()
+        self.names.append(name)
+        self.dtypes.append(str(tensor.dtype).removeprefix("torch."))
+        self.shapes.append(list(tensor.shape))
+
+    def ended(self, *, is_last: bool) -> Bucket:
+        """Return this bucket with its data cut to what is in it."""
+        self.data, self.is_last = self.data[: self.nbytes], is_last
+        return self
 
 
 class BucketBuffer:
-    """Owns the buffer of one rank."""
+    """Owns the two buffers of one rank."""
 
     def __init__(self, capacity: int, device: torch.device, room: Callable[[int], Tensor] | None = None) -> None:
-        """``capacity``: bytes of a bucket; ``room``: gives the memory for the next bucket, by default always the same."""
+        """``capacity``: bytes of a bucket; ``room``: gives the memory for the next bucket, by default two buffers alternate."""
         if capacity <= 0:
             raise ValueError(f"--update-weight-buffer-size is {capacity}; it must be a positive number of bytes")
         self._capacity = capacity
         self._device = device
-        self._data = torch.empty(0, dtype=torch.uint8, device=device)
-        self._room = room or self._same_room
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._next = 0
+        self._room = room or self._other_buffer
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
         """Yield the buckets of ``weights``, which must have one dtype, so that no tensor is misaligned."""
-        waiting: list[tuple[str, Tensor]] = []
-        size = 0
+        bucket: Bucket | None = None
         for name, tensor in weights:
-            if waiting and size + tensor.nbytes > self._capacity:
-                yield self._pack(waiting, size, is_last=False)
-                waiting, size = [], 0
-            waiting.append((name, tensor))
-            size += tensor.nbytes
-        if waiting:
-            yield self._pack(waiting, size, is_last=True)
+            if bucket is not None and bucket.nbytes + tensor.nbytes > self._capacity:
+                yield bucket.ended(is_last=False)
+                bucket = None
+            if bucket is None:
+                bucket = Bucket(self._room(max(self._capacity, tensor.nbytes)))
+            bucket.add(name, tensor)
+        if bucket is not None:
+            yield bucket.ended(is_last=True)
 
-    def _pack(self, named: list[tuple[str, Tensor]], size: int, *, is_last: bool) -> Bucket:
-        bucket = Bucket(self._room(size)[:size], is_last)
-        start = 0
-        for name, tensor in named:
-            flat = tensor.contiguous().flatten().view(torch.uint8)
-            bucket.data[start : start + flat.numel()].copy_(flat)
-            start += flat.numel()
-            bucket.names.append(name)
-            bucket.dtypes.append(str(tensor.dtype).removeprefix("torch."))
-            bucket.shapes.append(list(tensor.shape))
-        return bucket
-
-    def _same_room(self, size: int) -> Tensor:
-        if self._data.numel() < size:
-            self._data = torch.empty(size, dtype=torch.uint8, device=self._device)
-        return self._data
+    def _other_buffer(self, size: int) -> Tensor:
+        self._next ^= 1
+        if self._buffers[self._next].numel() < size:
+            self._buffers[self._next] = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._buffers[self._next]
 
 
 def unpack(

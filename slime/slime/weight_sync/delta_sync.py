@@ -43,6 +43,7 @@ class DeltaWeightSync(BroadcastWeightSync):
         self._send_change(part, version if last else None)
         for part, last in parts:
             self._send_change(part, version if last else None)
+        self._sent()
         self._live = version
 
     def _send_change(self, change: Change, version: str | None) -> None:
@@ -60,16 +61,15 @@ class DeltaWeightSync(BroadcastWeightSync):
             },
             "version": version,
         }
-        self._calls = EngineCalls(
-            self._engines,
-            "update_weights_from_tensor",
-            serialized(request),
-            LOADER,
-            flush_cache=version is not None and self._flushes(),
-            weight_version=version,
-        )
         self.moved_bytes += change.nbytes
-        if change.nbytes:
-            self._broadcast(torch.cat(change.data).to(self._device))
-        else:
-            self._calls.values()
+        self._begin(
+            torch.cat(change.data).to(self._device) if change.nbytes else torch.empty(0, dtype=torch.uint8),
+            lambda: EngineCalls(
+                self._engines,
+                "update_weights_from_tensor",
+                serialized(request),
+                LOADER,
+                flush_cache=version is not None and self._flushes(),
+                weight_version=version,
+            ),
+        )

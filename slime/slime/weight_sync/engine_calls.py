@@ -1,14 +1,22 @@
 """One method on every engine at once.
 
-Guarantees: the first engine that fails ends the wait, also while the others wait for it in a collective operation; who failed
-is known. Holds the calls under way, nothing else.
+Guarantees: the first engine that fails ends the wait, also while the others wait for it in a collective operation; an engine
+whose process has ended counts as failed although its call stays open; who failed is known. Holds the calls under way, nothing else.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any
+
+from slime.exceptions import EngineError
+
+LOOK_SECONDS = 5.0
+"""How long :meth:`EngineCalls.finish` waits for calls before it asks whether the engines' processes still run."""
+BLAME_SECONDS = 5.0
+"""For the call of an engine to fail after what went on beside it has failed, so that the engine is known."""
 
 
 class EngineCalls:
@@ -21,6 +29,7 @@ class EngineCalls:
         self._futures: list[Future[Any]] = [
             getattr(engine, method).remote(*arguments, **keywords).future() for engine in engines
         ]
+        self._lost: set[int] = set()
 
     @classmethod
     def each(cls, engines: Sequence[Any], method: str, arguments: Sequence[tuple[Any, ...]]) -> EngineCalls:
@@ -39,6 +48,53 @@ class EngineCalls:
             future.result()
         return [future.result() for future in self._futures]
 
+    def finish(self, seconds: float, beside: Future[Any] | None = None) -> None:
+        """Wait for all calls, and for ``beside``, an operation that the engines take part in; raise the first failure at once.
+
+        Raises:
+            EngineError: when the process of an engine has ended, or engines have not answered for ``seconds``; they count as failed.
+        """
+        waiting: set[Future[Any]] = {*self._futures, *([beside] if beside is not None else [])}
+        deadline = time.monotonic() + seconds
+        while waiting:
+            left = deadline - time.monotonic()
+            done, waiting = wait(waiting, timeout=max(0.0, min(LOOK_SECONDS, left)), return_when=FIRST_EXCEPTION)
+            if beside in done and beside is not None and beside.exception() is not None:
+                wait(self._futures, timeout=BLAME_SECONDS, return_when=FIRST_EXCEPTION)
+                self._raise_failure()
+            for future in done:
+                future.result()
+            if waiting and left <= 0:
+                self._lost.update(self._open())
+                names = ", ".join(map(str, sorted(self._lost))) or "none"
+                raise EngineError(
+                    f"{self.method} was not done within {seconds:.0f} s; policy engines without an answer: {names}. If the "
+                    "network needs longer for one bucket, raise --distributed-timeout-minutes or lower "
+                    "--update-weight-buffer-size"
+                )
+            if waiting:
+                self._look()
+
+    def _open(self) -> list[int]:
+        return [index for index, future in enumerate(self._futures) if not future.done()]
+
+    def _raise_failure(self) -> None:
+        """Raise the failure of an engine, if one has failed or ended."""
+        for future in self._futures:
+            if future.done():
+                future.result()
+        self._look()
+
+    def _look(self) -> None:
+        """Raise EngineError when the process of an engine that has yet to answer has ended."""
+        positions = self._open()
+        looks = EngineCalls([self._engines[index] for index in positions], "has_ended")
+        unanswered = looks.unanswered(LOOK_SECONDS)
+        for place, index in enumerate(positions):
+            if place not in unanswered and looks._futures[place].result() is True and not self._futures[index].done():
+                self._lost.add(index)
+                raise EngineError(f"the process of policy engine {index} ended in {self.method}")
+
     def check_none_ended(self) -> None:
         """Raise the first failure, or RuntimeError when an engine has answered: for calls that must last for now."""
         for index, future in enumerate(self._futures):
@@ -52,8 +108,11 @@ class EngineCalls:
         return future.exception() if future.done() else None
 
     def failed(self) -> list[int]:
-        """Return the positions of the engines whose call has failed by now."""
-        return [index for index, future in enumerate(self._futures) if future.done() and future.exception() is not None]
+        """Return the positions of the engines whose call has failed by now, or whose process has ended."""
+        failed = {
+            index for index, future in enumerate(self._futures) if future.done() and future.exception() is not None
+        }
+        return sorted(failed | self._lost)
 
     def unanswered(self, seconds: float) -> list[int]:
         """Wait up to ``seconds`` and return the positions of the engines that failed or did not answer."""
@@ -61,3 +120,8 @@ class EngineCalls:
         return [
             index for index, future in enumerate(self._futures) if future not in done or future.exception() is not None
         ]
+
+    def still_open(self, seconds: float) -> list[int]:
+        """Wait up to ``seconds`` and return the positions of the engines that did not answer, well or with a failure."""
+        wait(self._futures, timeout=seconds)
+        return self._open()

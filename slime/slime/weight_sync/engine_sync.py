@@ -69,7 +69,12 @@ class EngineWeightSync(ABC):
 
     @abstractmethod
     def _leave(self, *, broken: bool) -> None:
-        """Let go of the engines; ``broken``: something may be under way that never ends by itself."""
+        """Let go of the engines; ``broken``: one may be gone, or something under way may never end by itself."""
+
+    def _abandon(self, calls: EngineCalls, failed: list[int]) -> list[int]:
+        """Let go in the middle of ``calls``; return who is stuck in them, besides the engines that ``failed``."""
+        self._leave(broken=True)
+        return []
 
     # What a trainer rank calls
 
@@ -110,7 +115,7 @@ class EngineWeightSync(ABC):
     def close(self) -> None:
         """Let go of the engines without talking to them; they may be gone."""
         if self._joined:
-            self._leave(broken=False)
+            self._leave(broken=True)
             self._joined = False
         if self._check is not None:
             self._check.close()
@@ -168,13 +173,14 @@ class EngineWeightSync(ABC):
 
     def _give_up(self) -> None:
         """End the engines that failed, let go, and let the others hold their requests with half new weights."""
-        failed = self._calls.failed() if self._calls is not None else []
-        self._calls = None
+        calls, self._calls = self._calls or EngineCalls([], "nothing"), None
+        failed = calls.failed()
         self._end(failed)
         self._joined = False
         farewell = self._farewell()
-        self._leave(broken=True)
-        kept = [index for index in range(len(self._engines)) if index not in failed]
+        stuck = self._abandon(calls, failed)
+        self._end(stuck)
+        kept = [index for index in range(len(self._engines)) if index not in (*failed, *stuck)]
         for method, arguments in (("hold_after_failed_update", ()), *farewell):
             calls = EngineCalls([self._engines[index] for index in kept], method, *arguments)
             lost = [kept[position] for position in calls.unanswered(CLEANUP_SECONDS)]
@@ -189,8 +195,12 @@ class EngineWeightSync(ABC):
             EngineCalls([self._engines[position]], "end_failed_update", starts).unanswered(CLEANUP_SECONDS)
 
     def _part(self, engines: list[Any]) -> None:
-        for method, arguments in self._farewell():
-            for position in EngineCalls(engines, method, *arguments).unanswered(CLEANUP_SECONDS):
-                logger.warning("policy engine %d did not answer %s%s", position, method, arguments)
-        self._leave(broken=False)
+        """Leave the engines of before, while ``engines`` leave too: NCCL's members wait for each other in that."""
+        starts = EngineCalls(engines, "starts")
+        same = not starts.unanswered(CLEANUP_SECONDS) and starts.values() == self._starts and engines == self._engines
+        farewells = [EngineCalls(engines, method, *arguments) for method, arguments in self._farewell()]
+        self._leave(broken=not same)
         self._joined = False
+        for calls in farewells:
+            for position in calls.unanswered(CLEANUP_SECONDS):
+                logger.warning("policy engine %d did not answer %s", position, calls.method)

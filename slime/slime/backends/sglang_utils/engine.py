@@ -23,7 +23,7 @@ from slime.backends.sglang_utils.memory_calls import MemoryCalls
 from slime.backends.sglang_utils.other_nodes import ANSWER_SECONDS, OtherNodes
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.backends.sglang_utils.weight_calls import WeightCalls
-from slime.exceptions import EngineError
+from slime.exceptions import EngineError, EngineNodeLostError
 from slime.utils.http_utils import find_available_port
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         self._away: set[str] = set()
         self._started_at = self._silent_since = 0.0
         self._lock = threading.RLock()
-        self._client = httpx.Client(timeout=CALL_TIMEOUT_SECONDS, trust_env=False)
+        patience = max(CALL_TIMEOUT_SECONDS, 60.0 * getattr(args, "distributed_timeout_minutes", 0))
+        self._client = httpx.Client(timeout=patience, trust_env=False)
 
     # Life of the processes
 
@@ -160,6 +161,13 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     def alive(self) -> bool:
         """Whether the server's process runs, and those on the other machines."""
         return super().alive() and self._others.alive()
+
+    def has_ended(self) -> bool:
+        """Whether a process of the engine has ended, on any of its machines; does not ask the server, which may be busy."""
+        try:
+            return not self.alive()
+        except EngineNodeLostError:
+            return True
 
     def hosts(self) -> list[str]:
         """Names of the machines (and containers) that the engine's ranks run in."""

@@ -89,6 +89,10 @@ class ExternalEngine(SGLangEngine):
         """Whether the server answers."""
         return self.health()
 
+    def has_ended(self) -> bool:
+        """Never known: the processes are not ours, and a server that loads weights may not answer."""
+        return False
+
     def hosts(self) -> list[str]:
         """Name of this machine, if the server is on it."""
         local = httpx.URL(self._address).host in LOCAL_HOSTS
