@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
+from slime.exceptions import EngineNodeLostError
 from tests.helpers.arguments import default_args
 
 
@@ -55,3 +56,29 @@ def test_an_engine_that_was_started_again_is_not_ended(tmp_path: Path) -> None:
     assert not child.killed
     engine.end_failed_update(2)
     assert child.killed
+
+
+def test_only_a_process_that_ended_counts_as_ended(tmp_path: Path) -> None:
+    """The trainer asks while the server is busy with a push: a server that does not answer is no sign."""
+    engine, child = started(tmp_path)
+    engine.health = lambda: False
+    assert not engine.has_ended()
+    child.kill()
+    assert engine.has_ended()
+
+
+def test_a_lost_machine_of_an_engine_counts_as_ended(tmp_path: Path) -> None:
+    engine, _ = started(tmp_path)
+
+    class Lost:
+        def alive(self) -> bool:
+            raise EngineNodeLostError("the process on machine 2 does not answer")
+
+    engine._others = Lost()  # pyright: ignore[reportAttributeAccessIssue]
+    assert engine.has_ended()
+
+
+def test_a_call_waits_as_long_as_the_push_does(tmp_path: Path) -> None:
+    args = default_args(run_dir=str(tmp_path), device="cpu", distributed_timeout_minutes=30)
+    engine = SGLangEngine(args, EngineSpec("policy", 0, 1), 1)
+    assert engine._client.timeout.read == 1800.0

@@ -55,6 +55,9 @@ def test_an_external_engine_is_what_it_says_and_gets_weights(tmp_path: Path) -> 
     assert engine.num_weight_ranks() == 4
     engine.begin_weight_update()
     assert heard[-1] == ("http://10.0.0.9:30000/begin_weight_update", {})
+    asked = len(heard)
+    assert not engine.has_ended(), "nobody here knows its processes"
+    assert len(heard) == asked, "a server that loads weights may not answer"
 
 
 def test_an_external_engine_of_several_stages_reads_weights_from_a_disk(tmp_path: Path) -> None:
