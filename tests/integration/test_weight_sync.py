@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from slime.exceptions import EngineError, WeightsDifferError
+from slime.weight_sync.buckets import Bucket
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
 from tests.helpers.weight_receivers import CPU, SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
 
@@ -86,19 +87,23 @@ def test_the_segments_of_a_trainer_on_a_gpu(tmp_path: Path, pair: list[ReceiverP
     sync.close()
 
 
-def test_what_differs_after_a_push_is_named_and_requests_are_held(tmp_path: Path, pair: list[ReceiverProcess]) -> None:
+def test_what_differs_after_a_push_is_named_and_requests_are_held(
+    tmp_path: Path, pair: list[ReceiverProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = sync_args(tmp_path, check_weight_update_equal=True)
+    pack = Bucket.add
+
+    def pack_wrongly(bucket: Bucket, name: str, tensor: torch.Tensor) -> None:
+        if name == "layer.0":
+            tensor = tensor.clone()
+            tensor.view(torch.int32)[3, 3] ^= 1  # after its checksum, before it is sent
+        pack(bucket, name, tensor)
+
     with connected(args, handles(pair)) as sync:
-        found = weights(5)
-
-        def changed_behind_the_back() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, value in found.items():
-                yield name, value
-                if name == "layer.0":
-                    value.view(torch.int32)[3, 3] ^= 1  # after its checksum, before it is sent
-
-        with pytest.raises(WeightsDifferError, match=r"layer\.0 on engine 0"):
-            sync.push(changed_behind_the_back(), "5")
+        with monkeypatch.context() as wrong:
+            wrong.setattr(Bucket, "add", pack_wrongly)
+            with pytest.raises(WeightsDifferError, match=r"layer\.0 on engine 0"):
+                sync.push(iter(weights(5).items()), "5")
         for receiver in pair:
             assert receiver.state()["heard"][-3:-1] == ["pause_generation", "end_weight_update"]
             assert not receiver.state()["session"]

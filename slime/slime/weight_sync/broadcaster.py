@@ -57,7 +57,8 @@ def _run(group: Group, device: torch.device, queue: SimpleQueue[tuple[Tensor, An
                     group.broadcast(data)
                     stream.synchronize()
         except Exception as error:  # noqa: BLE001 - it is the caller's: `Future.result` raises it there
-            sending.set_exception(error)
+            # Its traceback would hold the group, and members of a gloo group are let go with the last reference to it.
+            sending.set_exception(error.with_traceback(None))
         else:
             sending.set_result(None)
         del item, data, ready, sending

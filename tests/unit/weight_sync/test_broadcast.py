@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slime.weight_sync import broadcast, engine_calls, engine_sync, group
 from slime.weight_sync.broadcast import BroadcastWeightSync
+from slime.weight_sync.broadcaster import Broadcaster
 from tests.helpers.lazy_communicator import FAIL_SECONDS, LazyEngine, LazyNetwork
 from tests.helpers.weight_receivers import CPU, SPEC, sync_args, weights
 
@@ -168,3 +169,18 @@ def test_the_next_bucket_is_gathered_while_one_is_loaded(tmp_path: Path, monkeyp
 def test_a_push_waits_half_as_long_as_the_other_trainer_ranks(tmp_path: Path) -> None:
     sync = BroadcastWeightSync(sync_args(tmp_path, distributed_timeout_minutes=10), device=CPU, address="127.0.0.1")
     assert sync._patience == 300.0
+
+
+def test_a_broadcast_that_failed_keeps_no_reference_to_its_group() -> None:
+    """Members of a gloo group are let go with the last reference to it, and a traceback has one."""
+
+    class Breaking:
+        def broadcast(self, data: Tensor) -> None:
+            raise RuntimeError("the peer is gone")
+
+    broadcaster = Broadcaster(Breaking(), CPU)
+    error = broadcaster.send(torch.zeros(1)).exception(FAIL_SECONDS)
+    broadcaster.close()
+    assert str(error) == "the peer is gone"
+    assert error is not None
+    assert error.__traceback__ is None
