@@ -8,7 +8,8 @@ log-probability call per k, as plugins do it. Both give the same loss (checked).
 The verdict, in the file and as the last line: gathered top-K is at least `TIMES_FASTER` times as fast as the loop over k, in less memory.
 The exit status is 1 where it is not; `--quick`, whose tensors are too small for the factor, asks for `TIMES_FASTER_QUICK`.
 
-The default chunk is a 32nd of the rows, as --log-probs-chunk-size 1024 is of a micro-batch of 32768 tokens.
+The default chunk on a CPU is a 32nd of the rows, as --log-probs-chunk-size 1024 is of a micro-batch of 32768 tokens. On CUDA one process
+measures all cases one after the other: the allocator tells the peak of each.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
 from benchmarks.own_process import in_own_process
@@ -52,6 +54,18 @@ DISTILLATION_CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "top-K reverse KL": reverse_kl,
     "top-K forward KL": forward_kl,
 }
+SIZE_OPTIONS = {
+    "rows": "response tokens",
+    "vocabulary": "vocabulary",
+    "width": "hidden size",
+    "chunk": "rows per chunk of ours",
+    "repeats": "measured runs per case",
+}
+SIZES = {
+    "cpu": {"rows": 256, "vocabulary": 32_768, "width": 64, "chunk": 8, "repeats": 2},
+    "cuda": {"rows": 1024, "vocabulary": 151_936, "width": 1024, "chunk": 128, "repeats": 5},
+}
+"""On CUDA the vocabulary of Qwen3: the loop over k keeps a table of all logits for each k, 31 GB at these sizes."""
 TEMPERATURE = 0.7
 TIMES_FASTER, TIMES_FASTER_QUICK = 20.0, 5.0
 
@@ -189,12 +203,33 @@ def run_side(name: str, side: str, options: Namespace, for_memory: bool) -> dict
     return measure(build(inputs, name, options.chunk)[side], inputs, 1 if for_memory else options.repeats)
 
 
-def compare(name: str, options: Namespace) -> dict[str, Any]:
-    """Measure a case and its plain version; they must agree on the loss."""
-    sides: dict[str, dict[str, float]] = {}
-    for side in ("ours", "plain"):
-        timed, weighed = (in_own_process(run_side, name, side, options, for_memory) for for_memory in (False, True))
-        sides[side] = timed | {"peak_bytes": weighed["peak_bytes"]}
+def run_cases(names: Sequence[str], options: Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    """Measure both sides of every case on CUDA, whose allocator knows the peak of each; for a process of its own."""
+    inputs = Inputs(options.rows, options.vocabulary, options.width, 8, options.top, torch.device(options.device))
+    return {
+        name: {
+            side: measure(case, inputs, options.repeats) for side, case in build(inputs, name, options.chunk).items()
+        }
+        for name in names
+    }
+
+
+def measure_cases(names: Sequence[str], options: Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the comparison of each case with its plain version."""
+    if torch.device(options.device).type == "cuda":
+        for name, sides in in_own_process(run_cases, list(names), options).items():
+            yield compare(name, options, sides)
+        return
+    for name in names:
+        sides = {}
+        for side in ("ours", "plain"):
+            timed, weighed = (in_own_process(run_side, name, side, options, for_memory) for for_memory in (False, True))
+            sides[side] = timed | {"peak_bytes": weighed["peak_bytes"]}
+        yield compare(name, options, sides)
+
+
+def compare(name: str, options: Namespace, sides: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Return the figures of a case beside those of its plain version; both must have the same loss."""
     found, base = sides["ours"], sides["plain"]
     difference = abs(found["loss"] - base["loss"])
     if difference > 1e-3 * max(1.0, abs(base["loss"])):
@@ -208,6 +243,8 @@ def compare(name: str, options: Namespace) -> dict[str, Any]:
     result["times_faster"] = round(base["seconds"] / found["seconds"], 2)
     if found["peak_bytes"] > 0:
         result["times_less_memory"] = round(base["peak_bytes"] / found["peak_bytes"], 2)
+    for unit, key in (("us/token", "microseconds_per_token"), ("B/token", "peak_bytes_per_token")):
+        record_figure(f"losses/{name}/{key}", result["ours"][key], unit, peer=result["plain"][key])
     return result
 
 
@@ -231,25 +268,27 @@ def verdict(cases: list[dict[str, Any]], times_faster: float) -> dict[str, Any]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__)
-    parser.add_argument("--rows", type=int, default=256, help="response tokens (default: %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=32_768, help="vocabulary (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=64, help="hidden size (default: %(default)s)")
-    parser.add_argument("--chunk", type=int, default=8, help="rows per chunk of ours (default: %(default)s)")
+    cpu, cuda = SIZES["cpu"], SIZES["cuda"]
+    for name, what in SIZE_OPTIONS.items():
+        text = f"{what} (default: {cpu[name]}, on CUDA {cuda[name]})"
+        parser.add_argument(f"--{name}", type=int, help=text)
     parser.add_argument("--top", type=int, default=50, help="K of the top-K cases (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=2, help="measured runs per case (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="64 rows, a vocabulary of 8192: checks that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     arguments = parser.parse_args()
+    for name, size in SIZES[torch.device(arguments.device).type].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, size)
     if arguments.quick:
         arguments.rows, arguments.vocabulary, arguments.chunk, arguments.repeats = 64, 8192, 16, 3
     # Torch imports its compiler at the first call of a checkpointed function; once here, not once in each of the forks.
     importlib.import_module("torch._dynamo")
     results = []
-    for name in (*POLICY_CASES, *DISTILLATION_CASES):
-        results.append(compare(name, arguments))
-        print(json.dumps(results[-1]), flush=True)
+    for result in measure_cases((*POLICY_CASES, *DISTILLATION_CASES), arguments):
+        results.append(result)
+        print(json.dumps(result), flush=True)
     shape = {name: getattr(arguments, name) for name in ("rows", "vocabulary", "width", "chunk", "top", "threads")}
     judged = verdict(results, TIMES_FASTER_QUICK if arguments.quick else TIMES_FASTER)
     document = {"machine": describe_machine(), "device": arguments.device, "shape": shape, "cases": results}

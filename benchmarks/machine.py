@@ -12,9 +12,14 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False)
-    return result.stdout.strip()
+def _git(*arguments: str) -> str | None:
+    """Return what git says, None where there is no git or no repository."""
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _cpu_model() -> str:
@@ -32,7 +37,10 @@ def _version(package: str) -> str | None:
 
 
 def describe_machine() -> dict:
-    """Return processor, cores, memory in GiB, versions of the libraries that matter, commit and date."""
+    """Return processor, cores, memory in GiB, versions of the libraries that matter, commit and date.
+
+    ``commit`` is None outside a repository; ``tree_clean`` is true only where git says so.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "cpu": _cpu_model(),

@@ -15,12 +15,19 @@ _MALLOPT_MMAP_THRESHOLD = -3
 _MAPPED_BYTES = 2**18
 
 
-def give_back_freed_blocks() -> None:
-    """Let every large tensor that is freed leave the resident memory at once; slower, for measuring memory only."""
+def give_back_freed_blocks(device: Any = None) -> None:
+    """Let every large tensor that is freed leave the resident memory at once; slower, for measuring memory only.
+
+    What CUDA's allocator keeps of freed tensors on ``device`` goes back to the device, once.
+    """
     libc = ctypes.CDLL(None)
     libc.mallopt(_MALLOPT_MMAP_THRESHOLD, _MAPPED_BYTES)
     gc.collect()
     libc.malloc_trim(0)
+    if device is not None and device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def reset_peak(device: Any) -> int:
@@ -41,6 +48,18 @@ def peak(device: Any) -> int:
 
         return torch.cuda.max_memory_allocated(device)
     return _status("VmHWM")
+
+
+def totals(device: Any) -> dict[str, int]:
+    """What the allocator of CUDA gave out and took from the device at most since :func:`reset_peak`; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    import torch
+
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }
 
 
 def _status(field: str) -> int:

@@ -1,9 +1,11 @@
 """Speed and memory of a training step: packed, padded, LoRA, whole logits, top-K, and beside TRL's GRPO trainer.
 
-`python -m benchmarks.trainer [--quick] [--trl-python PATH] --json FILE [--device cuda --shape qwen3-0.6b]`. On a CPU the sides of
+`python -m benchmarks.trainer [--quick] [--trl-python PATH] --json FILE [--device cuda --shape qwen3-0.6b]`. It needs torch and
+transformers, and PEFT for LoRA; no engine, no Ray. On a CPU the sides of
 a comparison take their steps in turn, so that all see the same machine; on CUDA one after the other, because the memory is
 for one. Tokens count without padding. The share of the hardware's peak is against the largest matrix product measured in the
-same run and precision. Batches: `mixed` has lengths like those of conversations, a number is the length of equal samples.
+same run and precision. Batches: `mixed` has lengths like those of conversations, a number is the length of equal samples, `long` is one micro-batch of
+--long tokens in four samples, for the sides with checkpointing. `--sides`, `--batches` and `--parts` choose; a verdict that lacks a side is left out.
 
 Ours and TRL's trainer do the same work in a step: a forward and a backward pass over the same samples with the same weights and
 precision, entropies without gradient, the norm clipped to 1, fused AdamW; no reference, and no pass for old log probabilities
@@ -27,15 +29,20 @@ then `--trl-python DIR/bin/python`.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
+import shutil
 import sys
 import tempfile
 from argparse import Namespace
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import losses
+from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts import logprob_pass
@@ -49,14 +56,32 @@ PACKED_GOAL, TRL_GOAL = 1.5, 1.0
 LORA_RANK = 16
 # Samples of a padded micro-batch, as they come: the default of transformers' trainer, and of TRL's.
 PADDED = 8
-# The sides that the verdicts read; the others are for information.
+# The sides that the verdicts read, and one of each other kind: what --quick runs. The others are for information.
 NEEDED = ("packed", "LoRA, packed", "padded", "padded, by length", "whole logits")
+CHECKPOINTING, TOP_K = "checkpointing", "top-K 50, checkpointing"
+LONG, TOP = "long", 50
+QUICK_LONG = 128
+LONG_SAMPLES = 4
+PARTS = ("steps", "pass", "top-k")
+"""Optimizer steps, memory of the log probability pass, gathered top-K beside a loop over k."""
+SIDES = (
+    "packed",
+    "LoRA, packed",
+    "padded",
+    "padded, by length",
+    "one sample at a time",
+    "whole logits",
+    CHECKPOINTING,
+    TOP_K,
+)
 
 
 def lengths_of(batch: str, options: Namespace) -> list[int]:
     """Lengths of the samples of a batch; equal ones have as many tokens together as --longest times 4."""
     if batch == "mixed":
         return mixed_lengths(options.samples, options.longest)
+    if batch == LONG:
+        return [options.long // LONG_SAMPLES] * LONG_SAMPLES
     return [int(batch)] * max(2, options.longest * 4 // int(batch))
 
 
@@ -84,17 +109,29 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
         "max_tokens_per_gpu": options.cap,
     }
     lora = {"use_lora": True, "lora_rank": LORA_RANK}
+    recomputed = {"gradient_checkpointing": True, "max_tokens_per_gpu": max(options.cap, options.long)}
+    distilled = recomputed | {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": "slime.algorithms.losses.topk_distillation.topk_distillation_loss",
+        "compute_advantages_and_returns": False,
+    }
+    every = [batch for batch in files if batch != LONG]
     variants: dict[str, tuple[list[str], dict[str, Any]]] = {
-        "packed": (list(files), {}),
-        "LoRA, packed": (list(files), lora),
+        "packed": (every, {}),
+        "LoRA, packed": (every, lora),
         "padded": (["mixed"], {"pack_sequences": False, "use_dynamic_batch_size": False, "micro_batch_size": PADDED}),
         "padded, by length": (["mixed"], {"pack_sequences": False}),
         "one sample at a time": (["mixed"], {"use_dynamic_batch_size": False, "micro_batch_size": 1}),
         "whole logits": (["mixed"], {"log_probs_chunk_size": logprob_pass.WHOLE}),
-        "checkpointing": (["mixed"], {"gradient_checkpointing": True}),
+        CHECKPOINTING: (["mixed", LONG], recomputed),
+        TOP_K: ([LONG], distilled),
     }
-    chosen = [name for name in variants if not options.quick or name in NEEDED]
-    found = [Plan(name, variants[name][0], {"flags": flags | variants[name][1], "batches": files}) for name in chosen]
+    found = []
+    for name in SIDES:
+        batches, changes = variants[name]
+        given = {batch: files[batch] for batch in batches if batch in files}
+        if given and name in options.sides:
+            found.append(Plan(name, list(given), {"flags": flags | changes, "batches": given}))
     theirs = []
     if options.trl_python:
         turns = [("mixed", size) for size in options.trl_micro_batches]
@@ -103,16 +140,17 @@ def plans(options: Namespace, model: Path, files: dict[str, str], folder: Path) 
             given = {"model": str(model), "device": options.device, "micro_batch": size, "folder": str(folder / "trl")}
             side = f"TRL, {size} at a time" + ("" if batch == "mixed" else f", {batch}")
             theirs.append(Plan(side, [batch], {**given, "batch": files[batch]}, TRL, options.trl_python))
-    return [found[0], *theirs, *found[1:]]  # steps that are compared are taken one right after the other
+    return [*found[:1], *theirs, *found[1:]]  # steps that are compared are taken one right after the other
 
 
 def steps(options: Namespace, folder: Path) -> list[dict[str, Any]]:
     """Measure every side on its batches; return a row for each."""
-    shape = SHAPES[options.shape]
-    model = build(shape, folder / "model", dtype="bfloat16" if options.device == "cuda" else "float32")
+    shape, dtype = SHAPES[options.shape], "bfloat16" if options.device == "cuda" else "float32"
+    model = in_own_process(partial(build, dtype=dtype, device=options.device), shape, folder / "model")
     files, data = {}, {}
-    for batch in ("mixed", *map(str, options.lengths)):
-        data[batch] = samples(lengths_of(batch, options), min(shape.vocab_size, 2**15))
+    for batch in options.batches:
+        top = TOP if batch == LONG else 0
+        data[batch] = samples(lengths_of(batch, options), min(shape.vocab_size, 2**15), top=top)
         files[batch] = str(folder / f"{batch}.json")
         Path(files[batch]).write_text(json.dumps(data[batch]))
     chosen = plans(options, model, files, folder)
@@ -132,39 +170,73 @@ def steps(options: Namespace, folder: Path) -> list[dict[str, Any]]:
                 slow, fast = (sum(tokens) / limit(figures["all_seconds"]) for limit in (max, min))
                 print(f"{side:22s} {batch:6s} {row['tokens_per_second']:10.1f} tokens/s ({slow:.0f} to {fast:.0f})"
                       f" {row['peak_bytes'] / 2**20:9.1f} MiB {row['share_of_matmul_peak']:6.1%}", flush=True)  # fmt: skip
+                record(f"trainer/{options.shape}/{side}/{batch}", row, rate, fastest)
     return [{"matmul_peak_gflops": round(fastest / 1e9, 1)}, *rows]
 
 
-def verdicts(rows: list[dict[str, Any]], memory: dict[str, Any]) -> dict[str, Any]:
-    """What the figures must be, and whether they are."""
+def record(name: str, row: dict[str, Any], rate: float, fastest: float) -> None:
+    """Record the figures of a side on a batch; ``rate`` and ``fastest`` in FLOP/s."""
+    record_figure(f"{name}/step", row["seconds"], "s")
+    record_figure(f"{name}/speed", row["tokens_per_second"], "tokens/s")
+    record_figure(f"{name}/arithmetic", rate / 1e12, "TFLOP/s", peer=fastest / 1e12)
+    record_figure(f"{name}/peak above the model", row["peak_bytes"] / 2**30, "GiB")
+    for total in ("allocated", "reserved"):
+        if f"{total}_bytes" in row:
+            record_figure(f"{name}/{total}", row[f"{total}_bytes"] / 2**30, "GiB")
+
+
+def verdicts(rows: list[dict[str, Any]], memory: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what the figures must be and whether they are, as far as they were measured."""
     mixed = {row["side"]: row for row in rows if row["batch"] == "mixed"}
-    packed, whole = mixed["packed"], mixed["whole logits"]
-
-    def times(side: str) -> dict[str, Any]:
-        return how_many_times_faster(packed["all_seconds"], mixed[side]["all_seconds"])
-
-    found: dict[str, Any] = {
-        "packed_over_padded": {
-            **against_goal(packed, mixed["padded"], PACKED_GOAL),
-            "over_padded_by_length": times("padded, by length"),
-        },
-        "logprob_pass_memory": {
+    packed = mixed.get("packed")
+    found: dict[str, Any] = {}
+    if memory is not None:
+        found["logprob_pass_memory"] = {
             "bytes_per_token_and_entry": memory["bytes_per_token_and_entry"],
             "goal": logprob_pass.NO_GROWTH,
             "met": memory["no_growth"],
-        },
-        "full_over_lora": times("LoRA, packed"),
-        "chunked_over_whole_logits": {
-            **times("whole logits"),
-            "memory": round(packed["peak_bytes"] / max(1, whole["peak_bytes"]), 2),
-        },
-    }
+        }
+    if packed is None:
+        return found
+    times = {name: how_many_times_faster(packed["all_seconds"], row["all_seconds"]) for name, row in mixed.items()}
+    if "padded" in mixed:
+        found["packed_over_padded"] = against_goal(packed, mixed["padded"], PACKED_GOAL)
+        if "padded, by length" in mixed:
+            found["packed_over_padded"]["over_padded_by_length"] = times["padded, by length"]
+    if "LoRA, packed" in mixed:
+        found["full_over_lora"] = times["LoRA, packed"]
+    if "whole logits" in mixed:
+        share = packed["peak_bytes"] / max(1, mixed["whole logits"]["peak_bytes"])
+        found["chunked_over_whole_logits"] = {**times["whole logits"], "memory": round(share, 2)}
     theirs = [row for row in rows if row["side"].startswith("TRL")]
     ours = {row["batch"]: row for row in rows if row["side"] == "packed"}
     for batch in dict.fromkeys(row["batch"] for row in theirs):
         fastest = max((row for row in theirs if row["batch"] == batch), key=lambda row: row["tokens_per_second"])
         found[f"ours_over_trl_{batch}"] = against_goal(ours[batch], fastest, TRL_GOAL)
     return found
+
+
+def settle(parser: argparse.ArgumentParser, options: Namespace) -> None:
+    """Fill in the sides and batches that were not chosen, and refuse those that do not exist."""
+    batches = ["mixed", *map(str, options.lengths), *([LONG] if options.long else [])]
+    options.batches = options.batches or batches
+    unknown = [batch for batch in options.batches if batch not in batches]
+    if unknown:
+        parser.error(f"--batches {' '.join(unknown)}: there are {', '.join(batches)}; --long N makes {LONG}")
+    if options.sides is None:
+        options.sides = [name for name in SIDES if not options.quick or name in (*NEEDED, CHECKPOINTING, TOP_K)]
+    if "LoRA, packed" in options.sides and importlib.util.find_spec("peft") is None:
+        print("LoRA is left out: PEFT is not installed (python -m pip install peft)", flush=True)
+        options.sides.remove("LoRA, packed")
+
+
+def place_for(shape: str) -> str | None:
+    """Return the folder for a checkpoint of ``shape``: memory where it has room for it twice, else None, the default."""
+    memory = Path("/dev/shm")
+    size = 4 * step_flops(asdict(SHAPES[shape]), [1], [1]) / 6
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * size:
+        return str(memory)
+    return None
 
 
 def main() -> int:
@@ -182,6 +254,10 @@ def main() -> int:
     )
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[8192, 151_936], help="its vocabularies")
     parser.add_argument("--chunk", type=int, default=1024, help="its --log-probs-chunk-size (default: %(default)s)")
+    parser.add_argument("--long", type=int, default=0, help="tokens of the long batch, 0: no such batch (default)")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, metavar="SIDE", help=f"these only, of {SIDES}")
+    parser.add_argument("--batches", nargs="+", help="these only, by name (default: all)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="these only (default: all)")
     parser.add_argument("--trl-python", help="interpreter of an environment with TRL; without it TRL is left out")
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=[1, 4, 8], help="its micro-batch sizes")
     parser.add_argument("--quick", action="store_true", help="tiny model, few sides, one step: checks that it runs")
@@ -190,18 +266,27 @@ def main() -> int:
     if options.quick:
         options.shape, options.samples, options.longest, options.lengths, options.rounds = "tiny", 8, 64, [32], 1
         options.cap, options.pass_tokens, options.vocabularies, options.chunk = 128, [64, 256], [1024, 4096], 16
-    with tempfile.TemporaryDirectory(prefix="trainer-") as name:
-        machine, *rows = steps(options, Path(name))
-        memory = logprob_pass.measure(
-            SHAPES["tiny"], options.pass_tokens, options.vocabularies,
-            device=options.device, chunk=options.chunk, folder=Path(name),
-        )  # fmt: skip
-    top = Namespace(rows=64 if options.quick else 256, vocabulary=8192 if options.quick else 32_768, width=64,
-                    chunk=8, top=50, repeats=3, threads=1, device=options.device)  # fmt: skip
-    distillation = [losses.compare(case, top) for case in losses.DISTILLATION_CASES]
-    faster = losses.TIMES_FASTER_QUICK if options.quick else losses.TIMES_FASTER
-    of_top_k = losses.verdict(distillation, faster)
-    found = verdicts(rows, memory) | {"gathered_top_k": {**of_top_k, "met": of_top_k["holds"]}}
+        options.long = QUICK_LONG
+    settle(parser, options)
+    memory, distillation = None, []
+    machine: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="trainer-", dir=place_for(options.shape)) as name:
+        if "steps" in options.parts:
+            machine, *rows = steps(options, Path(name))
+        if "pass" in options.parts:
+            memory = logprob_pass.measure(
+                SHAPES["tiny"], options.pass_tokens, options.vocabularies,
+                device=options.device, chunk=options.chunk, folder=Path(name),
+            )  # fmt: skip
+    found = verdicts(rows, memory)
+    if "top-k" in options.parts:
+        top = Namespace(rows=64 if options.quick else 256, vocabulary=8192 if options.quick else 32_768, width=64,
+                        chunk=8, top=TOP, repeats=3, threads=1, device=options.device)  # fmt: skip
+        distillation = list(losses.measure_cases(tuple(losses.DISTILLATION_CASES), top))
+        faster = losses.TIMES_FASTER_QUICK if options.quick else losses.TIMES_FASTER
+        of_top_k = losses.verdict(distillation, faster)
+        found["gathered_top_k"] = {**of_top_k, "met": of_top_k["holds"]}
     document = {
         "machine": describe_machine() | machine,
         "options": {key: value for key, value in vars(options).items() if key not in ("json", "trl_python")},

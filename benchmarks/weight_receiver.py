@@ -47,6 +47,7 @@ class Model:
     """Parameters by name; ``load_weights`` copies into them, as an engine's does."""
 
     def __init__(self, spec: dict[str, Any], device: str) -> None:
+        self.device = torch.device(device)
         self.parameters = {
             name: torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
             for name, (shape, dtype) in spec.items()
@@ -135,8 +136,11 @@ class Receiver:
     ) -> None:
         """Receive a bucket and load it."""
         size = sum(torch.Size(s).numel() * getattr(torch, d).itemsize for s, d in zip(shapes, dtypes, strict=True))
-        data = torch.empty(size, dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self.groups[group_name])
+        group = self.groups[group_name]
+        # Gloo broadcasts host memory too, as SGLang's engines on a CPU have it.
+        device = self.model.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+        data = torch.empty(size, dtype=torch.uint8, device=device)
+        dist.broadcast(data, src=0, group=group)
         self.model.load_weights(unpack(data, names, dtypes, shapes))
         self._live(rest)
 
@@ -153,6 +157,8 @@ class Receiver:
         self._live(rest)
 
     def _live(self, rest: dict[str, Any]) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
         if rest.get("weight_version") is not None:
             self.version = rest["weight_version"]
 
@@ -253,9 +259,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_receiver", description=__doc__)
     parser.add_argument("--spec", required=True, type=Path, help="JSON: tensor name to [shape, dtype]")
     parser.add_argument("--port", required=True, type=int, help="where to listen, on 127.0.0.1")
-    parser.add_argument("--device", default="cpu", help="where the parameters are: cpu or cuda (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="cpu", help="where the parameters are: cpu, cuda or cuda:1 (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if torch.device(arguments.device).type == "cuda":
+        torch.cuda.set_device(arguments.device)
     _Handler.receiver = Receiver(Model(json.loads(arguments.spec.read_text()), arguments.device))
     server = ThreadingHTTPServer(("127.0.0.1", arguments.port), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

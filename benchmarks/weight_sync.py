@@ -6,6 +6,9 @@ is everything from pause to continue. `copy` is ``copy_`` of the same bytes with
 and out of it by another process, one after the other. Figures are medians; a push and a copy take turns. `engine` is a push to
 a real SGLang with a model of a few KB: what a push costs besides its bytes. `comparison` sets the push by broadcast beside a
 serial one of the same bytes (`benchmarks.push_comparison`), push by push in alternation.
+
+`--device cuda` needs no SGLang: the weights are on GPU 0, the receiver's there too (CUDA IPC, pinned host memory) and, with two GPUs, on
+GPU 1 (NCCL). `copy` is then within that GPU, `two copies` to pinned host memory and back.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
@@ -36,7 +40,6 @@ from slime.weight_sync import WeightSync
 from slime.weight_sync.choose import make_weight_sync
 from slime.weight_sync.segments import Mappings, Segment
 from tests.helpers import tiny_random
-from tests.helpers.live_engine import engine_arguments, live_engine
 
 BROADCAST = "broadcast (gloo)"
 PATHS: dict[str, dict[str, Any]] = {
@@ -45,7 +48,13 @@ PATHS: dict[str, dict[str, Any]] = {
     "delta, nothing changed": {"update_weight_mode": "delta"},
     "disk": {"update_weight_transport": "disk"},
 }
-SETTINGS = {"device": "cpu", "train_dtype": "bfloat16"}
+CUDA_PATHS: dict[str, dict[str, Any]] = {
+    "CUDA IPC": {"update_weight_transport": "shared", "share_gpu": True},
+    "pinned memory": {"update_weight_transport": "shared"},
+}
+NCCL = "broadcast (NCCL)"
+CUDA = torch.device("cuda", 0)
+SETTINGS = {"train_dtype": "bfloat16"}
 GIGA = 1e9
 FASTER_THAN_SERIAL = 1.2
 GOALS = {"shared memory": ("share_of_copy", 0.5), BROADCAST: ("gb_per_s", 1.0)}
@@ -78,8 +87,21 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def push_seconds(sync: WeightSync, weights: dict[str, Tensor], version: int) -> float:
-    """How long a push takes."""
-    return seconds(lambda: sync.push(iter(weights.items()), str(version)))
+    """How long a push takes, with what it left under way on CUDA."""
+
+    def push() -> None:
+        sync.push(iter(weights.items()), str(version))
+        if next(iter(weights.values())).is_cuda:
+            torch.cuda.synchronize(CUDA)
+
+    return seconds(push)
+
+
+def paths_on(device: str) -> dict[str, dict[str, Any]]:
+    """Return the paths that the machine has for a trainer on ``device``, with their flags."""
+    if device == "cpu":
+        return PATHS
+    return CUDA_PATHS | ({NCCL: {}} if torch.cuda.device_count() > 1 else {})
 
 
 def _copy_out(connection: Any, source: dict[str, Any], size: int) -> None:
@@ -121,14 +143,47 @@ class CopyLimit:
         self._segment.close()
 
 
-def run_path(name: str, args: Namespace, weights: dict[str, Tensor], limit: CopyLimit, repeats: int) -> dict[str, Any]:
+class DeviceCopyLimit:
+    """Copies as many bytes as the weights have within a GPU, and to pinned host memory and back."""
+
+    def __init__(self, size: int) -> None:
+        self._source = torch.ones(size, dtype=torch.uint8, device=CUDA)
+        self._target = torch.zeros_like(self._source)
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+        self.within: list[float] = []
+        self.through: list[float] = []
+
+    def measure(self) -> None:
+        """Copy once each way."""
+        self.within.append(self._timed(lambda: self._target.copy_(self._source)))
+        there = self._timed(lambda: self._host.copy_(self._source, non_blocking=True))
+        self.through.append(there + self._timed(lambda: self._target.copy_(self._host, non_blocking=True)))
+
+    def _timed(self, copy: Callable[[], Any]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(CUDA)
+        start.record()
+        copy()
+        end.record()
+        torch.cuda.synchronize(CUDA)
+        return start.elapsed_time(end) / 1000.0
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._source = self._target = self._host = torch.empty(0)
+        torch.cuda.empty_cache()
+
+
+def run_path(
+    name: str, args: Namespace, weights: dict[str, Tensor], limit: CopyLimit | DeviceCopyLimit, repeats: int
+) -> dict[str, Any]:
     """Push the weights by one path; return its figures."""
     spec = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in weights.items()}
     size = sum(value.nbytes for value in weights.values())
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        receiver = ReceiverProcess(args, spec, Path(folder))
-        sync = make_weight_sync(args, device=torch.device("cpu"), address="127.0.0.1")
+        receiver = ReceiverProcess(args, spec, Path(folder), "cuda:1" if name == NCCL else args.device)
+        sync = make_weight_sync(args, device=next(iter(weights.values())).device, address="127.0.0.1")
         try:
             sync.connect([receiver.handle])
             for number in range(repeats + 1):
@@ -140,6 +195,7 @@ def run_path(name: str, args: Namespace, weights: dict[str, Tensor], limit: Copy
             sync.close()
             receiver.stop()
     middle = statistics.median(times)
+    record_figure(f"weight push/{name}/{size / GIGA:.2f} GB", middle, "s", peer=statistics.median(limit.through))
     return {
         "path": name,
         "seconds": [round(value, 4) for value in times],
@@ -150,6 +206,8 @@ def run_path(name: str, args: Namespace, weights: dict[str, Tensor], limit: Copy
 
 def run_engine(folder: Path, repeats: int) -> list[dict[str, Any]]:
     """Push a model of a few KB to a real engine by every path; what a push costs besides its bytes."""
+    from tests.helpers.live_engine import engine_arguments, live_engine
+
     model = tiny_random.build(folder / "model", seed=11)
     weights = load_file(model / "model.safetensors")
     results = []
@@ -181,9 +239,9 @@ def verdicts(paths: list[dict[str, Any]], comparison: dict[str, Any]) -> dict[st
     return goals
 
 
-def path_arguments(name: str, folder: str) -> Namespace:
-    """Arguments of a push by a path."""
-    own = SETTINGS | {"run_dir": folder, "hf_checkpoint": folder} | PATHS[name]
+def path_arguments(name: str, folder: str, device: str) -> Namespace:
+    """Return the arguments of a push by a path."""
+    own = SETTINGS | {"device": device, "run_dir": folder, "hf_checkpoint": folder} | paths_on(device)[name]
     return Namespace(**(vars(build_parser().parse_args([])) | own))
 
 
@@ -193,32 +251,40 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=28, help="layers of the synthetic model (default: %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=151_936, help="its vocabulary (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=7, help="measured pushes per path (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=list(PATHS), help="these paths only")
+    parser.add_argument("--only", nargs="+", help=f"these paths only, of {', '.join([*PATHS, *CUDA_PATHS, NCCL])}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="one layer, one push each, no engine: checks that it runs")
     parser.add_argument("--json", required=True, type=Path, help="where the figures go")
     arguments = parser.parse_args()
+    paths_here = paths_on(arguments.device)
+    unknown = [name for name in arguments.only or [] if name not in paths_here]
+    if unknown:
+        parser.error(f"--only {', '.join(unknown)}: {arguments.device} has {', '.join(paths_here)} here")
     if arguments.quick:
         arguments.layers, arguments.vocabulary, arguments.repeats = 1, 1000, 1
     torch.set_num_threads(1)
     weights = {
-        name: torch.randn(shape).to(torch.bfloat16)
+        name: torch.randn(shape, device=arguments.device).to(torch.bfloat16)
         for name, shape in shapes(arguments.layers, 1024, arguments.vocabulary).items()
     }
     size = sum(value.nbytes for value in weights.values())
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{find_available_port()}", rank=0, world_size=1)
-    limit = CopyLimit(size)
+    limit = CopyLimit(size) if arguments.device == "cpu" else DeviceCopyLimit(size)
     paths: list[dict[str, Any]] = []
     engine: list[dict[str, Any]] = []
     comparison: dict[str, Any] = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            engine = [] if arguments.quick or arguments.only else run_engine(Path(folder), arguments.repeats)
+            if arguments.device == "cpu" and not (arguments.quick or arguments.only):
+                engine = run_engine(Path(folder), arguments.repeats)
             (Path(folder) / "config.json").write_text("{}")
-            for name in arguments.only or PATHS:
-                paths.append(run_path(name, path_arguments(name, folder), weights, limit, arguments.repeats))
+            for name in arguments.only or paths_here:
+                flags = path_arguments(name, folder, arguments.device)
+                paths.append(run_path(name, flags, weights, limit, arguments.repeats))
                 print(json.dumps(paths[-1]), flush=True)
-            if BROADCAST in (arguments.only or PATHS):
-                comparison = compare(path_arguments(BROADCAST, folder), weights, push_seconds, arguments.repeats)
+            if BROADCAST in (arguments.only or paths_here):
+                flags = path_arguments(BROADCAST, folder, arguments.device)
+                comparison = compare(flags, weights, push_seconds, arguments.repeats)
                 print(json.dumps(comparison), flush=True)
     finally:
         limit.close()
@@ -226,6 +292,7 @@ def main() -> int:
     goals = verdicts(paths, comparison)
     document = {
         "machine": describe_machine(),
+        "device": arguments.device,
         "bytes": size,
         "copy_gb_per_s": round(size / statistics.median(limit.within) / GIGA, 2),
         "two_copies_gb_per_s": round(size / statistics.median(limit.through) / GIGA, 2),

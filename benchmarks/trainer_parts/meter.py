@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.memory import give_back_freed_blocks, peak, reset_peak
+from benchmarks.memory import give_back_freed_blocks, peak, reset_peak, totals
 
 
 class Meter:
@@ -33,7 +33,7 @@ class Meter:
             return None
         request = json.loads(line)
         if request["weigh"]:
-            give_back_freed_blocks()
+            give_back_freed_blocks(self.device)
         self._bytes = reset_peak(self.device) if request["weigh"] else None
         return request["batch"]
 
@@ -43,10 +43,15 @@ class Meter:
         self._start, self._cpu_start = time.perf_counter(), time.process_time()
 
     def end(self) -> None:
-        """The step is over: answer with its seconds, by the wall and of this process on the CPU, or with the peak of memory above what was in use before it."""
+        """Answer for the step that is over: its seconds, by the wall and of this process on the CPU, or its memory.
+
+        Memory is the peak above what was in use before the step and, on CUDA, the allocator's totals with what was.
+        """
         self._wait_for_device()
         took = {"seconds": time.perf_counter() - self._start, "cpu_seconds": time.process_time() - self._cpu_start}
-        self.answer(took if self._bytes is None else {"peak_bytes": peak(self.device) - self._bytes})
+        if self._bytes is not None:
+            took = {"peak_bytes": peak(self.device) - self._bytes, **totals(self.device)}
+        self.answer(took)
 
     def answer(self, value: dict[str, Any]) -> None:
         """Write ``value`` as one line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -17,11 +18,22 @@ def mixed_lengths(count: int, longest: int, seed: int = 0) -> list[int]:
     return [longest, *(int(min(longest, max(longest / 32, length))) for length in drawn)]
 
 
-def samples(lengths: list[int], vocabulary: int, seed: int = 0) -> dict[str, Any]:
-    """Samples of ``lengths`` tokens under the names of the training data; a third of each, rounded up, is the prompt."""
+def samples(lengths: list[int], vocabulary: int, seed: int = 0, *, top: int = 0) -> dict[str, Any]:
+    """Samples of ``lengths`` tokens under the names of the training data; a third of each, rounded up, is the prompt.
+
+    With ``top`` each response token has that many tokens of a teacher, equally likely and half of its probability together.
+    """
     generator = random.Random(seed)
     responses = [length - -(-length // 3) for length in lengths]
-    return {
+    teacher: dict[str, Any] = {}
+    if top:
+        chosen = [[generator.sample(range(vocabulary), top) for _ in range(response)] for response in responses]
+        even = [math.log(0.5 / top)] * top
+        teacher = {
+            "teacher_topk_indices": chosen,
+            "teacher_topk_log_probs": [[even] * response for response in responses],
+        }
+    return teacher | {
         "tokens": [[generator.randrange(vocabulary) for _ in range(length)] for length in lengths],
         "total_lengths": list(lengths),
         "response_lengths": responses,

@@ -29,8 +29,13 @@ SHAPES = {
 }
 
 
-def build(shape: Shape, folder: Path, *, dtype: str = "float32") -> Path:
-    """Write a checkpoint of ``shape`` with random weights and a small tokenizer, and return its folder."""
+def build(
+    shape: Shape, folder: Path, *, dtype: str = "float32", device: str = "cpu", initializer_range: float = 0.02
+) -> Path:
+    """Write a checkpoint of ``shape`` with random weights and a small tokenizer, and return its folder.
+
+    The weights are drawn on ``device``: for a process of its own on CUDA, because it starts CUDA.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -42,9 +47,12 @@ def build(shape: Shape, folder: Path, *, dtype: str = "float32") -> Path:
         max_position_embeddings=65_536,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        initializer_range=initializer_range,
     )
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config).to(getattr(torch, dtype))
+    model.to("cpu").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -58,15 +66,16 @@ def matmul_peak(device_name: str, repeats: int = 5) -> float:
 
     device, on_gpu = torch.device(device_name), device_name == "cuda"
     torch.set_num_threads(1)
-    size, dtype = (8192, torch.bfloat16) if on_gpu else (1536, torch.float32)
+    size, dtype, at_once = (8192, torch.bfloat16, 10) if on_gpu else (1536, torch.float32, 1)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     best = 0.0
     for _ in range(repeats + 1):
         if on_gpu:
             torch.cuda.synchronize(device)
         start = time.perf_counter()
-        left @ right
+        for _ in range(at_once):
+            left @ right
         if on_gpu:
             torch.cuda.synchronize(device)
-        best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
+        best = max(best, 2.0 * at_once * size**3 / (time.perf_counter() - start))
     return best

@@ -8,8 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,11 @@ from openai import AsyncOpenAI
 
 from slime.utils.http_utils import find_available_port
 from tests.helpers.probing import answers
+from tests.helpers.waiting import wait_until
 
-WAIT_SECONDS = 400.0
+__all__ = ["FolderRun", "LiveRun", "call_tool", "talk", "wait_until"]
+
 END_SECONDS = 240.0
-
-
-def wait_until(condition: Callable[[], Any], what: Callable[[], str], seconds: float = WAIT_SECONDS) -> Any:
-    """Return the first true value of ``condition``; fail with ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(what())
 
 
 class LiveRun:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
+
+WAIT_SECONDS = 400.0
 
 
 async def eventually(value: Callable[[], Any], wanted: Any, seconds: float = 20.0) -> None:
@@ -22,3 +25,14 @@ async def eventually(value: Callable[[], Any], wanted: Any, seconds: float = 20.
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"still {found!r} after {seconds} s, not {wanted!r}") from None
+
+
+def wait_until(condition: Callable[[], Any], what: Callable[[], str], seconds: float = WAIT_SECONDS) -> Any:
+    """Return the first true value of ``condition``; fail with ``what`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(what())

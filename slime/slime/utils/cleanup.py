@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from slime.utils.janitor import start_time
+
+if TYPE_CHECKING:
+    import psutil
 
 _JANITOR = Path(__file__).with_name("janitor.py")
 
