@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests, and the rule that GPU tests need a GPU."""
+"""Fixtures shared by all tests; those of `tests/gpu` have a conftest of their own, which must do without this one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from openclaw.config import VARIABLES
+from tests.helpers.model_fixtures import tiny_random_model, tiny_random_tied_model
+
+__all__ = ["tiny_random_model", "tiny_random_tied_model"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -39,17 +42,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder and skip GPU tests where CUDA sees no device."""
+    """Mark integration tests by their folder."""
     for item in items:
-        folder = Path(item.path).relative_to(REPOSITORY / "tests").parts[0]
-        if folder == "integration":
+        if Path(item.path).relative_to(REPOSITORY / "tests").parts[0] == "integration":
             item.add_marker(pytest.mark.integration)
-        elif folder == "gpu":
-            item.add_marker(pytest.mark.gpu)
-            import torch
-
-            if not torch.cuda.is_available():
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(autouse=True)
@@ -73,14 +69,6 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 checkpoint with random weights, untied embeddings."""
-    from tests.helpers import tiny_random
-
-    return tiny_random.build(tmp_path_factory.mktemp("model") / "random")
-
-
-@pytest.fixture(scope="session")
 def vision_processor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokenizer and image processor of a Qwen3-VL checkpoint, without weights."""
     from tests.helpers import tiny_vision
@@ -89,11 +77,3 @@ def vision_processor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_vision.save_processor(folder)
     (folder / "config.json").write_text('{"model_type": "qwen3_vl"}')
     return folder
-
-
-@pytest.fixture(scope="session")
-def tiny_random_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 checkpoint with random weights, embeddings tied to the LM head."""
-    from tests.helpers import tiny_random
-
-    return tiny_random.build(tmp_path_factory.mktemp("model") / "tied", seed=1, tie_word_embeddings=True)

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import megatron_critic, megatron_ranks, tiny_models, trainer
+from tests.helpers import megatron_critic, tiny_models, trainer
+from tests.helpers.megatron_outcome import CPU, ROLLOUTS, check_same, outcome
+from tests.helpers.needed import needs
 
-pytest.importorskip("transformer_engine", reason="needs Transformer Engine")
+pytestmark = needs("megatron", "transformer_engine")
+
 
 TOLERANCE = 2e-2
-ROLLOUTS = [0, 1]
-CPU = {"loss_type": "sft_loss", "adam_eps": 1e-4, "train_dtype": "float32"}
 CUDA = CPU | {"device": "cuda", "transformer_impl": "transformer_engine", "train_dtype": "bfloat16"}
 OFFLOADED = {
     "use_precision_aware_optimizer": True,
@@ -43,26 +44,6 @@ EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def outcome(model: Path, folder: Path, ranks: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """Train two rollouts and return what became of it."""
-    folder.mkdir(exist_ok=True)
-    file = folder / "out.pt"
-    plan = {"changes": changes | {"save": str(folder / "save")}, "rollouts": ROLLOUTS}
-    trainer.on_ranks(ranks, megatron_ranks.run_actors, [plan], str(model), str(file))
-    return torch.load(file, weights_only=False, map_location="cpu")[0]
-
-
-def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Losses, and the change of every weight relative to the largest change of that weight."""
-    for one, other in zip(found["metrics"], expected["metrics"], strict=True):
-        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=TOLERANCE)
-        assert one["train/grad_norm"] == pytest.approx(other["train/grad_norm"], rel=10 * TOLERANCE)
-    assert set(found["after"]) == set(expected["after"])
-    for name, value in expected["after"].items():
-        assert torch.allclose(found["after"][name].float(), value.float(), rtol=TOLERANCE, atol=TOLERANCE), name
-    assert any(not torch.equal(found["after"][name], value) for name, value in found["before"].items())
-
-
 @pytest.fixture(scope="module")
 def on_the_cpu(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcome(tiny_random_model, tmp_path_factory.mktemp("cpu"), 1, CPU)
@@ -75,7 +56,7 @@ def test_two_rollouts_are_those_of_the_cpu(
     ranks, changes = LAYOUTS[layout]
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} CUDA devices")
-    check_same(outcome(tiny_random_model, tmp_path, ranks, CUDA | changes), on_the_cpu)
+    check_same(outcome(tiny_random_model, tmp_path, ranks, CUDA | changes), on_the_cpu, TOLERANCE)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -85,7 +66,7 @@ def test_adapters_are_those_of_the_cpu(ranks: int, tiny_random_model: Path, tmp_
     lora = {"use_lora": True, "transformer_impl": "local"}
     expected = outcome(tiny_random_model, tmp_path / "cpu", 1, CPU | lora)
     changes = CUDA | lora | {"tensor_model_parallel_size": ranks, "sequence_parallel": ranks > 1}
-    check_same(outcome(tiny_random_model, tmp_path / "cuda", ranks, changes), expected)
+    check_same(outcome(tiny_random_model, tmp_path / "cuda", ranks, changes), expected, TOLERANCE)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -114,4 +95,4 @@ def test_experts_are_those_of_the_cpu(layout: str, tmp_path: Path) -> None:
         pytest.skip(f"needs {ranks} CUDA devices")
     model = tiny_models.qwen3_moe(tmp_path / "model")
     expected = outcome(model, tmp_path / "cpu", 1, CPU)
-    check_same(outcome(model, tmp_path / "cuda", ranks, CUDA | changes), expected)
+    check_same(outcome(model, tmp_path / "cuda", ranks, CUDA | changes), expected, TOLERANCE)

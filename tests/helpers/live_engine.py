@@ -7,14 +7,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.utils.process import group_alive
-from tests.helpers.live_run import wait_until
+from tests.helpers.waiting import wait_until
 
 CONTEXT_LENGTH = 4096
 
@@ -67,8 +66,3 @@ def live_engine(args: Namespace) -> Iterator[SGLangEngine]:
     assert any("/sglang_loads_" in path for path in files)
     assert len(files) > 1
     gone(files)
-
-
-def model_of(version: str, models: list[Any]) -> Any:
-    """Return which of two models sampled a token: an engine starts with the first, updates alternate."""
-    return models[0 if version == "default" else int(version) % len(models)]

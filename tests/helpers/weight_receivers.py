@@ -63,9 +63,9 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 
 @contextmanager
-def connected(args: Namespace, engines: list[Any]) -> Iterator[Any]:
-    """A transport that has joined ``engines``."""
-    sync = make_weight_sync(args, device=CPU, address="127.0.0.1")
+def connected(args: Namespace, engines: list[Any], device: torch.device = CPU) -> Iterator[Any]:
+    """A transport of a trainer on ``device`` that has joined ``engines``."""
+    sync = make_weight_sync(args, device=device, address="127.0.0.1")
     try:
         sync.connect(engines)
         yield sync

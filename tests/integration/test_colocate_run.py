@@ -12,10 +12,9 @@ from slime.arguments import parse_args
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.http_utils import find_available_port
 from slime.utils.types import Sample
-from tests.helpers.driver import COMMON, Driver
+from tests.helpers.driver import COMMON
+from tests.helpers.shared_loop import ROLLOUTS, run_shared
 from tests.helpers.trainer_ranks import start_actor
-
-ROLLOUTS = 2
 
 
 def alone(model: Path, run_dir: Path) -> dict[str, torch.Tensor]:
@@ -38,18 +37,16 @@ def test_a_shared_run_trains_as_one_that_shares_nothing(
     repository: Path, tmp_path: Path, tiny_random_model: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    driver = Driver(
-        *(repository, run_dir, tiny_random_model, "--colocate", "--num-rollout", str(ROLLOUTS)),
-        *("--check-weight-update-equal", "--save-interval", str(ROLLOUTS), "--save-hf", str(run_dir / "hf")),
+    driver = run_shared(
+        *(repository, run_dir, tiny_random_model, "--colocate"),
+        *("--save-interval", str(ROLLOUTS), "--save-hf", str(run_dir / "hf")),
         *("--save-debug-rollout-data", str(run_dir / "{rollout_id}.pt")),
         script="train.py",
     )
-    driver.run_to_end()
     said = driver.text()
     assert "rollout  GPU 0      1 engine(s) of 1, on the trainer's" in said
     # saved before the push
     assert said.index(f"saved {run_dir}") < said.index(f"step {ROLLOUTS - 1} ")
-    driver.assert_on_policy(ROLLOUTS)
     exported, expected = load_file(run_dir / "hf" / "model.safetensors"), alone(tiny_random_model, run_dir)
     assert all(torch.equal(value, expected[name]) for name, value in exported.items())
     start = load_file(tiny_random_model / "model.safetensors")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import random
-import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
@@ -25,85 +20,27 @@ from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineError
 from slime.utils.process import group_alive
 from tests.helpers.arguments import default_args
-from tests.helpers.live_engine import engine_arguments, files_of, gone, model_of
-from tests.helpers.live_run import wait_until
-from tests.helpers.tolerance import MODEL, tolerance
+from tests.helpers.engine_checks import check_streams_through_updates, check_the_trainer_agrees
+from tests.helpers.engine_streams import (
+    FLOAT32,
+    WAIT_SECONDS,
+    Stream,
+    prompts,
+    stream,
+    wait_for_some,
+    worst_error,
+)
+from tests.helpers.gpu_engine import run_on_gpu
+from tests.helpers.live_engine import engine_arguments, files_of, gone
 from tests.helpers.weight_receivers import TRANSPORTS, connected, rank_zero
 from tests.helpers.weight_sender import WeightSender
-
-TEMPERATURE = 0.6
-TOLERANCE = tolerance(10.0, roundings=MODEL)
-WAIT_SECONDS = 120.0
-
-
-@dataclass
-class Stream:
-    """What a streamed request delivered."""
-
-    prompt: list[int]
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    last: dict[str, Any] = field(default_factory=dict)
-    some: threading.Event = field(default_factory=threading.Event)
-
-
-def stream(url: str, prompt: list[int], new_tokens: int, result: Stream | None = None, rid: str = "") -> Stream:
-    result = result or Stream(prompt)
-    body: dict[str, Any] = {
-        "input_ids": prompt,
-        "sampling_params": {"temperature": TEMPERATURE, "max_new_tokens": new_tokens, "ignore_eos": True},
-        "return_logprob": True,
-        "stream": True,
-    }
-    if rid:
-        body["rid"] = rid
-    with httpx.stream("POST", f"{url}/generate", json=body, timeout=WAIT_SECONDS, trust_env=False) as response:
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                result.last = json.loads(line.removeprefix("data: "))
-                result.ids += result.last["output_ids"]
-                result.logprobs += [entry[0] for entry in result.last["meta_info"]["output_token_logprobs"]]
-                if len(result.ids) >= 20:
-                    result.some.set()
-    return result
-
-
-def worst_error(result: Stream, references: list[Any]) -> float:
-    """Largest difference to a float32 forward with the weights that each token says it was sampled with."""
-    worst = 0.0
-    for span in result.last["meta_info"]["weight_versions"]:
-        model = model_of(span["version"], references)
-        with torch.no_grad():
-            logits = model(torch.tensor([result.prompt + result.ids])).logits[0].float() / TEMPERATURE
-        logprobs = logits.log_softmax(-1)
-        for position in range(span["start"], span["end"]):
-            expected = logprobs[len(result.prompt) + position - 1, result.ids[position]].item()
-            worst = max(worst, abs(expected - result.logprobs[position]))
-    return worst
-
-
-def wait_for_some(result: Stream, running: Future[Stream]) -> None:
-    """Return when some more tokens have come, or all have."""
-
-    def there() -> bool:
-        if running.done():
-            running.result()
-        return running.done() or result.some.is_set()
-
-    wait_until(there, lambda: f"{len(result.ids)} tokens came, then nothing", WAIT_SECONDS)
-
-
-def prompts(count: int, length: int = 24) -> list[list[int]]:
-    source = random.Random(5)
-    return [[source.randrange(300) for _ in range(length)] for _ in range(count)]
 
 
 def test_ids_and_logprobs_are_exact(engine: SGLangEngine, references: list[Any]) -> None:
     assert engine.health()
     result = stream(engine.url(), prompts(1)[0], 40)
     assert len(result.ids) == len(result.logprobs) == 40
-    assert worst_error(result, references) < TOLERANCE
+    assert worst_error(result, references) < FLOAT32.worst
 
 
 def test_a_request_in_flight_survives_updates(
@@ -111,23 +48,22 @@ def test_a_request_in_flight_survives_updates(
 ) -> None:
     weights = [load_file(path / "model.safetensors") for path in random_models]
     sender = WeightSender(engine, "in-flight")
-    results = [Stream(prompt) for prompt in prompts(8)]
-    with ThreadPoolExecutor(len(results)) as pool:
-        done = [pool.submit(stream, engine.url(), result.prompt, 400, result) for result in results]
-        for version in ("1", "2", "3", "4"):
-            for result, running in zip(results, done, strict=True):
-                wait_for_some(result, running)
-                result.some.clear()
-            sender.update(weights[int(version) % 2], version)
-            assert engine.get_weight_version() == version
-        finished = [future.result() for future in done]
+
+    def update(version: str) -> None:
+        sender.update(weights[int(version) % 2], version)
+
+    check_streams_through_updates(engine, update, references, FLOAT32, new_tokens=400)
     sender.close()
-    assert all(len(result.ids) == 400 for result in finished)
-    assert max(len(result.last["meta_info"]["weight_versions"]) for result in finished) >= 3
-    assert max(worst_error(result, references) for result in finished) < TOLERANCE
-    # The prefix cache holds nothing of the old weights.
-    again = stream(engine.url(), results[0].prompt, 10)
-    assert worst_error(again, references) < TOLERANCE
+
+
+def test_the_trainer_agrees_before_and_after_a_push(
+    engine: SGLangEngine, random_models: list[Path], tmp_path: Path
+) -> None:
+    args = run_on_gpu(random_models[0], tmp_path, device="cpu", train_dtype="float32")
+    agreement = check_the_trainer_agrees(engine, args, FLOAT32)
+    assert float(agreement.moved.mean()) > 10 * FLOAT32.worst, "the step changed nothing that one can see"
+    with rank_zero(), connected(args, [LocalHandle(engine)]) as sync:
+        sync.push(iter(load_file(random_models[0] / "model.safetensors").items()), "2")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -152,8 +88,8 @@ def test_a_push_by_each_transport_is_exact(
             sync.push(iter(load_file(random_models[int(version) % 2] / "model.safetensors").items()), version)
             assert engine.get_weight_version() == version
         running.result()
-    assert worst_error(result, references) < TOLERANCE
-    assert worst_error(stream(engine.url(), prompts(2)[1], 10), references) < TOLERANCE
+    assert worst_error(result, references) < FLOAT32.worst
+    assert worst_error(stream(engine.url(), prompts(2)[1], 10), references) < FLOAT32.worst
 
 
 def test_a_sleeping_engine_holds_requests_through_a_push(
@@ -188,7 +124,7 @@ def test_a_sleeping_engine_holds_requests_through_a_push(
         for one in running:
             one.result()
     assert (len(before.ids), len(during.ids)) == (300, 20)
-    assert max(worst_error(result, references) for result in (before, during)) < TOLERANCE
+    assert max(worst_error(result, references) for result in (before, during)) < FLOAT32.worst
 
 
 def test_its_workers_are_forks(engine: SGLangEngine) -> None:

@@ -25,7 +25,7 @@ from openclaw.gateway.detokenize import Vocabulary
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.live_engine import model_of
+from tests.helpers.engine_streams import model_of
 from tests.helpers.mock_engine import serve
 from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_sender import WeightSender

@@ -1,0 +1,120 @@
+"""Streamed requests to an engine, and their log probabilities beside those of a forward pass, on any device."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import torch
+
+from tests.helpers.tolerance import MODEL, tolerance
+from tests.helpers.waiting import wait_until
+
+TEMPERATURE = 0.6
+WAIT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an engine's log probabilities may be from a forward pass, in nats: of the worst token, and on average."""
+
+    worst: float
+    mean: float
+
+
+FLOAT32 = Tolerance(tolerance(10.0, roundings=MODEL), tolerance(10.0, roundings=MODEL))
+
+
+@dataclass
+class Stream:
+    """What a streamed request delivered."""
+
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    last: dict[str, Any] = field(default_factory=dict)
+    some: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def spans(self) -> list[dict[str, Any]]:
+        """The weight version of each stretch of tokens: ``version``, ``start``, ``end``."""
+        return self.last["meta_info"]["weight_versions"]
+
+
+def stream(url: str, prompt: list[int], new_tokens: int, result: Stream | None = None, rid: str = "") -> Stream:
+    """Ask for ``new_tokens`` after ``prompt``; ``result`` fills while they come."""
+    result = result or Stream(prompt)
+    body: dict[str, Any] = {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": TEMPERATURE, "max_new_tokens": new_tokens, "ignore_eos": True},
+        "return_logprob": True,
+        "stream": True,
+    }
+    if rid:
+        body["rid"] = rid
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=WAIT_SECONDS, trust_env=False) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                result.last = json.loads(line.removeprefix("data: "))
+                result.ids += result.last["output_ids"]
+                result.logprobs += [entry[0] for entry in result.last["meta_info"]["output_token_logprobs"]]
+                if len(result.ids) >= 20:
+                    result.some.set()
+    return result
+
+
+def model_of(version: str, models: list[Any]) -> Any:
+    """Return which of two models sampled a token: an engine starts with the first, updates alternate."""
+    return models[0 if version == "default" else int(version) % len(models)]
+
+
+def errors(result: Stream, references: list[Any]) -> torch.Tensor:
+    """Return per token how far it is from a forward pass with the weights that it says it was sampled with.
+
+    ``references`` are the models of the even and of the odd versions, on any device.
+    """
+    found = []
+    for span in result.spans:
+        model = model_of(span["version"], references)
+        with torch.no_grad():
+            ids = torch.tensor([result.prompt + result.ids], device=model.device)
+            logits = model(ids).logits[0].float() / TEMPERATURE
+        first = len(result.prompt) + span["start"]
+        table = logits[first - 1 : first - 1 + span["end"] - span["start"]].log_softmax(-1)
+        chosen = ids[0, first : first + len(table), None]
+        sampled = torch.tensor(result.logprobs[span["start"] : span["end"]], device=model.device)
+        found.append((table.gather(-1, chosen)[:, 0] - sampled).abs().cpu())
+    return torch.cat(found)
+
+
+def worst_error(result: Stream, references: list[Any]) -> float:
+    """Return the largest of :func:`errors`."""
+    return float(errors(result, references).max())
+
+
+def within(found: torch.Tensor, tolerance: Tolerance) -> bool:
+    """Whether the errors ``found`` are within ``tolerance``."""
+    return float(found.max()) < tolerance.worst and float(found.mean()) < tolerance.mean
+
+
+def wait_for_some(result: Stream, running: Future[Stream]) -> None:
+    """Return when some more tokens have come, or all have."""
+
+    def there() -> bool:
+        if running.done():
+            running.result()
+        return running.done() or result.some.is_set()
+
+    wait_until(there, lambda: f"{len(result.ids)} tokens came, then nothing", WAIT_SECONDS)
+
+
+def prompts(count: int, length: int = 24) -> list[list[int]]:
+    """Return ``count`` prompts of random ids, the same at each call."""
+    source = random.Random(5)
+    return [[source.randrange(300) for _ in range(length)] for _ in range(count)]

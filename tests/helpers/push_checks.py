@@ -1,0 +1,68 @@
+"""Pushes to receivers in processes of their own: one body for gloo on a CPU, CUDA IPC, pinned memory and NCCL.
+
+The CPU's runs are in `tests/integration/test_gpu_bodies.py`, those on GPUs in `tests/gpu`. No engine is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.weight_receiver import ReceiverProcess
+from slime.exceptions import EngineError
+from tests.helpers.weight_receivers import SPEC, connected, holds, rank_zero, sync_args, weights
+
+DETECTED_SECONDS = 30.0
+"""An engine that refuses or dies must be noticed within this time, whatever communicator waits for it."""
+
+
+@contextmanager
+def receiving(folder: Path, device: torch.device, place: str, **flags: Any) -> Iterator[tuple[Any, ReceiverProcess]]:
+    """A transport of a trainer on ``device`` and a receiver at ``place`` (``cpu``, ``cuda:1``) that it has joined."""
+    args = sync_args(folder, device=device.type, **flags)
+    receiver = ReceiverProcess(args, SPEC, folder / "receiver", device=place)
+    try:
+        with rank_zero(), connected(args, [receiver.handle], device) as sync:
+            yield sync, receiver
+    finally:
+        receiver.stop()
+
+
+def on(device: torch.device, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """The random weights of ``seed`` on ``device``."""
+    return ((name, value.to(device)) for name, value in weights(seed).items())
+
+
+def check_pushes(folder: Path, device: torch.device, place: str, **flags: Any) -> None:
+    """Push three versions; the receiver must hold each bit for bit, and its checksums must be the trainer's."""
+    with receiving(folder, device, place, check_weight_update_equal=True, **flags) as (sync, receiver):
+        for version in range(3):
+            sync.push(on(device, version), str(version))
+            assert receiver.state()["version"] == str(version)
+            assert holds(receiver, weights(version))
+
+
+def check_a_refused_bucket(folder: Path, device: torch.device, place: str, **flags: Any) -> float:
+    """Let the receiver refuse the first bucket of the first broadcast; return the seconds until the push raised.
+
+    The communicator of NCCL is built in that broadcast, and nobody else takes part in it. The next push must arrive whole.
+    """
+    with receiving(folder, device, place, **flags) as (sync, receiver):
+        receiver.fault("refuse", "update_weights_from_distributed", 0)
+        start = time.monotonic()
+        with pytest.raises(EngineError, match="is refused"):
+            sync.push(on(device, 1), "1")
+        took = time.monotonic() - start
+        assert took < DETECTED_SECONDS
+        receiver.fault("none", "")
+        sync.connect([receiver.handle])
+        sync.push(on(device, 2), "2")
+        assert holds(receiver, weights(2))
+        return took
