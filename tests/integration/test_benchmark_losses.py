@@ -6,7 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+
+from benchmarks import losses
+from benchmarks.own_process import in_own_process
 
 
 def test_the_quick_run_compares_every_case(tmp_path: Path, repository: Path) -> None:
@@ -24,3 +28,13 @@ def test_the_quick_run_compares_every_case(tmp_path: Path, repository: Path) -> 
     assert {"sft_loss", "gspo", "cispo", "top-K reverse KL", "top-K forward KL"} <= {case["case"] for case in cases}
     assert all(case["loss_difference"] < 1e-3 for case in cases)
     assert all(case["ours"]["microseconds_per_token"] > 0 for case in cases)
+
+
+def test_one_process_measures_several_cases_as_on_cuda() -> None:
+    """The way that CUDA takes: what a case leaves behind must not reach the next one."""
+    names = ["sft_loss", "top-K reverse KL"]
+    options = Namespace(rows=32, vocabulary=512, width=16, chunk=8, top=5, repeats=1, device="cpu")
+    found = in_own_process(losses.run_cases, names, options)
+    assert list(found) == names
+    for name, sides in found.items():
+        assert losses.compare(name, options, sides)["loss_difference"] < 1e-3

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts import logprob_pass
+from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import SHAPES, build
 from benchmarks.trainer_parts.sides import Plan, run_in_turn
@@ -35,3 +37,10 @@ def test_a_logprob_pass_never_has_its_whole_logits(tmp_path: Path) -> None:
     whole = 4 * vocabulary * (tokens - -(-tokens // 3))
     assert largest["chunked_peak_bytes"] < whole
     assert found["bytes_per_token_and_entry"] < 1.0  # 4 or more with whole logits
+
+
+def test_one_process_makes_several_passes_as_on_cuda(tmp_path: Path) -> None:
+    model = build(SHAPES["tiny"], tmp_path / "model")
+    args = arguments({"hf_checkpoint": str(model), "device": "cpu", "train_dtype": "float32"})
+    peaks = in_own_process(logprob_pass.pass_peaks, [(args, samples([64], 500)), (args, samples([256], 500))])
+    assert len(peaks) == 2
