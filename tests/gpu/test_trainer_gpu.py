@@ -63,7 +63,9 @@ def test_bfloat16_is_near_the_reference(tmp_path: Path, tiny_random_model: Path,
         trainer.on_ranks(ranks, trainer_ranks.gradients_of_cases, cases, str(tiny_random_model), str(file))
         outcomes = torch.load(file, weights_only=False, map_location="cpu")
         for index, changes in enumerate(cases):
-            check_case(trainer.trainer_args(tiny_random_model, **changes), outcomes[index], torch.bfloat16, BFLOAT16_ROUNDINGS)
+            check_case(
+                trainer.trainer_args(tiny_random_model, **changes), outcomes[index], torch.bfloat16, BFLOAT16_ROUNDINGS
+            )
 
 
 def test_what_is_offloaded_lives_in_host_memory(tiny_random_model: Path) -> None:
