@@ -260,7 +260,9 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="these only (default: all)")
     parser.add_argument("--trl-python", help="interpreter of an environment with TRL; without it TRL is left out")
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=[1, 4, 8], help="its micro-batch sizes")
-    parser.add_argument("--quick", action="store_true", help="tiny model, few sides, one step: checks that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny model, few sides, one step, no goals: checks that it runs"
+    )
     parser.add_argument("--json", required=True, type=Path, help="where the figures go")
     options = parser.parse_args()
     if options.quick:
@@ -295,7 +297,7 @@ def main() -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(found, indent=1))
-    return int(any(not verdict.get("met", True) for verdict in found.values()))
+    return int(not options.quick and any(not verdict.get("met", True) for verdict in found.values()))
 
 
 if __name__ == "__main__":
