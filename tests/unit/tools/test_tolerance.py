@@ -14,6 +14,12 @@ from tests.helpers.tolerance import FEW, MODEL, assert_near, tolerance
 FLOAT32 = torch.finfo(torch.float32).eps
 
 
+@pytest.fixture(autouse=True)
+def _no_margins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors made on purpose are not those of the suite."""
+    monkeypatch.delenv("TESTS_MARGINS", raising=False)
+
+
 def test_the_tolerance_follows_dtype_roundings_and_magnitude() -> None:
     assert tolerance(0.5, roundings=1) == 2 * FLOAT32
     assert tolerance([0.5, -6.0], roundings=1) == 12 * FLOAT32
