@@ -255,7 +255,7 @@ def test_one_gpu_holds_all_roles(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(os, "environ", CLEAN)
     main(plan_words("openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh"))
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("  GPU ")] == [
+    assert [line for line in lines if re.fullmatch(r"  GPU 0  \w+ +(rank|engine) \d", line)] == [
         "  GPU 0  actor    rank 0",
         "  GPU 0  rollout  engine 0",
         "  GPU 0  judge    engine 0",
