@@ -6,10 +6,11 @@ registry about the others.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import distributions
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import locks
@@ -22,6 +23,8 @@ DIFFERENT = {
     ("cpu", "sglang", "torch"): "no CUDA on a CPU: requirements/cpu_overrides.txt names the build that is tested"
 }
 ASKED_BY_CUDA_TORCH = "torch's CUDA build"
+# Packages the engine imports on a CPU although it does not ask for them, and a module that does so.
+UNDECLARED = {"dill": "sglang/srt/sampling/custom_logit_processor.py"}
 # The packages whose word the locks were made for; they must be pinned at the version that is installed.
 VOICES = {"cpu": ("sglang", "torch", "megatron-core"), "gpu": ("sglang", "megatron-core")}
 
@@ -170,3 +173,11 @@ def test_no_lock_names_a_package_index(repository: Path) -> None:
     for path in (repository / "requirements").glob("*.txt"):
         assert "://" not in path.read_text(), path
         assert "index-url" not in path.read_text(), path
+
+
+def test_the_cpu_lock_has_what_the_engine_imports_without_asking(repository: Path) -> None:
+    for name, module in UNDECLARED.items():
+        sources = Path(str(distribution("sglang").locate_file(module))).read_text()
+        assert re.search(rf"^import {name}$", sources, re.MULTILINE), f"{module} no longer imports {name}"
+        for python in locks.PYTHONS:
+            assert name in locks.read_lock(lock_text(repository, "cpu"), python)
