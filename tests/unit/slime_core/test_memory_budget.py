@@ -184,6 +184,17 @@ def test_without_a_bound_of_a_sample_the_budget_says_so(folder: Path) -> None:
     assert step_tokens(derived(f"{words} --rollout-max-response-len 512", folder)) == 512
 
 
+def test_fused_kernels_of_megatron_keep_less(folder: Path) -> None:
+    args = derived(EIGHT_GPUS, folder, train_backend="megatron", gradient_checkpointing=False)
+
+    def activations(kernels: str) -> float:
+        return sizes(trainer_need(Namespace(**(vars(args) | {"transformer_impl": kernels})), QWEN3_4B, 4))[
+            "activations"
+        ]
+
+    assert 0.6 < activations("transformer_engine") / activations("local") < 0.75
+
+
 # Engines
 
 

@@ -14,7 +14,9 @@ from slime.arguments.memory_budget.shape import Shape
 GPU_BLOCK_BYTES = 2**26
 
 
-def saved_bytes(shape: Shape, *, lora_rank: int = 0, tensor: int = 1, sequence_parallel: bool = False) -> float:
+def saved_bytes(
+    shape: Shape, *, lora_rank: int = 0, tensor: int = 1, sequence_parallel: bool = False, fused: bool = False
+) -> float:
     """Return the bytes per token that autograd keeps of one layer on a rank.
 
     Two norms keep ``x`` in float32, the scaled ``x`` where their weight is trained, and their output: ``16 H``, or ``12 H`` with a
@@ -27,7 +29,15 @@ def saved_bytes(shape: Shape, *, lora_rank: int = 0, tensor: int = 1, sequence_p
         lora_rank: of adapters over frozen weights; 0 where all weights are trained.
         tensor: ranks that split heads and inner widths.
         sequence_parallel: whether these also split what is between.
+        fused: Transformer Engine's kernels, counted from their inputs and not measured: a norm keeps its input and output, the
+            MLP gate, up and the product, attention its inputs and output once.
     """
+    if fused:
+        inner = shape.ffn * (shape.active_experts or 1)
+        norm = 2 if shape.qk_norm else 0
+        split = (4 + norm) * shape.query + (4 + norm) * shape.key + 6 * inner
+        whole = 8 * shape.hidden + 4 * shape.hidden * shape.active_experts
+        return split / tensor + whole / (tensor if sequence_parallel else 1)
     frozen = lora_rank > 0
     norm = (4 if frozen else 6) if shape.qk_norm else 0
     inner = shape.ffn * (shape.active_experts or 1)

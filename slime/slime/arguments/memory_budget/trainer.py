@@ -91,7 +91,8 @@ def _step(args: Namespace, shape: Shape, layers: float, vocab: float, role: str,
     tokens, wide = step_tokens(args), 2 if args.train_dtype == "float32" else 1
     parallel = bool(args.sequence_parallel)
     rank = args.lora_rank if args.use_lora else 0
-    layer = saved_bytes(shape, lora_rank=rank, tensor=split, sequence_parallel=parallel)
+    fused = args.train_backend == "megatron" and args.transformer_impl == "transformer_engine"
+    layer = saved_bytes(shape, lora_rank=rank, tensor=split, sequence_parallel=parallel, fused=fused)
     recompute = args.gradient_checkpointing or args.recompute_granularity == "full"
     stream = 2 * shape.hidden / (split if parallel else 1)
     ends = (8 + 6) * shape.hidden  # last norm, the response rows, and gradients of both
