@@ -17,18 +17,20 @@ import torch
 
 from openclaw.config import RuntimeConfig
 from slime.algorithms.advantages.opd_term import add_opd_term
+from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss_of_logits
 
 
+@from_response_rows
 def combine_loss_function(
-    args: Any, batch: dict[str, Any], logits: torch.Tensor, sum_of_sample_mean: Callable[[torch.Tensor], torch.Tensor]
+    args: Any, batch: dict[str, Any], logits: Any, sum_of_sample_mean: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss of a micro-batch and its detached metrics.
 
     Args:
         args: of the run.
         batch: per-sample lists of 1-D tensors over response tokens; ``teacher_log_probs`` may hold None.
-        logits: of the micro-batch, ``[1, T, V]``.
+        logits: of the micro-batch, ``[1, T, V]``, or its response rows.
         sum_of_sample_mean: reduces one value per response token of the micro-batch to the sum of sample means.
     """
     if getattr(args, "use_opd", False):

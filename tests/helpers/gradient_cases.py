@@ -40,6 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
         "pack_sequences": False,
         "use_lora": True,
     },
+    "top-K, one micro-batch for two ranks": {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": "slime.algorithms.losses.topk_distillation.topk_distillation_loss",
+        "compute_advantages_and_returns": False,
+        "max_tokens_per_gpu": 10_000,
+    },
     "gspo, opsm": {"advantage_estimator": "gspo", "use_rollout_logprobs": True, "use_opsm": True},
     "reinforce++, whitened, kl in the reward": {
         "advantage_estimator": "reinforce_plus_plus",

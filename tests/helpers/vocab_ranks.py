@@ -14,12 +14,15 @@ from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
 from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses, get_values
-from slime.backends.trainer.own_logits import log_probs_of_own_logits
+from slime.backends.trainer.logprobs import log_probs_of_head
 from slime.utils.ppo_utils import compute_log_probs
 from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case
 from tests.helpers.tolerance import FEW, assert_near
 from tests.helpers.trainer import trainer_args
+
+# Rows of the head at its end that pad the vocabulary; with two ranks all of them lie on the second.
+PADDING = 23
 
 
 def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
@@ -59,7 +62,7 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
             assert_near(mine, right, dtype=dtype)
         assert_near(local.grad, whole.grad[..., columns], dtype=dtype, roundings=FEW if dtype == torch.float32 else 1)
 
-    check_own_logits(case["logits"][0], columns, group)
+    check_head(columns, group)
 
     local = case["logits"][..., columns].float()
     for (rows, ids), right in zip(get_responses(local, args=args, **layout), log_probs, strict=True):
@@ -84,19 +87,30 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
         assert_near(mine, right)
 
 
-def check_own_logits(logits: torch.Tensor, columns: slice, group: dist.ProcessGroup) -> None:
-    """Compare what overwrites a rank's columns of ``logits`` ``[T, V]`` with the whole vocabulary in float64."""
-    ids = torch.arange(len(logits)) * 5 % VOCABULARY
-    weights = torch.linspace(-1.0, 1.0, len(logits))
-    whole = logits.detach().double().requires_grad_()
-    table = torch.log_softmax(whole / 0.7, dim=-1)
-    right = table.gather(-1, ids.unsqueeze(-1)).squeeze(-1), -(table.exp() * table).sum(-1)
-    ((right[0] * weights).sum() + (right[1] * weights.flip(0)).sum()).backward()
-    local = logits[:, columns].detach().float().requires_grad_()
-    mine = log_probs_of_own_logits(local.clone(), ids, temperature=0.7, entropy_grad=True, group=group)
-    ((mine[0] * weights).sum() + (mine[1] * weights.flip(0)).sum()).backward()
-    for found, expected in zip([*mine, local.grad], [*right, whole.grad[:, columns]], strict=True):
-        assert_near(found, expected)
+def check_head(columns: slice, group: dist.ProcessGroup) -> None:
+    """Compare a head whose rows two ranks share with the whole head in float64; ``PADDING`` rows of it stand for no token."""
+    generator = torch.Generator().manual_seed(8)
+    hidden, weight = (torch.randn(n, 6, generator=generator).double() for n in (19, VOCABULARY))
+    ids = torch.randint(0, VOCABULARY - PADDING, (19, 3), generator=generator)
+    by_id, by_row = torch.randn(19, 3, generator=generator), torch.randn(19, generator=generator)
+    whole = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    table = torch.log_softmax(whole[0] @ whole[1][: VOCABULARY - PADDING].T / 0.7, dim=-1)
+    right = table.gather(-1, ids), -(table.exp() * table).sum(-1)
+    ((right[0] * by_id).sum() + (right[1] * by_row).sum()).backward()
+    for chunk in (1, 5, 100):
+        rows, own = hidden.float().requires_grad_(), weight[columns].float().requires_grad_()
+        mine = log_probs_of_head(
+            [(rows, own)], ids, temperature=0.7, chunk=chunk, group=group, vocab_size=VOCABULARY - PADDING
+        )
+        ((mine[0] * by_id).sum() + (mine[1] * by_row).sum()).backward()
+        dist.all_reduce(rows.grad, group=group)
+        pairs = zip([*mine, rows.grad, own.grad], [*right, whole[0].grad, whole[1].grad[columns]], strict=True)
+        for found, expected in pairs:
+            assert_near(found, expected)
+    with pytest.raises(ValueError, match=f"do not fit a vocabulary of {VOCABULARY - PADDING} tokens"):
+        log_probs_of_head(
+            [(rows, own)], ids + VOCABULARY, temperature=1.0, chunk=1, group=group, vocab_size=VOCABULARY - PADDING
+        )
 
 
 def hybrid_and_values(columns: slice) -> list[torch.Tensor]:

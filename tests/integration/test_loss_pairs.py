@@ -17,7 +17,7 @@ from tests.helpers.gradient_cases import LOSSES, check_case
 TP2 = {"tensor_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 ALL = tuple(LOSSES)
-# One for each way from hidden states to a loss: log probabilities with and without advantages, and logits.
+# One for each way from hidden states to a loss: log probabilities with and without advantages, and those of a support.
 SOME = ("grpo", "sft_loss", "top-K, reverse")
 # How one copy of the model is split, by the number of ranks, and the losses there: full and LoRA.
 MEGATRON: dict[str, dict[int, list[tuple[dict[str, Any], tuple[str, ...]]]]] = {

@@ -49,7 +49,7 @@ TRAINER = Group(
         Option("--pack-sequences", "pack the samples of a micro-batch into one sequence", bool, True),
         Option(
             "--log-probs-chunk-size",
-            "positions per chunk of the logprob kernel: same numbers, less memory; -1: all at once, as in other cores",
+            "logits at a time, in rows of the vocabulary: same numbers, less memory; -1: 256 MiB in float32",
             int,
             1024,
         ),

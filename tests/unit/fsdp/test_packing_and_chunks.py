@@ -1,10 +1,8 @@
-"""Micro-batches point at the right rows; log probabilities in chunks equal the whole and bound the memory."""
+"""Micro-batches point at the right rows, and the helpers of custom losses read the rows of the response."""
 
 from __future__ import annotations
 
-import collections
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.packed_attention import NAME, resolve
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses
-from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
 from slime.backends.trainer.packing import build
 from slime.utils.ppo_utils import log_probs_and_entropy
 from tests.helpers.tolerance import assert_near
@@ -66,94 +63,6 @@ def test_packed_attention_is_used_where_it_is_exact() -> None:
     assert resolve("sdpa", True, ["full_attention", "sliding_attention"]) == "sdpa"
     assert resolve("sdpa", False, None) == "sdpa"
     assert resolve("flash_attention_2", True, None) == "flash_attention_2"
-
-
-def head(rows: int, width: int, vocab: int) -> tuple[torch.Tensor, torch.nn.Linear, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(rows, width, generator=generator, requires_grad=True)
-    linear = torch.nn.Linear(width, vocab, bias=False)
-    with torch.no_grad():
-        linear.weight.copy_(torch.randn(vocab, width, generator=generator))
-    return hidden, linear, torch.randint(0, vocab, (rows,), generator=generator)
-
-
-def gradients(chunk: int, entropy_grad: bool) -> tuple[torch.Tensor, ...]:
-    hidden, linear, targets = head(13, 8, 50)
-    log_probs, entropy = chunked_log_probs(
-        hidden, targets, linear, temperature=0.6, chunk=chunk, entropy_grad=entropy_grad
-    )
-    total = (log_probs * torch.arange(13)).sum() + (entropy.sum() if entropy_grad else 0.0)
-    return (log_probs, entropy, *torch.autograd.grad(total, [hidden, linear.weight]))
-
-
-@pytest.mark.parametrize("entropy_grad", [True, False])
-@pytest.mark.parametrize("chunk", [1, 4, 13])
-def test_chunks_equal_the_whole(chunk: int, entropy_grad: bool) -> None:
-    for value, expected in zip(gradients(chunk, entropy_grad), gradients(1000, entropy_grad), strict=True):
-        assert_near(value, expected)
-
-
-class LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
-    """Remembers the number of elements of the largest result of any operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return result
-
-
-def test_a_long_reply_never_has_its_whole_logits() -> None:
-    rows, vocab, chunk = 2048, 5000, 64
-    hidden, linear, targets = head(rows, 8, vocab)
-    with LargestTensor() as largest:
-        log_probs, _ = chunked_log_probs(hidden, targets, linear, temperature=1.0, chunk=chunk)
-        log_probs.sum().backward()
-    assert largest.elements == chunk * vocab
-
-
-class Calls(torch.utils._python_dispatch.TorchDispatchMode):
-    """Counts operations by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: collections.Counter[str] = collections.Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("entropy_grad", [True, False])
-def test_a_pass_without_gradients_looks_at_each_chunk_once_and_gives_the_same_bits(entropy_grad: bool) -> None:
-    hidden, linear, targets = head(12, 8, 50)
-
-    def values() -> tuple[torch.Tensor, torch.Tensor]:
-        return chunked_log_probs(hidden, targets, linear, temperature=0.7, chunk=4, entropy_grad=entropy_grad)
-
-    with torch.no_grad(), Calls() as calls:
-        without = values()
-    assert calls.counts["mm"] == calls.counts["exp"] == 3
-    assert all(torch.equal(one, other) for one, other in zip(without, values(), strict=True))
-
-
-@pytest.mark.parametrize(("chunk", "chunks"), [(12, 1), (5, 3), (4, 3)])
-def test_every_chunk_but_the_last_is_computed_again_for_its_gradient(chunk: int, chunks: int) -> None:
-    hidden, linear, targets = head(12, 8, 50)
-    with Calls() as calls:
-        chunked_log_probs(hidden, targets, linear, temperature=0.7, chunk=chunk)[0].sum().backward()
-    assert calls.counts["mm"] == 3 * chunks + chunks - 1
-
-
-def test_default_chunk_bounds_the_bytes() -> None:
-    assert chunk_rows(17, 1000) == 17
-    assert chunk_rows(-1, 151_936) * 151_936 * 4 <= 256 * 2**20
-    assert chunk_rows(0, 10**12) == 1
 
 
 @pytest.mark.parametrize("chunk", [-1, 2])

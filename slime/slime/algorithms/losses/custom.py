@@ -4,6 +4,11 @@
 :data:`BATCH_KEYS`; one that the rollout does not have is present with the value None. ``logits`` is ``[1, T, V]`` float32 of
 the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
 holds and its part of every per-token list; its loss and metrics are a part too, and add up over the ranks.
+
+A loss that reads its logits only through the helpers of ``slime.backends.megatron_utils.loss`` and ``policy_loss_of_logits`` is marked
+with :func:`from_response_rows`. The trainer then gives it the rows that predict the response, whose logits the helpers compute
+in chunks: whole logits never exist.
+
 ``multimodal_train_inputs`` has per sample a dict of tensors (``pixel_values``, ``image_grid_thw``) or None, and
 ``multimodal_num_items`` its number of images.
 """
@@ -12,12 +17,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer
+from slime.backends.trainer.response_rows import ResponseRows
 
 BATCH_KEYS = (
     "tokens",
@@ -41,7 +47,20 @@ BATCH_KEYS = (
     "multimodal_num_items",
 )
 
-CustomLoss = Callable[[Namespace, dict[str, Any], Tensor, Reducer], tuple[Tensor, dict[str, Tensor]]]
+CustomLoss = Callable[[Namespace, dict[str, Any], Any, Reducer], tuple[Tensor, dict[str, Tensor]]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+_MARK = "from_response_rows"
+
+
+def from_response_rows(function: Function) -> Function:
+    """Mark a custom loss that reads its logits through the helpers alone, and return it."""
+    setattr(function, _MARK, True)
+    return function
+
+
+def reads_response_rows(function: Any) -> bool:
+    """Return whether ``function`` is marked with :func:`from_response_rows`."""
+    return getattr(function, _MARK, False) is True
 
 
 def full_loss_mask(batch: dict[str, Any]) -> Tensor:
@@ -69,7 +88,7 @@ def contract_batch(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def custom_loss(
-    function: CustomLoss, args: Namespace, batch: dict[str, Any], logits: Tensor, reduce: Reducer
+    function: CustomLoss, args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Call ``function`` and return its loss and metrics, with ``loss`` among the metrics; a wrong result is named."""
     result = function(args, contract_batch(batch), logits, reduce)

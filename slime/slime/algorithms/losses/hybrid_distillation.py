@@ -18,9 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.algorithms.losses.policy_loss import policy_loss_of_logits
+from slime.algorithms.losses.custom import from_response_rows
+from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import Reducer
-from slime.algorithms.losses.topk_distillation import student_and_teacher, support_log_probs
+from slime.algorithms.losses.topk_distillation import support_ids, teacher_of
+from slime.backends.megatron_utils.loss import log_probs_at, predicted_ids
+from slime.backends.trainer.response_rows import ResponseRows
 from slime.utils.ppo_utils import compute_policy_loss
 
 # Bound of the teacher's advantage on one token of the support.
@@ -35,23 +38,29 @@ def support_surrogate(args: Namespace, new: Tensor, old: Tensor, teacher: Tensor
     return losses.sum(-1), clipped.mean(-1)
 
 
+@from_response_rows
 def hybrid_loss(
-    args: Namespace, batch: dict[str, Any], logits: Tensor, sum_of_sample_mean: Reducer
+    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The reduced loss and its metrics, by the contract of custom losses."""
     before = batch.get("rollout_topk_log_probs")
     if before is None:
         raise ValueError("the hybrid loss needs rollout_topk_log_probs on samples; none of the batch has them")
-    loss, metrics = policy_loss_of_logits(args, batch, logits, sum_of_sample_mean)
+    teachers = teacher_of(batch)
+    own = predicted_ids(*(batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")))
+    ids = [torch.cat([a.unsqueeze(-1), b], dim=-1) for a, b in zip(own, support_ids(batch), strict=True)]
+    settings: dict[str, Any] = {"temperature": args.rollout_temperature, "chunk": args.log_probs_chunk_size}
+    found, entropy = log_probs_at(logits, ids, batch, **settings, with_entropy=True)
+    loss, metrics = policy_loss(args, batch, [values[:, 0] for values in found], entropy, sum_of_sample_mean)
     losses, clipped = [], []
-    for (chunk, teacher, ids), old in zip(student_and_teacher(args, batch, logits), before, strict=True):
-        if teacher is None or ids is None or old is None:
-            losses.append(chunk.sum(-1) * 0.0)
-            clipped.append(torch.zeros(len(chunk), device=chunk.device))
+    for new, teacher, old in zip(found, teachers, before, strict=True):
+        if teacher is None or old is None:
+            losses.append(new.sum(-1) * 0.0)
+            clipped.append(torch.zeros(len(new), device=new.device))
             continue
-        found = support_surrogate(args, support_log_probs(chunk, ids, args.log_probs_chunk_size), old, teacher)
-        losses.append(found[0])
-        clipped.append(found[1])
+        parts = support_surrogate(args, new[:, 1 : 1 + teacher.size(-1)], old, teacher)
+        losses.append(parts[0])
+        clipped.append(parts[1])
     distillation = sum_of_sample_mean(torch.cat(losses))
     loss = loss + args.opd_kl_coef * distillation
     metrics |= {"opd_loss": distillation.detach(), "opd_clipfrac": sum_of_sample_mean(torch.cat(clipped))}

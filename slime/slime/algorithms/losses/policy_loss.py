@@ -23,6 +23,7 @@ from slime.algorithms.losses.opsm import off_policy_mask
 from slime.algorithms.losses.ppo_clip import ppo_clip_surrogate
 from slime.algorithms.losses.reduce import Reducer, policy_reducer
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
+from slime.backends.trainer.response_rows import ResponseRows
 
 Surrogate = Callable[[Namespace, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 
@@ -67,9 +68,9 @@ def policy_loss(
 
 
 def policy_loss_of_logits(
-    args: Namespace, batch: dict[str, Any], logits: Tensor, reduce: Reducer
+    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return :func:`policy_loss` of the packed logits ``[1, T, V]``, for custom losses that add something to it."""
+    """Return :func:`policy_loss` of the packed logits ``[1, T, V]`` or the response rows, for custom losses that add something to it."""
     _, output = get_log_probs_and_entropy(
         logits,
         args=args,

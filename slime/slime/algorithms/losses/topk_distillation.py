@@ -4,7 +4,7 @@ Reverse, ``KL(pi || pi_T) = sum_k p_k (log p_k - log q_k)``, follows the teacher
 sum_k q_k (log q_k - log p_k)``, covers them. ``k`` runs over the support and the tail, whose probability is ``1 - sum_k``.
 Merging tokens into a bucket never raises a KL, so both are lower bounds of the KL over the vocabulary (Gu et al., "MiniLLM",
 2023, and Agarwal et al., "On-Policy Distillation of Language Models", 2024, for the two directions). One gather over the
-logits, whatever K is. There is no importance weight: the gradient is that of the KL at the sampled states. Both
+logits, whatever K is; the trainer gives the response rows, whose logits exist a chunk at a time. There is no importance weight: the gradient is that of the KL at the sampled states. Both
 distributions are those at temperature 1, at which engines score: a student at ``--rollout-temperature`` against a teacher at 1
 would be pulled towards other logits than the teacher's.
 
@@ -16,28 +16,21 @@ Use: ``--loss-type custom_loss --custom-loss-function-path slime.algorithms.loss
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.reduce import Reducer
-from slime.backends.megatron_utils.loss import get_responses
-from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
+from slime.backends.megatron_utils.loss import log_probs_at, predicted_ids
+from slime.backends.trainer.response_rows import ResponseRows
 
 # Smallest probability of the tail: float32 sums of a support that holds nearly everything may pass 1.
 SMALLEST_TAIL = 1e-6
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-
-
-def support_log_probs(logits: Tensor, ids: Tensor, chunk: int = -1) -> Tensor:
-    """Return log probabilities ``[R, K]`` float32 of the tokens ``ids`` ``[R, K]`` under ``logits`` ``[R, V]``.
-
-    ``chunk`` rows at a time bound the memory of the forward pass; not positive: all at once.
-    """
-    return log_probs_of_ids(logits, ids, tensor_parallel_group(), chunk)
 
 
 def with_tail(log_probs: Tensor) -> Tensor:
@@ -57,51 +50,65 @@ def forward_kl(student: Tensor, teacher: Tensor) -> Tensor:
     return reverse_kl(teacher, student)
 
 
+@from_response_rows
 def topk_distillation_loss(
-    args: Namespace, batch: dict[str, Any], logits: Tensor, sum_of_sample_mean: Reducer
+    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The reverse KL as a custom loss: the reduced loss and its metrics, by the contract of custom losses."""
     return _loss(reverse_kl, args, batch, logits, sum_of_sample_mean)
 
 
+@from_response_rows
 def forward_topk_distillation_loss(
-    args: Namespace, batch: dict[str, Any], logits: Tensor, sum_of_sample_mean: Reducer
+    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The forward KL as a custom loss: the reduced loss and its metrics, by the contract of custom losses."""
     return _loss(forward_kl, args, batch, logits, sum_of_sample_mean)
 
 
 def _loss(
-    divergence: Divergence, args: Namespace, batch: dict[str, Any], logits: Tensor, reduce: Reducer
+    divergence: Divergence, args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
+    teachers, supports = teacher_of(batch), support_ids(batch)
+    students, _ = log_probs_at(logits, supports, batch, temperature=1.0, chunk=args.log_probs_chunk_size)
     divergences, outside = [], []
-    for chunk, values, ids in student_and_teacher(Namespace(rollout_temperature=1.0), batch, logits):
-        if values is None or ids is None:
-            divergences.append(chunk.sum(-1) * 0.0)
-            outside.append(torch.zeros(len(chunk), device=chunk.device))
+    for student, teacher in zip(students, teachers, strict=True):
+        if teacher is None:
+            divergences.append(student.sum(-1) * 0.0)
+            outside.append(torch.zeros(len(student), device=student.device))
             continue
-        student = support_log_probs(chunk, ids, args.log_probs_chunk_size)
-        divergences.append(divergence(student, values))
-        outside.append(1.0 - student.detach().exp().sum(-1))
+        on_support = student[:, : teacher.size(-1)]
+        divergences.append(divergence(on_support, teacher))
+        outside.append(1.0 - on_support.detach().exp().sum(-1))
     loss = reduce(torch.cat(divergences))
     return loss, {"topk_kl": loss.detach(), "topk_tail": reduce(torch.cat(outside))}
 
 
-def student_and_teacher(
-    args: Namespace, batch: dict[str, Any], logits: Tensor
-) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
-    """Yield per sample its response logits ``[R, V]`` over ``args.rollout_temperature``, and the teacher's log probabilities and ids ``[R, K]`` or None."""
+def teacher_of(batch: dict[str, Any]) -> list[Tensor | None]:
+    """Return the teacher's log probabilities ``[R, K]`` per sample, None for a sample without a teacher.
+
+    Raises:
+        ValueError: no sample of the rollout has a teacher.
+    """
     values, ids = batch["teacher_topk_log_probs"], batch["teacher_topk_indices"]
     if values is None or ids is None:
         raise ValueError(
             "top-K distillation needs teacher_topk_log_probs and teacher_topk_indices on samples; none of the batch has them"
         )
-    responses = get_responses(
-        logits,
-        args=args,
-        unconcat_tokens=batch["unconcat_tokens"],
-        total_lengths=batch["total_lengths"],
-        response_lengths=batch["response_lengths"],
-    )
-    for (chunk, _), log_probs, tokens in zip(responses, values, ids, strict=True):
-        yield chunk, log_probs, tokens
+    return [None if tokens is None else log_probs for log_probs, tokens in zip(values, ids, strict=True)]
+
+
+def support_ids(batch: dict[str, Any]) -> list[Tensor]:
+    """Return the teacher's ids ``[R, K]`` per sample, with the largest K of the batch.
+
+    A sample with fewer has its response token in the missing columns, one without a teacher in all of them.
+    """
+    supports = batch["teacher_topk_indices"]
+    width = max((ids.size(-1) for ids in supports if ids is not None), default=1)
+    tokens = predicted_ids(*(batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")))
+    found = []
+    for own, ids in zip(tokens, supports, strict=True):
+        missing = width - (0 if ids is None else ids.size(-1))
+        padding = own.unsqueeze(-1).expand(-1, missing)
+        found.append(padding if ids is None else torch.cat([ids, padding], dim=-1) if missing else ids)
+    return found

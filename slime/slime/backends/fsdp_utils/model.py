@@ -21,9 +21,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.fsdp_utils import lora, packed_attention, vision
+from slime.backends.fsdp_utils.head import head_pairs
 from slime.backends.trainer.dtypes import DTYPES
-from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
 from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.response_rows import ResponseRows
 from slime.backends.trainer.trainable import choose_trainable
 
 # Configuration fields that change logits after the LM head; models that use them need code here first.
@@ -44,25 +45,20 @@ class PolicyModel(nn.Module):
         *,
         temperature: float,
         chunk_size: int,
-        entropy_grad: bool = False,
         want_logits: bool = False,
-    ) -> tuple[Tensor, Tensor] | Tensor:
-        """Return log probabilities and entropies ``[N]`` of the response rows, or the logits ``[1, T, V]`` float32.
+        of_rows: Callable[[ResponseRows], Any] | None = None,
+    ) -> Any:
+        """Return log probabilities and entropies ``[N]`` of the response rows, the logits ``[1, T, V]`` float32, or what ``of_rows`` gives.
 
-        The logits are of all real tokens, sample after sample, and are not divided by the temperature. They are no view, which FSDP warns of.
+        The logits are of all real tokens, sample after sample, and are not divided by the temperature. They are no view, which
+        FSDP warns of. ``of_rows`` runs inside of this forward pass, where FSDP has the head's weights together.
         """
         hidden = hidden_states(self.hf, self.implementation, batch)
         lm_head = self.hf.get_output_embeddings()
         if want_logits:
             return lm_head(hidden[batch.token_rows].unsqueeze(0)).float()
-        return chunked_log_probs(
-            hidden[batch.rows],
-            batch.targets,
-            lm_head,
-            temperature=temperature,
-            chunk=chunk_rows(chunk_size, self.hf.config.get_text_config().vocab_size),
-            entropy_grad=entropy_grad,
-        )
+        rows = ResponseRows(head_pairs(lm_head, hidden[batch.rows]), chunk_size)
+        return of_rows(rows) if of_rows else rows.log_probs(batch.targets, temperature=temperature)
 
 
 def hidden_states(hf: Any, implementation: str, batch: MicroBatch) -> Tensor:

@@ -3,19 +3,20 @@
 Context-parallel ranks each compute the rows that they hold, and exchange log probabilities, never logits.
 
 Guarantees: the gradient that reaches the hidden states is the sum over the ranks' columns; rows that pad the vocabulary get
-no probability and no gradient; the logits of at most a chunk of positions exist at a time, unless logits are asked for.
+no probability and no gradient; no more logits exist at a time than a chunk of positions has, unless logits are asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime.backends.megatron_utils.context_parallel import own_place, share_of, whole_responses
-from slime.backends.trainer.logprobs import chunk_rows, chunked_log_probs
 from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.response_rows import ResponseRows
 from slime.utils.vocab_parallel import tensor_parallel_group
 
 # Logit of a row that no token has: its probability is exactly 0 in float32.
@@ -56,25 +57,21 @@ class Head:
         *,
         temperature: float,
         chunk_size: int,
-        entropy_grad: bool = False,
         want_logits: bool = False,
+        of_rows: Callable[[ResponseRows], Any] | None = None,
     ) -> Any:
-        """Return log probabilities and entropies ``[N]`` of the response rows, or logits ``[1, T, V/size]`` float32.
+        """Return log probabilities and entropies ``[N]`` of the response rows, logits ``[1, T, V/size]`` float32, or what ``of_rows`` gives.
 
         The logits are of all tokens that this rank holds, sample after sample (with context parallelism its two pieces of
-        each, padded), not divided by the temperature, and this rank's columns.
+        each, padded), not divided by the temperature, and this rank's columns. ``of_rows`` gets the rows that this rank holds.
         """
         share = share_of(batch, *own_place())
         if want_logits:
             return self._logits(self._hidden[: share.input_ids.size(1)]).float().unsqueeze(0)
-        values = chunked_log_probs(
-            self._hidden[share.rows],
-            batch.targets[share.owned],
-            self._logits,
-            temperature=temperature,
-            chunk=chunk_rows(chunk_size, self._weight.size(0)),
-            entropy_grad=entropy_grad,
-            group=self._group,
-        )
+        pairs = [(self._hidden[share.rows], self._weight)]
+        rows = ResponseRows(pairs, chunk_size, self._group, self._vocab_size)
+        if of_rows:
+            return of_rows(rows)
+        values = rows.log_probs(batch.targets[share.owned], temperature=temperature)
         log_probs, entropy = (whole_responses(value, share.owned, len(batch.targets)) for value in values)
         return log_probs, entropy

@@ -1,67 +1,67 @@
 """Log probabilities of response tokens from hidden states, without the logits of a whole sequence.
 
-Guarantees: at most ``chunk`` rows of logits exist at any time, in the forward and in the backward pass; old, new and reference
-log probabilities take this one path: LM head in the model's dtype, float32 from there on, divided by the temperature.
-
-With gradients the last chunk, whose backward pass comes first, keeps its logits; every other one is computed again when its
-gradient is due. A micro-batch of one chunk computes its logits once.
+Guarantees: old, new, reference and distillation log probabilities take this one path: LM head in the model's dtype, float32
+from there on, divided by the temperature; the logits that exist at a time are no more than ``chunk`` rows of this rank's
+vocabulary have, in the forward and in the backward pass.
+Memory: :mod:`slime.backends.trainer.head_memory`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from slime.backends.trainer.own_logits import log_probs_of_own_logits
+from slime.backends.trainer.head_memory import block_width
+from slime.backends.trainer.head_walk import HeadWalk, Walk
+from slime.utils.vocab_parallel import is_split
 
-# Bytes of float32 logits of a chunk when --log-probs-chunk-size does not say.
-DEFAULT_CHUNK_BYTES = 256 * 2**20
-
-
-def chunk_rows(requested: int, vocab_size: int) -> int:
-    """Rows per chunk: ``requested``, or when that is not positive as many as fit :data:`DEFAULT_CHUNK_BYTES`."""
-    return requested if requested > 0 else max(1, DEFAULT_CHUNK_BYTES // (4 * vocab_size))
+HeadPairs = Sequence[tuple[Tensor, Tensor]]
+"""Inputs ``[N, H_i]`` and weights ``[V/n, H_i]``, whose logits are ``sum_i x_i W_i^T``: an LM head, its bias, its adapter."""
 
 
-def chunked_log_probs(
-    hidden: Tensor,
-    targets: Tensor,
-    lm_head: Callable[[Tensor], Tensor],
+def log_probs_of_head(
+    pairs: HeadPairs,
+    ids: Tensor,
     *,
     temperature: float,
     chunk: int,
-    entropy_grad: bool = False,
+    with_entropy: bool = True,
     group: Any = None,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return log probabilities and entropies, ``[N]`` float32 each.
+    """Return log probabilities of ``ids`` in the shape of ``ids``, and entropies ``[N]``, float32 each.
 
     Args:
-        hidden: ``[N, H]`` final hidden states of the rows that predict ``targets``.
-        targets: ``[N]`` token ids.
-        lm_head: ``[n, H] -> [n, V]``, a new tensor at each call.
+        pairs: inputs and weights whose logits are ``[N, V/n]``.
+        ids: ``[N]``, or ``[N, K]`` for several tokens per row.
         temperature: divisor of the logits.
-        chunk: rows per chunk.
-        entropy_grad: whether the entropy carries a gradient.
-        group: the ranks that the vocabulary is split over, when ``lm_head`` gives this rank's columns.
+        chunk: bounds the logits that exist at a time to as many numbers as this many whole rows have.
+        with_entropy: whether to compute entropies; without it they are zero and carry no gradient.
+        group: the ranks that the vocabulary is split over, which all call together.
+        vocab_size: tokens of the whole vocabulary, where padding follows them.
+
+    Raises:
+        ValueError: an id is outside the vocabulary.
     """
+    width = pairs[0][1].size(0)
+    first, whole = (group.rank() * width, group.size() * width) if is_split(group) else (0, width)
+    vocabulary = whole if vocab_size is None else min(vocab_size, whole)
+    _check_ids(ids, vocabulary)
+    columns = min(width, max(0, vocabulary - first))
+    walk = Walk(temperature, block_width(len(ids), columns, chunk), first, columns, with_entropy, group)
+    flat = ids.unsqueeze(-1) if ids.dim() == 1 else ids
+    tensors = [tensor for rows, weight in pairs for tensor in (rows.to(weight.dtype), weight)]
+    log_probs, entropy = HeadWalk.apply(flat, walk, *tensors)  # pyright: ignore[reportGeneralTypeIssues]
+    return log_probs.reshape(ids.shape), entropy
 
-    def one_chunk(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return log_probs_of_own_logits(
-            lm_head(rows), ids, temperature=temperature, entropy_grad=entropy_grad, group=group
+
+def _check_ids(ids: Tensor, vocabulary: int) -> None:
+    low, high = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)
+    if low < 0 or high >= vocabulary:
+        raise ValueError(
+            f"token ids {low} to {high} do not fit a vocabulary of {vocabulary} tokens; "
+            "the ids come from another tokenizer than the model's"
         )
-
-    whole, rest = divmod(len(targets), chunk)
-    sizes = ([rest] if rest or not whole else []) + [chunk] * whole
-    pieces = list(zip(hidden.split(sizes), targets.split(sizes), strict=True))
-    parts = [
-        checkpoint(one_chunk, *piece, use_reentrant=False, preserve_rng_state=False)
-        if torch.is_grad_enabled()
-        else one_chunk(*piece)
-        for piece in pieces[:-1]
-    ]
-    parts.append(one_chunk(*pieces[-1]))
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.algorithms.losses import LOSSES
-from slime.algorithms.losses.custom import custom_loss
+from slime.algorithms.losses.custom import custom_loss, reads_response_rows
 from slime.algorithms.losses.reduce import Reducer, make_reducer
 from slime.algorithms.losses.value_loss import value_loss
 from slime.backends.trainer.packing import MicroBatch, build
+from slime.backends.trainer.response_rows import ResponseRows
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.utils.misc import load_function
 
@@ -30,10 +31,13 @@ class Model(Protocol):
         *,
         temperature: float,
         chunk_size: int,
-        entropy_grad: bool = False,
         want_logits: bool = False,
+        of_rows: Callable[[ResponseRows], Any] | None = None,
     ) -> Any:
-        """Return log probabilities and entropies ``[N]`` of the response rows, or the logits ``[1, T, V]`` float32."""
+        """Return log probabilities and entropies ``[N]`` of the response rows.
+
+        With ``want_logits`` the logits ``[1, T, V]`` float32 of all tokens, with ``of_rows`` what that gives of the response rows.
+        """
         ...
 
 
@@ -72,18 +76,13 @@ def micro_batch_loss(
     inputs = model_input(args, shard, indices, device)
     batch = shard.batch(indices, device, images=args.loss_type == "custom_loss")
     if args.loss_type == "custom_loss":
-        logits = model(inputs, temperature=1.0, chunk_size=args.log_probs_chunk_size, want_logits=True)
-        if inputs.is_filler:
-            return logits.sum() * 0.0, {}
-        batch = part_of_logits(batch) if part_of_logits else batch
-        reduce = reducer_of(args, batch, [len(mask) for mask in batch["loss_masks"]])
-        return custom_loss(load_function(args.custom_loss_function_path), args, batch, logits, reduce)
+        batch = part_of_logits(batch) if part_of_logits and not inputs.is_filler else batch
+        return _custom_micro_batch_loss(args, model, inputs, batch)
     reduce = reducer_of(args, batch, inputs.response_lengths)
     log_probs, entropy = model(
         inputs,
         temperature=args.rollout_temperature,
         chunk_size=args.log_probs_chunk_size,
-        entropy_grad=args.loss_type == "policy_loss" and args.entropy_coef != 0,
     )
     if inputs.is_filler or not sum(inputs.response_lengths):
         return (log_probs.sum() + entropy.sum()) * 0.0, {}
@@ -91,6 +90,29 @@ def micro_batch_loss(
         batch["log_probs"] = batch["rollout_log_probs"]
     loss = LOSSES[args.loss_type]
     return loss(args, batch, inputs.per_sample(log_probs), inputs.per_sample(entropy), reduce)
+
+
+def _custom_micro_batch_loss(
+    args: Namespace, model: Model, inputs: MicroBatch, batch: dict[str, Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    function = load_function(args.custom_loss_function_path)
+
+    def loss_of(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if inputs.is_filler:
+            return logits.sum() * 0.0, {}
+        reduce = reducer_of(args, batch, [len(mask) for mask in batch["loss_masks"]])
+        return custom_loss(function, args, batch, logits, reduce)
+
+    def loss_of_rows(rows: ResponseRows) -> tuple[Tensor, dict[str, Tensor]]:
+        if inputs.is_filler or not sum(inputs.response_lengths):
+            return rows.nothing(), {}
+        reduce = reducer_of(args, batch, [len(mask) for mask in batch["loss_masks"]])
+        return custom_loss(function, args, batch, rows, reduce)
+
+    given = {"temperature": 1.0, "chunk_size": args.log_probs_chunk_size}
+    if reads_response_rows(function):
+        return model(inputs, **given, of_rows=loss_of_rows)
+    return loss_of(model(inputs, **given, want_logits=True))
 
 
 def value_micro_batch_loss(
