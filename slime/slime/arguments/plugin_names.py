@@ -10,7 +10,7 @@ import ast
 import difflib
 from argparse import Namespace
 from collections.abc import Iterator
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -72,13 +72,43 @@ def _why_missing(path: str) -> str | None:
     module, _, name = path.rpartition(".")
     if not module:
         return "write MODULE.NAME or FILE.py:NAME"
+    found = _spec(module)
+    if found is None:
+        return f"no module {module!r}; put its folder on PYTHONPATH, or name a file: ./folder/file.py:{name}"
+    return _without(Path(found.origin), name) if found.origin and found.origin.endswith(".py") else None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Return where Python would find a module; the packages around it are not run."""
     package, *inner = module.split(".")
     found = find_spec(package)
     for part in inner:
         found = found and PathFinder.find_spec(part, found.submodule_search_locations or [])
-    if found is None:
-        return f"no module {module!r}; put its folder on PYTHONPATH, or name a file: ./folder/file.py:{name}"
-    return _without(Path(found.origin), name) if found.origin and found.origin.endswith(".py") else None
+    return found
+
+
+def is_decorated(path: str, decorator: str) -> bool | None:
+    """Return whether the function that a plugin path names carries a decorator in its source; None where it is not found.
+
+    A name that its module imports from another module is followed there.
+    """
+    if is_plugin_file(path):
+        source, _, name = path.partition(":")
+    else:
+        module, _, name = path.rpartition(".")
+        found = _spec(module) if module else None
+        source = found.origin if found else None
+    if not source or not source.endswith(".py") or not Path(source).is_file():
+        return None
+    for node in ast.parse(Path(source).read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            marks = (mark.attr if isinstance(mark, ast.Attribute) else mark for mark in node.decorator_list)
+            return any((mark.id if isinstance(mark, ast.Name) else mark) == decorator for mark in marks)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return is_decorated(f"{node.module}.{alias.name}", decorator)
+    return None
 
 
 def _without(file: Path, name: str) -> str | None:

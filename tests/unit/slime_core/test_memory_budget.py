@@ -139,9 +139,20 @@ def test_what_changes_the_trainers_memory(folder: Path) -> None:
     adapters = QWEN3_4B.adapters(16)
     assert lora["weights"] == (2 * QWEN3_4B.parameters + 4 * adapters) / 4
     assert lora["gradients and moments"] == 12 * adapters / 4
-    whole = Namespace(**(vars(args) | {"loss_type": "custom_loss", "distill_topk": 0}))
-    topk = Namespace(**(vars(args) | {"loss_type": "custom_loss", "distill_topk": 50}))
-    assert trainer_need(whole, QWEN3_4B, 4).total > trainer_need(topk, QWEN3_4B, 4).total + 45 * GIB
+    plugin = folder / "losses.py"
+    plugin.write_text(
+        "from marks import from_response_rows\nimport marks\ndef whole(): ...\n"
+        "@from_response_rows\ndef rows(): ...\n@marks.from_response_rows\ndef others(): ...\n"
+    )
+    totals = {}
+    for name in ("whole", "rows", "others", "nowhere"):
+        custom = changed(loss_type="custom_loss", custom_loss_function_path=f"{plugin}:{name}")
+        totals[name] = sum(custom.values())
+    assert totals["rows"] == totals["others"] == totals["nowhere"]
+    assert totals["whole"] > totals["rows"] + 45 * GIB
+    path = "topk_distillation_loss.topk_distillation_loss_function"
+    topk = changed(loss_type="custom_loss", distill_topk=50, custom_loss_function_path=path)
+    assert sum(topk.values()) < totals["rows"] + GIB
 
 
 @pytest.mark.parametrize(("cap", "context", "tokens"), [(32768, 8192, 32768), (8192, 32768, 32768)])

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from slime.arguments.memory_budget.shape import Shape
 
-# `slime.backends.trainer.own_logits.GPU_BLOCK_BYTES`, which a test compares.
-GPU_BLOCK_BYTES = 2**26
-
 
 def saved_bytes(
     shape: Shape, *, lora_rank: int = 0, tensor: int = 1, sequence_parallel: bool = False, fused: bool = False
@@ -50,16 +47,6 @@ def saved_bytes(
 def gradient_bytes(shape: Shape, *, tensor: int = 1) -> float:
     """Return the bytes per token of gradients that the backward pass of a layer holds beside what was saved."""
     return 5 * shape.ffn * (shape.active_experts or 1) / tensor
-
-
-def logits_bytes(vocab: int, chunk: int, *, entropy_grad: bool, topk: bool) -> float:
-    """Return the bytes of the logits that exist at one time.
-
-    A chunk of rows has bfloat16 logits and a float32 table whose memory its gradient takes (6 bytes), and two blocks of rows that are worked on. With a gradient
-    through the entropy two tables more, and with top-K terms two (log probabilities and their gradient).
-    """
-    blocks = 2 * min(GPU_BLOCK_BYTES, 4 * chunk * vocab)
-    return chunk * vocab * (6 + 8 * (entropy_grad or topk)) + blocks
 
 
 def whole_logits_bytes(vocab: int, tokens: int) -> float:

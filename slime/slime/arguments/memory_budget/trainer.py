@@ -12,12 +12,11 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import dataclass
 
-from slime.arguments.memory_budget.activations import gradient_bytes, logits_bytes, saved_bytes, whole_logits_bytes
+from slime.arguments.memory_budget.activations import gradient_bytes, saved_bytes, whole_logits_bytes
 from slime.arguments.memory_budget.parts import CONTEXT, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
-
-# `slime.backends.trainer.logprobs.DEFAULT_CHUNK_BYTES`, which a test compares.
-DEFAULT_CHUNK_BYTES = 256 * 2**20
+from slime.arguments.plugin_names import is_decorated
+from slime.backends.trainer.head_memory import chunk_rows, head_bytes
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,12 @@ class _Sizes:
 def needs_reference(args: Namespace) -> bool:
     """Whether a rank keeps a reference model beside the policy; LoRA has its frozen base."""
     return args.loss_type != "sft_loss" and (args.use_kl_loss or args.kl_coef != 0) and not args.use_lora
+
+
+def reads_whole_logits(args: Namespace) -> bool:
+    """Return whether the loss is a plugin that takes the logits of all tokens; one that cannot be found here counts as none."""
+    path = args.custom_loss_function_path
+    return args.loss_type == "custom_loss" and bool(path) and is_decorated(path, "from_response_rows") is False
 
 
 def longest_sample(args: Namespace) -> int | None:
@@ -66,7 +71,7 @@ def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor")
     sizes = build(args, shape, ranks, role)
     phases = {
         "activations": sizes.checkpoints + sizes.layer + sizes.head_gradient,
-        "logits": sizes.checkpoints + sizes.ends + sizes.logits + 2 * sizes.head_gradient,
+        "logits": sizes.checkpoints + sizes.ends + sizes.logits + sizes.head_gradient,
         "reduction": sizes.reduced,
     }
     peak = max(phases, key=lambda name: phases[name])
@@ -75,7 +80,7 @@ def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor")
         "logits": [
             Part("activations", sizes.checkpoints + sizes.ends),
             Part("logits", sizes.logits),
-            Part("head grads", 2 * sizes.head_gradient),
+            Part("head grads", sizes.head_gradient),
         ],
         "reduction": [Part("embedding's gradient", sizes.reduced)],
     }
@@ -100,12 +105,12 @@ def _step(args: Namespace, shape: Shape, layers: float, vocab: float, role: str,
     work += gradient_bytes(shape, tensor=split)
     if role == "critic":
         logits = 0.0
-    elif args.loss_type == "custom_loss" and not args.distill_topk:
+    elif reads_whole_logits(args):
         logits = whole_logits_bytes(int(vocab), tokens)
     else:
-        chunk = args.log_probs_chunk_size if args.log_probs_chunk_size > 0 else DEFAULT_CHUNK_BYTES / (4 * vocab)
-        entropy, topk = bool(args.entropy_coef), bool(args.distill_topk)
-        logits = logits_bytes(int(vocab), int(min(chunk, tokens)), entropy_grad=entropy, topk=topk)
+        chunk, columns = chunk_rows(args.log_probs_chunk_size, int(vocab)), int(vocab)
+        ids = args.distill_topk or 1
+        logits = head_bytes(tokens, shape.hidden, columns, chunk=chunk, ids=ids, dtype_bytes=2 * wide)
     return wide * tokens * kept, wide * tokens * ends, wide * tokens * work, logits
 
 
