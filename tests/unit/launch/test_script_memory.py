@@ -76,7 +76,7 @@ def test_the_dry_run_shows_order_and_budget(
     assert lines[lines.index("start order:") + 1] == "  1. rollout + judge + actor"
     text = "\n".join(lines)
     for pattern in (
-        r"80\.0 there \(profile gpu8; this machine has no GPU\)",
+        r"of 80\.0 \(profile gpu8; this machine has no GPU\)",
         r"GPU 0-3  actor  .* weights 3\.7, gradients and moments 11\.2, .*activations .*\(logits .*\)",
         r"GPU 4-5  rollout .* weights 3\.7, cache .*, graphs .*, workspace",
         r"GPU 6-7  sum .*: fits",

@@ -59,8 +59,8 @@ def budget_of(
         return Budget(("memory per GPU: not computed, because neither config.json nor flags give the model's shape",))
     disk, warnings = checkpoint_lines(args, shape)
     lines = [
-        f"memory per GPU in GiB, {memory.size / GIB:.1f} there ({memory.source}); estimates are within 20 %, "
-        "brackets hold another moment than the peak:",
+        f"memory per GPU in GiB, of {memory.size / GIB:.1f} ({memory.source}); estimated parts may be off by 20 %, "
+        "parts in brackets do not count, because they are gone at the peak:",
         *(line for row in plan.rows for line in _row_lines(row, memory, names)),
         *(_cache_line(cache) for cache in plan.caches),
         *(f"  {role}: its model is not on this machine, so it is not counted" for role in plan.unknown),

@@ -17,6 +17,7 @@ from slime.arguments.memory_budget.parts import CONTEXT, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
 from slime.arguments.plugin_names import is_decorated
 from slime.backends.trainer.head_memory import chunk_rows, head_bytes
+from slime.weight_sync import shares_gpus
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,18 @@ def step_tokens(args: Namespace) -> int:
     return -(-args.micro_batch_size * longest // ranks)
 
 
+def push_bytes(args: Namespace, shape: Shape, role: str) -> float:
+    """Return the bytes of the two buffers that rank 0 packs weights into for a broadcast; they stay between pushes.
+
+    A tensor larger than ``--update-weight-buffer-size`` enlarges its buffer, so the embedding and the LM head count.
+    """
+    by_nccl = args.update_weight_mode == "full" and args.update_weight_transport == "nccl" and not shares_gpus(args)
+    if role != "actor" or not by_nccl or args.debug_train_only or args.debug_rollout_only:
+        return 0.0
+    element = 4 if args.train_dtype == "float32" else 2
+    return 2.0 * max(args.update_weight_buffer_size, element * shape.embedding)
+
+
 def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor") -> Need:
     """Return the need of one of ``ranks`` ranks of ``role`` (actor or critic)."""
     build = _megatron if args.train_backend == "megatron" else _fsdp
@@ -87,7 +100,8 @@ def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor")
     apart = [] if peak == "logits" or role == "critic" else [Part("logits", sizes.logits)]
     apart += [Part("activations", sizes.checkpoints + sizes.layer)] if peak != "activations" else []
     runtime = CONTEXT + (NCCL if ranks > 1 else 0)
-    parts = (*sizes.kept, Part("gathered", sizes.gathered), *moments[peak], Part("runtime", runtime))
+    push = Part("push buffers", push_bytes(args, shape, role), exact=True)
+    parts = (*sizes.kept, Part("gathered", sizes.gathered), *moments[peak], push, Part("runtime", runtime))
     return Need(role, parts, tuple(apart), away=runtime)
 
 
