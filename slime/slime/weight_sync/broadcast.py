@@ -118,6 +118,8 @@ class BroadcastWeightSync(EngineWeightSync):
                 EngineCalls([self._engines[index] for index in failed], method, *arguments).unanswered(CLEANUP_SECONDS)
             wait(sending, timeout=RELEASE_SECONDS)
         self._leave(broken=True)
+        if not sending:  # nobody is stuck in a broadcast; who is slow in another call is asked to hold its requests
+            return []
         wait(sending, timeout=RELEASE_SECONDS)
         return [index for index in calls.still_open(RELEASE_SECONDS) if index not in failed]
 

@@ -95,8 +95,15 @@ class HostedGroup:
         return self._group
 
     def broadcast(self, data: Tensor) -> None:
-        """Send ``data`` to all members; blocks until they have it, or for NCCL until the stream will have sent it."""
-        broadcast(data, src=0, group=self._group)
+        """Send ``data`` to all members; blocks until they have it, or for NCCL until the stream will have sent it.
+
+        Raises:
+            RuntimeError: the group was left.
+        """
+        group = self._group
+        if group is None:  # which torch would take for the group of all trainer ranks
+            raise RuntimeError(f"{self.name} was left before the broadcast began")
+        broadcast(data, src=0, group=group)
 
     def close(self, *, broken: bool = False) -> None:
         """Leave the group, or stop waiting for it; what another member waits for in it fails.
