@@ -81,14 +81,10 @@ if is_current "$kind"; then
     [ "$check" = yes ] || echo "setup: .venv is current ($kind)"
     exit 0
 fi
-if [ "$check" = yes ]; then exit 1; fi
-for other in cpu gpu; do
-    if [ "$other" != "$kind" ] && [ -f "$venv/.setup-$other" ]; then
-        echo "setup: .venv is a $other environment; delete it, or make the $kind one in another clone" >&2
-        exit 1
-    fi
-done
-
+if [ "$check" = yes ]; then
+    echo "setup: .venv is missing or out of date; type: scripts/setup.sh $kind" >&2
+    exit 1
+fi
 # Everything that would make a CUDA environment useless is told at once, before anything is downloaded.
 if [ "$kind" = gpu ] && [ "$checks" = yes ]; then
     python="$(find_python setup 2>/dev/null || true)"
@@ -99,6 +95,13 @@ if [ "$kind" = gpu ] && [ "$checks" = yes ]; then
         exit 1
     fi
 fi
+
+for other in cpu gpu; do
+    if [ "$other" != "$kind" ] && [ -f "$venv/.setup-$other" ]; then
+        echo "setup: .venv is a $other environment; type: rm -r .venv && scripts/setup.sh $kind, or use another clone" >&2
+        exit 1
+    fi
+done
 
 # Two runs at once (tests in one shell, the demo in another) queue here.
 exec 9>"$root/.setup.lock"
@@ -166,7 +169,8 @@ step "done: source .venv/bin/activate"
 if [ "$kind" = gpu ]; then
     cat <<'TEXT'
 setup: next
-  1. put a model into models/Qwen3-4B, or name its folder with HF_CKPT
+  1. fetch a model:                              hf download Qwen/Qwen3-4B --local-dir models/Qwen3-4B
+                                                 (or name its folder with HF_CKPT)
   2. see which launch scripts fit this machine:  scripts/setup.sh doctor
   3. see the plan, start nothing:                bash openclaw-combine/run_qwen3_4b_openclaw_combine.sh --dry-run
   4. run it:                                     bash openclaw-combine/run_qwen3_4b_openclaw_combine.sh

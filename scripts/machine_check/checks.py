@@ -83,6 +83,13 @@ def driver_problems(driver: Driver, chosen: str | None) -> list[Problem]:
                 "there is no older set of packages",
             )
         )
+    if not visible(driver.gpus, chosen):
+        problems.append(
+            Problem(
+                f"CUDA_VISIBLE_DEVICES={chosen} leaves no whole GPU",
+                "unset it, or name GPUs by number: CUDA_VISIBLE_DEVICES=0,1",
+            )
+        )
     for gpu in visible(driver.gpus, chosen):
         if gpu.capability is not None and gpu.capability < LOWEST_CAPABILITY:
             capability = "{}.{}".format(*gpu.capability)

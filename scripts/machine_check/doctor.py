@@ -31,12 +31,14 @@ def report(machine: Machine, root: Path, environment: str, variables: Mapping[st
     unfit: dict[str, list[str]] = {}
     for script in launch_scripts(root):
         kind = kind_of(script)
-        if not base and suits(kind, gpus) and (kind.gpus == 0 or not cuda):
+        if kind.gpus == 0 and environment.startswith("gpu"):
+            unfit.setdefault("the CPU environment, in another clone", []).append(script.name)
+        elif not base and suits(kind, gpus) and (kind.gpus == 0 or not cuda):
             fitting.append(f"  {script.as_posix():<62} {kind.words}")
         else:
             unfit.setdefault(kind.words, []).append(script.name)
     lines += fitting or ["  none fits"]
-    lines += [f"  not here: {len(names)} that need {words}" for words, names in unfit.items()]
+    lines += [f"  not here: {len(names)} scripts for {words}" for words, names in unfit.items()]
     on_gpus = (
         bool(gpus)
         and not cuda
@@ -44,6 +46,8 @@ def report(machine: Machine, root: Path, environment: str, variables: Mapping[st
     )
     todo = [str(problem) for problem in (*base, *(cuda if machine.driver.installed else []))]
     todo += _environment_todo(environment, on_gpus)
+    if not machine.driver.installed:
+        todo.append(f"for GPU scripts: install the NVIDIA driver {LOWEST_DRIVER} or newer, then run this again")
     lines += ["To do", *(f"  - {line}" for line in todo or ["nothing"])]
     return "\n".join(lines), bool(fitting)
 
@@ -80,7 +84,7 @@ def _environment_todo(environment: str, on_gpus: bool) -> list[str]:
     if on_gpus and kind == "cpu":
         return [".venv is for CPUs and this machine has GPUs; type: rm -r .venv && scripts/setup.sh gpu"]
     if state == "stale":
-        return [f".venv is older than its lock; type: scripts/setup.sh {kind}"]
+        return [f".venv does not match its lock, setup script or folder; type: scripts/setup.sh {kind}"]
     if kind == "none":
         return [f"there is no environment; type: scripts/setup.sh {'gpu' if on_gpus else 'cpu'}"]
     return []

@@ -102,7 +102,7 @@ def test_an_environment_of_the_other_kind_is_left_alone(clone: Clone) -> None:
     clone.stamp("cpu")
     done = clone.setup("gpu", "--skip-checks")
     assert done.returncode == 1
-    assert ".venv is a cpu environment; delete it" in done.stderr
+    assert ".venv is a cpu environment; type: rm -r .venv && scripts/setup.sh gpu" in done.stderr
 
 
 def test_the_doctor_needs_no_environment_and_knows_its_state(clone: Clone, repository: Path) -> None:
