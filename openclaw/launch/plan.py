@@ -38,6 +38,7 @@ VOTES = ("PRM_M", "MAJORITY_VOTE_N")
 # Flags that need the trainer's own pass of old log probabilities, which --use-rollout-logprobs skips.
 OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})
 MEGATRON_RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+GPU_ROLES = ("actor", "rollout", "prm")
 PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir")
 # Flags that problems name, and the variable that sets them.
 VARIABLE_OF_FLAG = {
@@ -136,18 +137,22 @@ def _paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
     return values
 
 
+def _gpu_entries(variables: Mapping[str, Resolved]) -> list[Resolved]:
+    return [variables[f"{role}_gpus"] for role in GPU_ROLES]
+
+
 def _gpus(variables: Mapping[str, Resolved]) -> tuple[dict[str, int], tuple[int, ...] | None]:
     """Return the GPU count per role, and the GPU numbers in the order actor, rollout, judge when they were listed."""
     counts, lists = {}, []
-    for role in ("actor", "rollout", "prm"):
-        entry = variables[f"{role}_gpus"]
+    for role, entry in zip(GPU_ROLES, _gpu_entries(variables), strict=True):
         counts[role], numbers = parse_gpus(entry.variable.name, str(entry.value))
         lists.append(numbers)
     if all(numbers is None for numbers in lists):
         return counts, None
     if any(numbers is None for numbers in lists):
+        given = ", ".join(f"{entry.variable.name}={entry.value}" for entry in _gpu_entries(variables))
         raise ConfigError(
-            "ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS: write all three as counts or all three as lists (one GPU: 7,)"
+            f"ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS: write all three as counts or all three as lists (one GPU: 7,), and not {given}"
         )
     ids = tuple(number for numbers in lists for number in numbers or ())
     if len(set(ids)) != len(ids):

@@ -7,6 +7,7 @@ machine, in about a second, before anything starts.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from argparse import Namespace
 from collections.abc import Mapping
@@ -92,7 +93,7 @@ def missing_tools(environment: Mapping[str, str]) -> list[str]:
         problems.append(f"{home}/bin/nvcc: no such program; install the CUDA toolkit, or set CUDA_HOME to its folder")
     if not shutil.which("ninja", path=path):
         problems.append("ninja is not on PATH; run scripts/setup.sh gpu, or pip install ninja")
-    compiler = environment.get("CXX") or "c++"
+    compiler = shlex.split(environment.get("CXX") or "c++")[0]  # CXX="ccache g++" is a command with words
     if not shutil.which(compiler, path=path):
         problems.append(f"{compiler}: no such C++ compiler; install g++, or set CXX")
     return [f"engines compile kernels when they start: {problem}" for problem in problems]

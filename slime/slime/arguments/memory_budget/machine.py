@@ -44,8 +44,8 @@ def smallest_gpu(environment: Mapping[str, str]) -> float | None:
     """Return the bytes of the smallest GPU that ``CUDA_VISIBLE_DEVICES`` leaves; None without a driver or for parts of GPUs (MIG)."""
     command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
     try:
-        listing = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
+        listing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     if listing.returncode:
         return None
