@@ -92,12 +92,16 @@ def main() -> int:
     if options.quick != (options.device == "cpu"):
         parser.error("--device cpu and --quick go together: a GPU is measured at full size, a CPU is not measured here")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as Ctrl-C: ends the step that runs
-    found = machine.probe(sorted({name for step in STEPS for name in step.needs}))
+    try:
+        found = machine.probe(sorted({name for step in STEPS for name in step.needs}))
+    except RuntimeError as error:
+        print(f"{error}\ntype: source .venv/bin/activate", file=sys.stderr)
+        return NO_GPU
     if options.device == "cuda" and not found["gpus"]:
         driver = machine.driver_version()
         print(
-            f"torch {found['torch']} sees no CUDA device (driver: {driver or 'nvidia-smi does not answer'}). "
-            "Run this on a machine with a GPU, or check the benchmarks with --device cpu --quick.",
+            f"torch {found['torch']} sees no CUDA device (driver: {driver or 'nvidia-smi gives none'}). scripts/setup.sh doctor "
+            "says what is missing; --device cpu --quick checks the benchmarks without a GPU.",
             file=sys.stderr,
         )
         return NO_GPU

@@ -23,7 +23,7 @@ def python(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
 def run(python: Path, repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = plain_environment(repository)
     return subprocess.run(
-        [str(python), *words], cwd=repository, env=environment, capture_output=True, text=True, timeout=580, check=False
+        [str(python), *words], cwd=repository, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
 
 
@@ -35,6 +35,7 @@ def test_the_folder_of_gpu_tests_runs_by_itself(python: Path, repository: Path) 
     assert " skipped in " in found.stdout or " passed" in found.stdout
 
 
+@pytest.mark.timeout(900)
 def test_the_engine_free_figures_are_measured(python: Path, repository: Path, tmp_path: Path) -> None:
     file, steps = tmp_path / "figures.json", ("trainer 4B, 32k tokens", "weight push", "engine tests")
     words = ("--device", "cpu", "--quick", "--minutes", "60", "--json", str(file), "--only", *steps)

@@ -134,7 +134,7 @@ def test_without_a_gpu_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["gpu", "--json", str(tmp_path / "x.json")])
     assert gpu.main() == gpu.NO_GPU
-    assert "sees no CUDA device (driver: nvidia-smi does not answer)" in capsys.readouterr().err
+    assert "sees no CUDA device (driver: nvidia-smi gives none)" in capsys.readouterr().err
     assert not (tmp_path / "x.json").exists()
 
 
@@ -166,7 +166,7 @@ def test_every_name_of_torch_cuda_exists(repository: Path) -> None:
         for path in (repository / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-                if name.startswith("torch.cuda."):
+                if name.startswith("torch.cuda.") and "(" not in name:  # of f(x).y the f is looked at
                     checked += 1
                     assert reduce(getattr, name.split(".")[1:], torch) is not None, f"{path}: {name}"
     assert checked > 20
