@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime.backends.fsdp_utils.train_step import log_prob_pass
-from slime.backends.trainer.logprobs import chunked_log_probs
+from slime.backends.trainer.logprobs import log_probs_of_head
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
@@ -25,14 +25,15 @@ def test_bfloat16_gives_float32_log_probabilities_of_its_own_logits(
     """The logits are compared with those of the same matrix product: a product of another shape may round another way."""
     of_own_logits: list[torch.Tensor] = []
 
-    def with_reference(hidden: Any, targets: Any, lm_head: Any, **settings: Any) -> Any:
-        logits = lm_head(hidden)
+    def with_reference(pairs: Any, targets: Any, **settings: Any) -> Any:
+        [(hidden, weight)] = pairs
+        logits = hidden.to(weight.dtype).detach() @ weight.detach().T
         assert logits.dtype == torch.bfloat16
         table = torch.log_softmax(logits.double() / settings["temperature"], dim=-1)
         of_own_logits.append(table.gather(1, targets[:, None])[:, 0])
-        return chunked_log_probs(hidden, targets, lm_head, **settings)
+        return log_probs_of_head(pairs, targets, **settings)
 
-    monkeypatch.setattr("slime.backends.fsdp_utils.model.chunked_log_probs", with_reference)
+    monkeypatch.setattr("slime.backends.trainer.response_rows.log_probs_of_head", with_reference)
     args = trainer.trainer_args(
         tiny_random_model, train_dtype="bfloat16", micro_batch_size=1, use_dynamic_batch_size=False
     )
