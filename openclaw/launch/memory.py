@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from openclaw.launch.profiles import Profile
+from slime.arguments.dry_run import of_machine
 from slime.arguments.memory_budget import Budget, budget_of
 from slime.arguments.memory_budget.fixes import Fix, as_flags
 from slime.arguments.memory_budget.machine import gpu_memory
@@ -34,8 +35,10 @@ def as_variables(change: Fix) -> str:
     return f"{VARIABLES[name]}={1 if value is True else value}"
 
 
-def plan_budget(profile: Profile, args: Namespace, gpu_ids: Sequence[int] | None) -> Budget:
-    """Return the budget of derived arguments; empty where the roles have no placement, which other checks tell."""
+def plan_budget(profile: Profile, args: Namespace, gpu_ids: Sequence[int] | None, problems: Sequence[str]) -> Budget:
+    """Return the budget of derived arguments; empty where ``problems`` are not of this machine alone, or nothing has a place."""
+    if not all(of_machine(problem) for problem in problems):
+        return Budget(())
     memory = gpu_memory(args, f"profile {profile.name}", profile.gpu_memory_gb)
     names = tuple(dict.fromkeys(gpu_ids)) if gpu_ids else None
     try:

@@ -27,7 +27,6 @@ from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, reso
 from openclaw.live_losses import unfed_loss
 from slime.arguments.colocate import check_asynchronous
 from slime.arguments.critic import critic_gpus
-from slime.arguments.dry_run import of_machine
 from slime.arguments.machines import ADDRESS_VARIABLE, OWN_CLUSTER, named_cluster
 from slime.arguments.memory_budget import Budget
 from slime.arguments.parser import parser_for, read_arguments
@@ -374,8 +373,7 @@ def make_plan(
     if values["node_rank"]:
         command = node_command(args, values)
     sources = runtime_sources(environment, profile, votes)
-    whole = all(of_machine(problem) for problem in problems)
-    budget = plan_budget(profile, args, ids) if whole else Budget(())
+    budget = plan_budget(profile, args, ids, problems)
     problems += budget.problems
     return Plan(
         profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources, budget

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -135,7 +136,8 @@ def read_toolkit(environment: Mapping[str, str]) -> Toolkit:
     nvcc = path if os.access(path, os.X_OK) else None
     status, output = _output([nvcc, "--version"]) if nvcc else (None, "")
     release = re.search(r"release (\d+\.\d+)", output) if status == 0 else None
-    return Toolkit(nvcc, _pair(release.group(1)) if release else None, shutil.which(environment.get("CXX") or "c++"))
+    compiler = shlex.split(environment.get("CXX") or "c++")[0]  # CXX="ccache g++" is a command with words
+    return Toolkit(nvcc, _pair(release.group(1)) if release else None, shutil.which(compiler))
 
 
 def read_interpreter(command: str) -> Interpreter | None:

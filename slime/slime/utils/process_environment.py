@@ -83,13 +83,18 @@ def _given(args: Namespace, *attributes: str) -> str | None:
     return next((_flag(name) for name in attributes if getattr(args, name, None)), None)
 
 
+def _forced(args: Namespace) -> dict[str, str | None]:
+    """Return the SGLang flag that makes a variable 1 in the engine whatever was set; None without one."""
+    return {CUMEM: _given(args, _SYMMETRIC), NVLS: _given(args, _SYMMETRIC, _NVLS)}
+
+
 def shared_settings(args: Namespace, environment: Mapping[str, str]) -> list[Setting]:
     """Return the variables of the communicator between ranks and engines; none on a CPU."""
     if args.device != "cuda":
         return []
     both = "ranks and engines"
     found = []
-    forced = {CUMEM: _given(args, _SYMMETRIC), NVLS: _given(args, _SYMMETRIC, _NVLS)}
+    forced = _forced(args)
     wanted = {CUMEM: _given(args, _SHARDED), NVLS: None}
     for name in (CUMEM, NVLS):
         user = of_user(args, environment, name)
@@ -115,9 +120,8 @@ def _engines_span_machines(args: Namespace) -> bool:
 
 def check_shared(args: Namespace, environment: Mapping[str, str]) -> list[str]:
     """Return a line per variable whose value an engine would overwrite, so that the two sides could not agree."""
-    forced = {CUMEM: _given(args, _SYMMETRIC), NVLS: _given(args, _SYMMETRIC, _NVLS)}
     problems = []
-    for name, flag in forced.items() if args.device == "cuda" else ():
+    for name, flag in _forced(args).items() if args.device == "cuda" else ():
         user = of_user(args, environment, name)
         if flag and user and user[0] != "1":
             problems.append(f"{name}={user[0]}: {flag} needs 1, which SGLang sets; unset {name}, or remove {flag}")
