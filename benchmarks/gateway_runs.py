@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.load import TURNS, Result, Spec
 from benchmarks.machine import REPOSITORY
-from openclaw.runtime_process import free_port
+from openclaw.runtime.process import free_port
 from slime.utils.process import ChildProcess, spawn
 
 START_SECONDS = 90.0

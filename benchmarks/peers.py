@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from benchmarks.gateway_runs import Server
-from openclaw.runtime_process import free_port
+from openclaw.runtime.process import free_port
 
 
 def start_litellm(python: str, engine: Server, folder: Path) -> Server:

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from benchmarks.fault_parts.checks import write_json
 from benchmarks.machine import describe_machine
 from benchmarks.update_load import swap_under_load
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.ledger.store import Ledger

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.method import JudgePlan, SampleDecision
-from openclaw.samples import make_sample
+from openclaw.training.samples import make_sample
 from slime.utils.types import Sample
 
 DEFAULT_VOTES = 1

@@ -5,7 +5,7 @@ They serve evaluation on data sets; live conversations go through `openclaw_opd_
 
 from __future__ import annotations
 
-from openclaw.evaluation import generate, judge_reward
+from openclaw.training.evaluation import generate, judge_reward
 
 reward_func = judge_reward
 

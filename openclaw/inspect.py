@@ -17,7 +17,7 @@ from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
-from openclaw.text import next_state_text, response_text
+from openclaw.messages.text import next_state_text, response_text
 
 PREVIEW = 60
 

@@ -4,7 +4,7 @@ Guarantees: the runtime knows a method only through `Method`. A method is a pure
 keeps no state, asks no engine and touches no ledger, so that judging can be repeated after a crash.
 
 A method folder names its class in ``OPENCLAW_METHOD`` as ``module.attribute``; it is called with the runtime
-configuration (`openclaw.config.RuntimeConfig`) and returns a `Method`.
+configuration (`openclaw.config.runtime.RuntimeConfig`) and returns a `Method`.
 """
 
 from __future__ import annotations

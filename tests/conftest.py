@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from openclaw.config import VARIABLES
+from openclaw.config.runtime_variables import VARIABLES
 from tests.helpers.model_fixtures import tiny_random_model, tiny_random_tied_model
 
 __all__ = ["tiny_random_model", "tiny_random_tied_model"]

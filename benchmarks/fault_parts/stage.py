@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from benchmarks.machine import REPOSITORY
-from openclaw.runtime_process import RuntimeSupervisor
+from openclaw.runtime.process import RuntimeSupervisor
 from slime.utils.http_utils import find_available_port
 from slime.utils.process import ChildProcess, group_alive, spawn
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from openclaw.rollout import LedgerDataSource, collect
+from openclaw.training.rollout import LedgerDataSource, collect
 from slime.utils.process import watch_lifeline
 
 CHECKPOINT = "trainer.json"

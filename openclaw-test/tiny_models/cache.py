@@ -29,7 +29,7 @@ SOURCES = (
         )
     ),
     "openclaw/judge/prompts.py",
-    "openclaw/text.py",
+    "openclaw/messages/text.py",
 )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from openclaw.judge.prompts import append_hint, judge_messages
-from openclaw.text import response_text
+from openclaw.messages.text import response_text
 from tiny_models.feedback import approval, complaint, off_topic, tool_error, tool_result
 from tiny_models.hints import FORMAT_HINTS, MORE_PLAIN_HINTS, NEUTRAL_HINTS, PLAIN_HINTS, TOOL_HINTS
 from tiny_models.problems import Problem, Split, draw, draw_short

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from openclaw.config import RuntimeConfig
-from openclaw.engine_client import EngineClient
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.engine.client import EngineClient
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.detokenize import MARKERS, Vocabulary
 from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore

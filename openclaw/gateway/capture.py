@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from openclaw.engine_client import TokenChunk
+from openclaw.engine.client import TokenChunk
 from openclaw.gateway.detokenize import Detokenizer
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart, merged

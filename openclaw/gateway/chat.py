@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from openclaw.config import RuntimeConfig
-from openclaw.engine_client import EngineClient
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.engine.client import EngineClient
 from openclaw.exceptions import EngineError
 from openclaw.gateway.capture import Capture, Prompt, usage
 from openclaw.gateway.detokenize import Vocabulary

@@ -14,11 +14,11 @@ from typing import Any, Literal, Protocol
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from openclaw.feedback import as_next_state, stated_score
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackReceipt
+from openclaw.ledger.opinion import as_next_state, stated_score
 from openclaw.ledger.records import Feedback, Message
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError
 
 Limit = Literal["requests", "tokens", "concurrent"]

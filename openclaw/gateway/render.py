@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.segments import SegmentEncoder
 from openclaw.ledger.records import Message
-from openclaw.text import content_text
+from openclaw.messages.text import content_text
 
 TAIL_TOKENS = 16
 SHORT_CHARACTERS = 8192

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from openclaw.engine_client import GRAMMAR_PARAMETER
+from openclaw.engine.client import GRAMMAR_PARAMETER
 from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.capture import Capture, Step
 from openclaw.gateway.errors import ApiError, from_engine, from_ledger

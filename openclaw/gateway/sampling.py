@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw.config import RuntimeConfig
-from openclaw.engine_client import GRAMMAR_PARAMETER
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.engine.client import GRAMMAR_PARAMETER
 from openclaw.gateway.errors import unsupported
 from openclaw.gateway.schema import ChatRequest
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.auth import check_private
 

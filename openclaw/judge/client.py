@@ -20,7 +20,7 @@ from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.prompts import Variant, judge_messages
 from openclaw.judge.votes import read_vote
 from openclaw.ledger.records import JudgeKind, Message, Vote
-from openclaw.text import clip_middle, next_state_role, next_state_text, response_text
+from openclaw.messages.text import clip_middle, next_state_role, next_state_text, response_text
 
 MAX_JUDGED_CHARACTERS = 30_000
 PROBE: dict[str, Any] = {"input_ids": [0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from openclaw.config import RuntimeConfig
-from openclaw.hygiene import Limits
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
+from openclaw.judge.hygiene import Limits
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.outage import watch_outages
 from openclaw.judge.teacher import Render, TeacherScorer

@@ -2,7 +2,7 @@
 
 Guarantees: the ledger is the only queue, so a restart continues where the last process stopped. A failure of the
 machinery (engine gone, time-out, a bug here) is never a score: the turn stays pending, is tried again after a growing
-pause or when the engine is back (`openclaw.judge.outage`), and the failure is counted. What a person states outranks the judge (`openclaw.feedback`). At most ``concurrency`` turns are under way. A finished session that cannot be
+pause or when the engine is back (`openclaw.judge.outage`), and the failure is counted. What a person states outranks the judge (`openclaw.ledger.opinion`). At most ``concurrency`` turns are under way. A finished session that cannot be
 closed holds up no other. The worker owns no state but the set of turns that it is judging and the sessions to retry.
 """
 
@@ -14,10 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from openclaw.feedback import judged_messages, opinion
-from openclaw.hygiene import Limits, defect
 from openclaw.judge.client import JudgeClient, Question, together
 from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError, TeacherMismatchError
+from openclaw.judge.hygiene import Limits, defect
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.votes import agreement, longest_hint, majority
@@ -27,6 +26,7 @@ from openclaw.ledger.exceptions import (
     TransitionError,
     UnknownRecordError,
 )
+from openclaw.ledger.opinion import judged_messages, opinion
 from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision

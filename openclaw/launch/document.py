@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from openclaw.config import VARIABLES, Variable
+from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.variable import Variable
 from openclaw.launch.plan import REPOSITORY
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openclaw.config import Value
+from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
 
 PPO = ("--eps-clip-high", "0.28")

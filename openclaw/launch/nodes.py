@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-from openclaw.config import Value
+from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
 
 DEFAULT_PORT = 6379

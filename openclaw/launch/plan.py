@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from openclaw.config import VARIABLES, RuntimeConfig, Value
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
 from openclaw.launch.guide_files import read_guide_file
 from openclaw.launch.memory import plan_budget
@@ -24,7 +26,7 @@ from openclaw.launch.methods import METHODS, MethodLines, find_method
 from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
-from openclaw.live_losses import unfed_loss
+from openclaw.training.live_losses import unfed_loss
 from slime.arguments.colocate import check_asynchronous
 from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import ADDRESS_VARIABLE, OWN_CLUSTER, named_cluster
@@ -210,7 +212,7 @@ def _sections(
         ],
         "ROLLOUT_ARGS": [
             *(["--rollout-function-path", method.rollout_function] if method.rollout_function else []),
-            *("--data-source-path", "openclaw.rollout.LedgerDataSource", "--disable-rollout-global-dataset"),
+            *("--data-source-path", "openclaw.training.rollout.LedgerDataSource", "--disable-rollout-global-dataset"),
             *("--num-rollout", v["num_rollout"], "--rollout-batch-size", v["batch_size"]),
             *("--n-samples-per-prompt", 1, "--num-steps-per-rollout", 1, "--reward-key", "score"),
             *("--rollout-max-response-len", v["max_response_length"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from openclaw.config import Value
+from openclaw.config.variable import Value
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from openclaw.config import VARIABLES
+from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.plan import Plan
 from slime.exceptions import ConfigurationError
 from slime.ray.placement import describe_placement

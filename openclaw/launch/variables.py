@@ -1,6 +1,6 @@
 """The launcher's environment variables, declared once.
 
-Guarantees: every variable that a launch script honours beside the runtime's own (`openclaw.config.VARIABLES`) stands here
+Guarantees: every variable that a launch script honours beside the runtime's own (`openclaw.config.runtime_variables.VARIABLES`) stands here
 with its type, default and meaning. Defaults that differ between machines come from the profile.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from openclaw.config import Value, Variable
+from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
 
 LAUNCH_VARIABLES: tuple[Variable, ...] = (

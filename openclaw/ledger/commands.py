@@ -13,14 +13,14 @@ from contextlib import closing, contextmanager
 from rich.console import Console
 from rich.progress import Progress
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.importing import import_conversations
+from openclaw.ledger.redact import Redactor
 from openclaw.ledger.salvage import TABLES, salvage
 from openclaw.ledger.store import Ledger
-from openclaw.redact import Redactor
 
 
 @contextmanager

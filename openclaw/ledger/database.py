@@ -31,7 +31,7 @@ PART = ("SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part"))
 
 
 class Redaction(Protocol):
-    """Replaces what must not be stored; `openclaw.redact.Redactor` is one."""
+    """Replaces what must not be stored; `openclaw.ledger.redact.Redactor` is one."""
 
     def turn(self, turn: Turn) -> Turn: ...
     def messages(self, messages: Sequence[Message]) -> list[Message]: ...

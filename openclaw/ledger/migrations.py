@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from openclaw.fingerprint import conversation_digest
+from openclaw.messages.fingerprint import conversation_digest
 
 _VERSION_1 = """
 CREATE TABLE sessions (
@@ -82,7 +82,7 @@ CREATE UNIQUE INDEX steps_by_rollout ON steps(rollout_id) WHERE undone_at IS NUL
 """
 
 _VERSION_2 = """
-ALTER TABLE turns ADD COLUMN conversation BLOB;  -- digest of the messages and the reply, see openclaw.fingerprint
+ALTER TABLE turns ADD COLUMN conversation BLOB;  -- digest of the messages and the reply, see openclaw.messages.fingerprint
 ALTER TABLE turns ADD COLUMN signal TEXT         -- how the next state came; NULL is next_state
     CHECK (signal IN ('next_state', 'regenerated', 'feedback'));
 CREATE INDEX turns_by_conversation ON turns(conversation, number) WHERE conversation IS NOT NULL;

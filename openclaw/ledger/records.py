@@ -54,7 +54,7 @@ class Turn:
         next_state: the messages that followed it, or None.
         next_state_at: when they arrived, seconds since the epoch.
         signal: how the next state came; None is ``next_state``.
-        conversation: digest of ``messages`` and the reply (`openclaw.fingerprint`), or None.
+        conversation: digest of ``messages`` and the reply (`openclaw.messages.fingerprint`), or None.
     """
 
     id: str

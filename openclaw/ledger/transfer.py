@@ -11,10 +11,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from openclaw.feedback import as_next_state
 from openclaw.ledger.codec import decode_feedback, decode_turn
 from openclaw.ledger.database import BUSY_TIMEOUT_SECONDS
 from openclaw.ledger.feedback import FeedbackQueries
+from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.records import Feedback, Turn, VersionSpan
 from openclaw.ledger.turns import FEEDBACK_OF_TURN
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import OpenClawError
 from openclaw.server.options import ServerOptions, build_parser, read_options
 from openclaw.server.run import serve

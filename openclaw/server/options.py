@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.launch.variables import parse_gpus
-from openclaw.runtime_start import LEDGER_NAME, own_import_paths
+from openclaw.runtime.start import LEDGER_NAME, own_import_paths
 from slime.arguments.derive import visible_gpus
 
 DEFAULT_FOLDER = "rl_buffer"

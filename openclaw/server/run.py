@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.store import Ledger
-from openclaw.runtime_process import RuntimeSupervisor
-from openclaw.runtime_start import LEDGER_NAME, RUNTIME_LOG_NAME, supervise
+from openclaw.runtime.process import RuntimeSupervisor
+from openclaw.runtime.start import LEDGER_NAME, RUNTIME_LOG_NAME, supervise
 from openclaw.server.options import ServerOptions
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec

@@ -20,7 +20,7 @@ from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import parse_gpus
 from openclaw.ledger.store import Ledger
-from openclaw.runtime_start import LEDGER_NAME, own_import_paths
+from openclaw.runtime.start import LEDGER_NAME, own_import_paths
 from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
 
 METHODS = {"combine": "combine", "opd": "opd", "rl": "rl", "binary": "rl"}

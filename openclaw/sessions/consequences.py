@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-from openclaw.fingerprint import messages_digest
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message
+from openclaw.messages.fingerprint import messages_digest
 from openclaw.sessions.relation import Due, Relation
 from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import Session, Table

@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from openclaw.fingerprint import History
 from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
+from openclaw.messages.fingerprint import History
 from openclaw.sessions.nodes import node_of_record
 from openclaw.sessions.relation import unrecognised
 from openclaw.sessions.store import TurnStore

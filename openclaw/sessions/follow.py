@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from openclaw.classify import side_kind
-from openclaw.fingerprint import History, read_history
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
+from openclaw.messages.classify import side_kind
+from openclaw.messages.fingerprint import History, read_history
 from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
 from openclaw.sessions.find import SessionFinder
 from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity

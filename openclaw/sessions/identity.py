@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from openclaw.classify import runtime_session
 from openclaw.ledger.records import Message
+from openclaw.messages.classify import runtime_session
 
 MAX_SESSION_ID = 256
 SESSION_DIGITS = 12

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from openclaw.fingerprint import History, join, messages_digest, reply_digest, system_digest, trace_digest
 from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.records import Turn, TurnKind
+from openclaw.messages.fingerprint import History, join, messages_digest, reply_digest, system_digest, trace_digest
 
 NodeState = Literal["waiting", "followed", "excluded"]
 OPEN_STATES = ("waiting", "ended")
@@ -28,7 +28,7 @@ class Node:
         conversation: digest of the conversation up to and with the reply.
         reply: digest of the reply.
         system: digest of the system messages.
-        trace: see `openclaw.fingerprint.trace_digest`; empty for a turn read back from the ledger.
+        trace: see `openclaw.messages.fingerprint.trace_digest`; empty for a turn read back from the ledger.
         regenerated: whether the user asked for another reply to the same messages.
         delivered: whether the client got the whole reply, as far as is known.
         next_state: digest of what followed, empty when nothing the user said did.

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from openclaw.classify import answers_own_text, next_state_after
-from openclaw.fingerprint import CarriedReply, History, messages_digest
 from openclaw.ledger.records import Message
+from openclaw.messages.classify import answers_own_text, next_state_after
+from openclaw.messages.fingerprint import CarriedReply, History, messages_digest
 from openclaw.sessions.nodes import Node
 
 RelationKind = Literal["new", "next_state", "regeneration", "retry", "branch"]

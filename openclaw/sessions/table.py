@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from openclaw.fingerprint import History
+from openclaw.messages.fingerprint import History
 from openclaw.sessions.nodes import Node, NodeState
 
 NODES_PER_SESSION = 16

@@ -6,7 +6,7 @@ from typing import Any
 
 from openclaw.ledger.records import Turn, Verdict, VersionSpan
 from openclaw.ledger.store import Ledger
-from openclaw.samples import make_sample
+from openclaw.training.samples import make_sample
 
 USER_NEXT = [{"role": "user", "content": "No bold please, write it again."}]
 

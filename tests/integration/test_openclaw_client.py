@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from openclaw.classify import side_kind, spoken, user_words
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from openclaw.messages.classify import side_kind, spoken, user_words
+from openclaw.messages.text import content_text
 from openclaw.sessions import stated_identity
-from openclaw.text import content_text
 from tests.helpers.live_run import LiveRun, wait_until
 from tests.helpers.node import node_packages
 from tests.helpers.openclaw_client import OpenClaw, configuration, provider

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from openclaw.config import VARIABLES
+from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.document import FILE, document
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from slime.arguments.machines import ADDRESS_VARIABLE

@@ -67,7 +67,7 @@ def test_core_imports_no_room_above_it(repository: Path) -> None:
 
 
 def test_request_path_imports_no_torch(repository: Path) -> None:
-    for path in tracked(repository, "openclaw/gateway/*.py", "openclaw/sessions/*.py", "openclaw/engine_client.py"):
+    for path in tracked(repository, "openclaw/gateway/*.py", "openclaw/sessions/*.py", "openclaw/engine/client.py"):
         for node in ast.walk(parsed(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.parsers.plain_calls import PlainToolCalls
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.parsers.reply import ToolParser

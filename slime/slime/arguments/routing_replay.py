@@ -10,7 +10,7 @@ from argparse import Namespace
 from slime.arguments.model_shape import number_of_experts, text_config
 
 # Data sources whose samples never have experts.
-_WITHOUT_EXPERTS = ("openclaw.rollout.LedgerDataSource",)
+_WITHOUT_EXPERTS = ("openclaw.training.rollout.LedgerDataSource",)
 # SGLang's record of a token is found by the token's place in the GPU's cache, and is that of the layers of one stage.
 _CACHES_ELSEWHERE = ("sglang_enable_hierarchical_cache", "sglang_enable_lmcache")
 _STAGES = ("sglang_pp_size", "sglang_pipeline_parallel_size")

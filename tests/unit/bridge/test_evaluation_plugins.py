@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openclaw import evaluation
+from openclaw.training import evaluation
 from slime.utils.types import Sample
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.tiny_random import build_tokenizer

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from openclaw import rollout, runtime_start
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.ledger import patience
-from openclaw.rollout import LedgerDataSource, generate_rollout, staleness
-from openclaw.runtime_process import RuntimeFailedError, RuntimeSupervisor, free_port
-from openclaw.runtime_start import ledger_path, reachable_host, runtime_environment
+from openclaw.runtime import start as runtime_start
+from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
+from openclaw.runtime.start import ledger_path, reachable_host, runtime_environment
+from openclaw.training import rollout
+from openclaw.training.rollout import LedgerDataSource, generate_rollout, staleness
 from slime.utils.types import Sample
 from tests.helpers.ledger_records import judged_sample
 from tests.helpers.rollout_args import rollout_args
@@ -288,7 +289,7 @@ def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(ar
     assert (config.temperature, config.max_tokens, config.context_length) == (0.6, 512, 4096)
     assert config.prm_max_new_tokens == 256
     assert config.ledger is not None
-    assert str(Path(rollout.__file__).parent.parent) in environment["PYTHONPATH"].split(os.pathsep)
+    assert str(Path(rollout.__file__).parents[2]) in environment["PYTHONPATH"].split(os.pathsep)
     assert sys.prefix not in environment["PYTHONPATH"]
 
 

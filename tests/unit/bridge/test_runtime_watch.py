@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.runtime_process import RuntimeFailedError, RuntimeSupervisor, answers
+from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, answers
 
 
 def refuse(*_: Any) -> Any:

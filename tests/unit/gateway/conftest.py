@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
 from openclaw.gateway.chat import ChatService

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-import openclaw.engine_connection as engine_connection
-from openclaw.engine_connection import Connections
+import openclaw.engine.connection as engine_connection
+from openclaw.engine.connection import Connections
 from openclaw.exceptions import EngineBrokeOffError
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

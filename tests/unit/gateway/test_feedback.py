@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw.feedback import Opinion, as_next_state, opinion
 from openclaw.ledger.exceptions import LedgerUnavailableError
+from openclaw.ledger.opinion import Opinion, as_next_state, opinion
 from openclaw.ledger.records import Feedback, Verdict
 from tests.unit.gateway.conftest import Stack
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from openclaw.gateway import app
-from openclaw.redact import Redactor
+from openclaw.ledger.redact import Redactor
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER = [{"role": "user", "content": "Hello?"}]

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from openclaw.engine_client import EngineClient, TokenChunk
+from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream

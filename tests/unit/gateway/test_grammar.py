@@ -9,7 +9,7 @@ import openai
 import pytest
 import xgrammar
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.grammar import reply_grammar
 from openclaw.gateway.parsers.deltas import MessageBuilder

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw.config import VARIABLES, RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime_variables import VARIABLES
 from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart
 from openclaw.gateway.parsers.formats import (
     JSON_IN_TAGS,

@@ -7,9 +7,10 @@ import os
 
 import pytest
 
-from openclaw import runtime
-from openclaw.config import VARIABLES, RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime_variables import VARIABLES
 from openclaw.exceptions import ConfigError
+from openclaw.runtime import serve as runtime
 
 
 def test_table_and_fields_agree() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.classify import is_internal, next_state_after, side_kind
+from openclaw.messages.classify import is_internal, next_state_after, side_kind
 from openclaw.sessions import is_retry, stated_identity
 from tests.helpers.conversations import SYSTEM, World, assistant, talk_past_memory, tool, user
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.tls import check_certificate, load_certificate, own_certificate_context
 

@@ -11,7 +11,7 @@ from openclaw_combine_method import Combine
 from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
-from openclaw.feedback import as_next_state
+from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.records import Feedback, JudgedTurn
 from openclaw.ledger.store import Ledger
 from tests.helpers.fake_engine import FakeEngine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openclaw.judge.votes import after_thinking, agreement, longest_hint, majority, read_vote
 from openclaw.ledger.records import Vote
-from openclaw.text import clip_middle, content_text, next_state_role, next_state_text, response_text
+from openclaw.messages.text import clip_middle, content_text, next_state_role, next_state_text, response_text
 
 values = st.lists(st.sampled_from([-1, 0, 1, None]), max_size=9)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.judge import wiring
 from openclaw.judge.outage import watch_outages

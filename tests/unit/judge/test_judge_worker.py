@@ -15,9 +15,9 @@ from openclaw_combine_method import Combine
 from openclaw_rl_method import BinaryRL
 from prometheus_client import CollectorRegistry
 
-from openclaw.hygiene import Limits
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.hygiene import Limits
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings

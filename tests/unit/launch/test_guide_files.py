@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from openclaw.config.runtime_variables import VARIABLES
 from openclaw.exceptions import ConfigError
 from openclaw.launch.guide_files import KEYS, read_guide_file
 from openclaw.launch.plan import Plan, make_plan
 from openclaw.launch.profiles import GPU8
 from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS
-from openclaw.runtime_variables import VARIABLES
 from slime.arguments import build_parser
 from tests.helpers.checkpoints import config_only
 

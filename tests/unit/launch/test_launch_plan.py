@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.config import VARIABLES
+from openclaw.config.runtime_variables import VARIABLES
 from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main
 from openclaw.launch.plan import Plan, make_plan

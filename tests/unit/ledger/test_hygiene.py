@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.hygiene import Limits, defect
+from openclaw.judge.hygiene import Limits, defect
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 LIMITS = Limits(temperature=0.6, min_response_tokens=3, max_tokens=7)

@@ -16,7 +16,7 @@ from openclaw.ledger.exceptions import LedgerUnavailableError, TransitionError, 
 from openclaw.ledger.forget import Forgotten
 from openclaw.ledger.records import Feedback, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
-from openclaw.samples import make_sample
+from openclaw.training.samples import make_sample
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 MARKER = "qx7marker"

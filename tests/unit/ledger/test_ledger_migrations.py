@@ -11,11 +11,11 @@ from unittest import mock
 
 import pytest
 
-from openclaw.fingerprint import conversation_digest
 from openclaw.ledger import schema
 from openclaw.ledger.exceptions import TransitionError
 from openclaw.ledger.migrations import MIGRATIONS, VERSION, Migration
 from openclaw.ledger.store import Ledger
+from openclaw.messages.fingerprint import conversation_digest
 from tests.helpers.ledger_records import USER_NEXT, judged_sample
 
 

@@ -15,7 +15,7 @@ from openclaw.ledger.migrations import VERSION
 from openclaw.ledger.records import SampleState, TurnState, Verdict, VersionSpan, Vote
 from openclaw.ledger.states import VALID_SAMPLE_TRANSITIONS, VALID_TURN_TRANSITIONS
 from openclaw.ledger.store import Ledger
-from openclaw.samples import make_sample
+from openclaw.training.samples import make_sample
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from openclaw_opd_method import OnPolicyDistillation
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import TopK, Verdict
 from openclaw.ledger.store import Ledger
-from openclaw.samples import make_sample
+from openclaw.training.samples import make_sample
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.train_data import convert, split_by_dp
 from tests.helpers.ledger_records import USER_NEXT, make_turn

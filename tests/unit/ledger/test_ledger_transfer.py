@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from openclaw.feedback import as_next_state
+from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.records import Feedback
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn

@@ -11,7 +11,7 @@ from openclaw.inspect import main
 from openclaw.ledger.conversations import conversations
 from openclaw.ledger.records import Verdict, Vote
 from openclaw.ledger.store import Ledger
-from openclaw.samples import make_sample
+from openclaw.training.samples import make_sample
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 
 

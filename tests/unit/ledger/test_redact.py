@@ -11,8 +11,8 @@ import pytest
 
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import Feedback
+from openclaw.ledger.redact import Redactor, looks_random
 from openclaw.ledger.store import Ledger
-from openclaw.redact import Redactor, looks_random
 from tests.helpers.ledger_records import make_turn
 
 GITHUB = "ghp_" + "a1B2" * 9

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from openclaw.redact import BEFORE_SECRET, CONTEXT, PLACEHOLDERS, WORD, SecretFinder, looks_random
+from openclaw.ledger.redact import BEFORE_SECRET, CONTEXT, PLACEHOLDERS, WORD, SecretFinder, looks_random
 
 FINDER = SecretFinder()
 PATTERNS = [(kind, pattern) for kind, patterns in FINDER._patterns.items() for pattern in patterns]

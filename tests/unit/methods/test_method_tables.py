@@ -11,7 +11,7 @@ from openclaw_combine_method import Combine
 from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import JudgedTurn, Verdict
 from openclaw.method import JudgePlan, Method, SampleDecision, load_method
 from tests.helpers.ledger_records import USER_NEXT, make_turn

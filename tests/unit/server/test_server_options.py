@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.store import Ledger
 from openclaw.server import options

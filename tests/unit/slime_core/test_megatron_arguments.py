@@ -46,7 +46,7 @@ REFUSED = {
     "--spec module": "--spec takes two words",
     "--spec m n --custom-model-provider-path m.f": "--spec has no effect with --custom-model-provider-path",
 }
-LIVE = "--data-source-path openclaw.rollout.LedgerDataSource"
+LIVE = "--data-source-path openclaw.training.rollout.LedgerDataSource"
 
 OF_EXPERTS = {
     "--tensor-model-parallel-size 2": "of a model with experts needs --sequence-parallel",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openclaw.ledger.records import TopK, Turn
-from openclaw.text import response_text
+from openclaw.messages.text import response_text
 from slime.utils.types import Sample
 
 

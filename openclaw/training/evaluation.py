@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question, together
 from openclaw.judge.votes import majority
 from slime.rollout import sglang_rollout

@@ -1,11 +1,11 @@
 """The environment variables of the runtime process: name, type, default and meaning of each.
 
-The one place where they are declared; `openclaw.config.RuntimeConfig` has a field for each and is what the code reads.
+The one place where they are declared; `openclaw.config.runtime.RuntimeConfig` has a field for each and is what the code reads.
 """
 
 from __future__ import annotations
 
-from openclaw.variable import Variable
+from openclaw.config.variable import Variable
 
 VARIABLES: tuple[Variable, ...] = (
     Variable(

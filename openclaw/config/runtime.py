@@ -1,6 +1,6 @@
 """The runtime's configuration, read from the environment once.
 
-Guarantees: every variable that the runtime process reads stands in `VARIABLES` (`openclaw.runtime_variables`) and is
+Guarantees: every variable that the runtime process reads stands in `VARIABLES` (`openclaw.config.runtime_variables`) and is
 checked before anything starts; an impossible value is a `ConfigError` that names the variable and what to type. The
 result is immutable. A secret never appears in `describe`. Imports nothing beyond the standard library.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
-from openclaw.runtime_variables import VARIABLES
-from openclaw.variable import Value, Variable
 
 __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback"]
 

@@ -4,7 +4,7 @@ Guarantees: a turn that passes has finite log-probabilities, one per id, sampled
 and a length the trainer can hold. Nothing is repaired: a turn with a defect is left out.
 
 Reasons: ``side``, ``aborted``, ``no_next_state``, ``temperature``, ``length_mismatch``, ``empty``, ``too_short``,
-``too_long``, ``non_finite_logprob``, ``no_weight_version`` here; ``stale`` at the rollout (`openclaw.rollout`).
+``too_long``, ``non_finite_logprob``, ``no_weight_version`` here; ``stale`` at the rollout (`openclaw.training.rollout`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from openclaw.engine_connection import Answer, Connections
+from openclaw.engine.connection import Answer, Connections
 from openclaw.exceptions import (
     EngineAwayError,
     EngineBrokeOffError,

@@ -24,8 +24,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from openclaw.collector import collect_when_quiet, settle
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
@@ -33,8 +32,9 @@ from openclaw.gateway.render import Renderer
 from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
-from openclaw.redact import build_redactor
+from openclaw.runtime.collector import collect_when_quiet, settle
 from slime.utils.process import watch_lifeline
 from slime.utils.processing_utils import load_tokenizer
 
@@ -174,7 +174,3 @@ def main() -> int:
         print(f"openclaw.runtime: {error}", file=sys.stderr)
         return CONFIG_EXIT
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from openclaw.ledger.patience import until_available
 from openclaw.ledger.store import Ledger
-from openclaw.live_losses import unfed_loss
-from openclaw.runtime_process import RuntimeSupervisor
-from openclaw.runtime_start import check_runtime, ledger_path, start_runtime, stop_runtime
+from openclaw.runtime.process import RuntimeSupervisor
+from openclaw.runtime.start import check_runtime, ledger_path, start_runtime, stop_runtime
+from openclaw.training.live_losses import unfed_loss
 from slime.arguments.colocate import check_asynchronous
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
@@ -36,7 +36,7 @@ STALE = "stale"
 
 
 class LedgerDataSource(DataSource):
-    """``--data-source-path openclaw.rollout.LedgerDataSource``: ties the ledger to checkpoints and live weights."""
+    """``--data-source-path openclaw.training.rollout.LedgerDataSource``: ties the ledger to checkpoints and live weights."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
@@ -126,7 +126,9 @@ def check_arguments(args: Any, data_source: Any, method_path: str) -> None:
     if problems := check_asynchronous(args, "a method on live conversations"):
         raise ValueError(problems[0])
     if not isinstance(data_source, LedgerDataSource):
-        raise ValueError("live training reads the ledger; add --data-source-path openclaw.rollout.LedgerDataSource")
+        raise ValueError(
+            "live training reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource"
+        )
     if args.n_samples_per_prompt != 1:
         raise ValueError(f"a turn is one sample; replace --n-samples-per-prompt {args.n_samples_per_prompt} by 1")
     if args.global_batch_size and args.rollout_batch_size % args.global_batch_size:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from openclaw.text import content_text
+from openclaw.messages.text import content_text
 
 Message = dict[str, Any]
 SideKind = Literal["heartbeat", "cron", "memory_flush", "compaction", "subagent", "internal"]

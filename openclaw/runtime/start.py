@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
-from openclaw.runtime_process import RuntimeSupervisor, answers, free_port
+from openclaw.runtime.process import RuntimeSupervisor, answers, free_port
 from slime.utils.process import spawn
 
 logger = logging.getLogger(__name__)

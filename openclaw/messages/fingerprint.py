@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from openclaw.classify import is_internal, message_side_kind, user_words
-from openclaw.text import content_text
+from openclaw.messages.classify import is_internal, message_side_kind, user_words
+from openclaw.messages.text import content_text
 
 Message = dict[str, Any]
 DIGEST_BYTES = 16
