@@ -2,17 +2,14 @@
 
 Guarantees: a turn is in the ledger before the client is told that the reply is over; a client that goes away ends the
 generation at the engine, and what was generated is recorded as an aborted turn. A reply that cannot be recorded is not
-finished but ends in an error. `ChatService` owns the background tasks that finish what a client has left, and ``under_way``, the
-count of replies that have begun and not ended.
+finished but ends in an error. `openclaw.gateway.reply` carries each reply from its first token to the ledger.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -29,14 +26,12 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer, RenderError
-from openclaw.gateway.reply import Reply
+from openclaw.gateway.reply import Replies, Reply
 from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
 from openclaw.sessions import MAX_SESSION_ID, Sessions
-
-logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 
@@ -65,12 +60,10 @@ class ChatService:
         self.rollouts = rollouts
         self.metrics = metrics
         self.clock = clock
-        self.under_way = 0
-        metrics.in_flight.set_function(lambda: self.under_way)
+        self.replies = Replies(engine, sessions, metrics, clock)
         self._renderer = renderer
         self._vocabulary = vocabulary
         self._format = reply_format
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
         """Return the reply to a request, its first tokens generated.
@@ -85,7 +78,7 @@ class ChatService:
         """
         stated_kind, done = read_headers(headers, request)
         prompt = await self._prompt(request, raw)
-        reply = Reply(self, [self._capture(prompt, index) for index in range(request.choices)])
+        reply = Reply(self.replies, [self._capture(prompt, index) for index in range(request.choices)])
         await reply.start(
             self.sessions.begin(
                 headers, prompt.messages, body_session_id=request.session_id, stated_kind=stated_kind, done=done
@@ -148,17 +141,9 @@ class ChatService:
         prompt = reply.capture.prompt
         return head(prompt.id, self.config.model_name, prompt.created_at, reply.capture.weight_version)
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run work that must be carried through whatever the client does."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def close(self) -> None:
         """Carry the work of clients that left through, then let go of the engine and the ledger's thread."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        await self.replies.drain(CLOSE_SECONDS)
         await self.engine.close()
         await self.sessions.close()
         self._renderer.close()

@@ -2,32 +2,58 @@
 
 Guarantees: generation begins at once, while the session is found and the next state that the request carries is
 committed; no token is handed out before that commit, and one that fails ends the generation. Leaving a reply early stops
-the engine and records what there is. `Reply` owns its reading of the engine.
+the engine and records what there is. `Reply` owns its reading of the engine; `Replies` owns the count of those under way
+and the background tasks that finish what a client has left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from openclaw.engine.client import GRAMMAR_PARAMETER
+from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient
 from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.capture import Capture, Step
 from openclaw.gateway.errors import ApiError, from_engine, from_ledger
 from openclaw.gateway.interleave import interleave
+from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.routing import routing_key
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
-from openclaw.sessions import TurnContext
-
-if TYPE_CHECKING:
-    from openclaw.gateway.chat import ChatService
+from openclaw.sessions import Sessions, TurnContext
 
 logger = logging.getLogger(__name__)
+
+
+class Replies:
+    """What every reply needs; ``under_way`` counts the replies that have begun and not ended."""
+
+    def __init__(
+        self, engine: EngineClient, sessions: Sessions, metrics: GatewayMetrics, clock: Callable[[], float]
+    ) -> None:
+        self.engine = engine
+        self.sessions = sessions
+        self.metrics = metrics
+        self.clock = clock
+        self.under_way = 0
+        metrics.in_flight.set_function(lambda: self.under_way)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run work to its end, whatever the client does."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def drain(self, timeout: float) -> None:
+        """Wait for the work of clients that left, at most ``timeout`` seconds."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
 
 
 class Reply:
@@ -39,15 +65,15 @@ class Reply:
 
     context: TurnContext
 
-    def __init__(self, service: ChatService, captures: list[Capture]) -> None:
+    def __init__(self, replies: Replies, captures: list[Capture]) -> None:
         self.captures = captures
         self.error: ApiError | None = None
         self.recorded = False
-        self._service = service
+        self._replies = replies
         self._first: Step | None = None
         self._committing = False
         self._steps = interleave([self._read(capture) for capture in captures])
-        service.under_way += 1
+        replies.under_way += 1
 
     @property
     def capture(self) -> Capture:
@@ -64,7 +90,7 @@ class Reply:
             ApiError: when there will be no reply; after an engine's error the session is as if the request had not come.
         """
         first = asyncio.ensure_future(anext(self._steps))
-        context = self._service.spawn(beginning)
+        context = self._replies.spawn(beginning)
         try:
             await asyncio.wait({first, context}, return_when=asyncio.FIRST_EXCEPTION)
             for ready in (context, first):
@@ -73,14 +99,14 @@ class Reply:
             self.context, self._first = context.result(), first.result()
         except (EngineError, LedgerError) as error:
             self._committing = True
-            await asyncio.shield(self._service.spawn(self._end_start(first, context, aborted=False)))
+            await asyncio.shield(self._replies.spawn(self._end_start(first, context, aborted=False)))
             raise self._refusal(error) from error
         except BaseException:
             self._committing = True
-            self._service.spawn(self._end_start(first, context, aborted=True))
+            self._replies.spawn(self._end_start(first, context, aborted=True))
             raise
-        metrics, prompt = self._service.metrics, self.capture.prompt
-        metrics.first_token.observe(self._service.clock() - prompt.created_at)
+        metrics, prompt = self._replies.metrics, self.capture.prompt
+        metrics.first_token.observe(self._replies.clock() - prompt.created_at)
         metrics.prompt_tokens.inc(len(prompt.ids))
 
     async def _end_start(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext], *, aborted: bool) -> None:
@@ -92,15 +118,15 @@ class Reply:
             self.context = found
             await self._commit(aborted=True)
             return
-        self._service.under_way -= 1
+        self._replies.under_way -= 1
         if isinstance(found, TurnContext):
-            self._service.sessions.abandon(found)
+            self._replies.sessions.abandon(found)
 
     def _refusal(self, error: EngineError | LedgerError) -> ApiError:
         """Return what the client is told; the engine refuses a schema that it has no grammar for."""
         prompt = self.capture.prompt
         if isinstance(error, LedgerError):
-            self._service.metrics.ledger_failures.inc()
+            self._replies.metrics.ledger_failures.inc()
             logger.error("request %s is refused: %s", prompt.id, error)
             return from_ledger(error)
         answer = from_engine(error)
@@ -116,7 +142,7 @@ class Reply:
             async for step in self._steps:
                 yield step
             self._committing = True
-            await asyncio.shield(self._service.spawn(self._commit()))
+            await asyncio.shield(self._replies.spawn(self._commit()))
         except BaseException:
             self.give_up()
             raise
@@ -128,7 +154,7 @@ class Reply:
         name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
         top = prompt.request.top_logprobs or 0
         key = routing_key(prompt.messages)
-        async with aclosing(self._service.engine.generate(name, prompt.ids, prompt.sampling, top, key)) as chunks:
+        async with aclosing(self._replies.engine.generate(name, prompt.ids, prompt.sampling, top, key)) as chunks:
             async for chunk in chunks:
                 yield capture.add(chunk)
                 if capture.finish_reason is not None:
@@ -137,31 +163,31 @@ class Reply:
     async def _commit(self, *, aborted: bool = False) -> None:
         """Record the turns, once; the first choice last, so that it is the one a client most likely goes on with."""
         self._committing = True
-        service, finished_at = self._service, self._service.clock()
+        replies, finished_at = self._replies, self._replies.clock()
         turns = [capture.turn(self.context, finished_at) for capture in self.captures]
         if aborted:
             turns = [replace(turn, finish_reason="abort") for turn in turns]
         try:
             await self._record(turns)
         except Exception as error:
-            service.metrics.ledger_failures.inc()
+            replies.metrics.ledger_failures.inc()
             logger.exception("turn %s could not be recorded", turns[0].id)
             if isinstance(error, LedgerError):
                 raise from_ledger(error) from error
             raise ApiError(500, "the reply could not be recorded", code="internal_error") from error
         finally:
-            service.under_way -= 1
-            service.metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
-            service.metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in self.captures))
+            replies.under_way -= 1
+            replies.metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
+            replies.metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in self.captures))
         self.recorded = not aborted
         for turn in turns:
-            service.metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
-            service.metrics.request_seconds.observe(turn.finished_at - turn.created_at)
+            replies.metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
+            replies.metrics.request_seconds.observe(turn.finished_at - turn.created_at)
             if len({span.version for span in turn.weight_versions}) > 1:
-                service.metrics.mixed_versions.inc()
+                replies.metrics.mixed_versions.inc()
 
     async def _record(self, turns: list[Turn]) -> None:
-        sessions = self._service.sessions
+        sessions = self._replies.sessions
         try:
             for turn in turns[:0:-1]:
                 await sessions.record(self.context, turn)
@@ -175,7 +201,7 @@ class Reply:
         if self._committing:
             return
         self._committing = True
-        self._service.spawn(self._leave())
+        self._replies.spawn(self._leave())
 
     async def _leave(self) -> None:
         await self._steps.aclose()

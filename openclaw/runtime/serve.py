@@ -116,7 +116,7 @@ async def serve(config: RuntimeConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reloader.now)
         settle()
         sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-        garbage = asyncio.create_task(collect_when_quiet(lambda: service.under_way > 0))
+        garbage = asyncio.create_task(collect_when_quiet(lambda: service.replies.under_way > 0))
         try:
             await _run(server, judge)
         finally:

@@ -136,7 +136,7 @@ async def test_a_client_that_leaves_aborts_the_generation(stack: Stack, stream: 
     task = asyncio.create_task(leave_after_two_tokens())
     gate = stack.engine.token_gate
     await stack.engine.wait_for(lambda: bool(stack.engine.running))
-    await until(lambda: gate.locked() and stack.service.under_way == 1)
+    await until(lambda: gate.locked() and stack.service.replies.under_way == 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await stack.engine.wait_for(lambda: bool(stack.engine.aborted) and not stack.engine.running)
