@@ -1,4 +1,7 @@
-"""Errors of the runtime that a person can act on; those with an HTTP status are in `openclaw.gateway.errors`."""
+"""Errors of the runtime that a person can act on, by whose fault they are.
+
+Those with an HTTP status are in `openclaw.gateway.errors`, those of the ledger in `openclaw.ledger.exceptions`.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,19 @@ class EngineBrokeOffError(EngineError):
 
 class EngineProtocolError(EngineError):
     """The engine answered with something that is not what `/generate` promises."""
+
+
+class JudgeError(OpenClawError):
+    """Base of everything that keeps a turn from being judged."""
+
+
+class EngineUnavailableError(JudgeError):
+    """The engine could not be reached, timed out or answered 5xx: the turn is judged again later."""
+
+
+class EngineRefusedError(JudgeError):
+    """The engine refused the request (4xx): asking again gives the same answer."""
+
+
+class TeacherMismatchError(JudgeError):
+    """The engine scored other tokens than it was given; the log-probabilities cannot be used."""

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.completions import CHAT_PATH, ChatCompletions, count
-from openclaw.gateway.error_answers import answer_errors
+from openclaw.gateway.errors import answer_errors
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.openapi import describe

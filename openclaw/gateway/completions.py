@@ -16,14 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from openclaw.gateway.access_log import note_reply
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.connected import CLIENT_GONE, COMMENT, ClientGoneError, Connected
-from openclaw.gateway.errors import ApiError, defect
+from openclaw.gateway.client_connection import COMMENT, Connected, json_response, read_body
+from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, defect
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream, event
 from openclaw.gateway.turnstile import Turnstile
-from openclaw.gateway.wire import json_response, read_body
 
 CHAT_PATH = "/v1/chat/completions"
 

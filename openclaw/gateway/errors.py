@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: ``{"error": {"message", "type", "param", "code"}}`` with an HTTP status.
+"""Errors, and the answers to them, as OpenAI clients expect them: ``{"error": {"message", "type", "param", "code"}}``.
 
 Guarantees: every error of the gateway has this shape, whatever raised it. The message says what is wrong and what to
 send instead; it never holds a key or the contents of a conversation.
@@ -6,13 +6,25 @@ send instead; it never holds a key or the contents of a conversation.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import orjson
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from openclaw.exceptions import EngineAwayError, EngineError, EngineRejectedError, OpenClawError
 from openclaw.ledger.exceptions import LedgerError, LedgerUnavailableError
+
+logger = logging.getLogger(__name__)
+
+# The status that is counted and logged for a client that did not wait; it sees none.
+CLIENT_GONE = 499
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before it was answered."""
 
 
 class ApiError(OpenClawError):
@@ -90,3 +102,38 @@ def from_ledger(error: LedgerError) -> ApiError:
     if isinstance(error, LedgerUnavailableError):
         return ApiError(503, "the ledger cannot be written now; send the request again", code="ledger_unavailable")
     return ApiError(500, "the ledger refused the request; the server's log says why", code="ledger_failed")
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Answer for refusals, for the ledger's errors, for unknown routes, and for defects."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(ClientGoneError, _client_gone)
+    app.add_exception_handler(LedgerError, _ledger_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _internal_error)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    """Answer for the log; nobody is there to read it."""
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _ledger_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LedgerError)
+    logger.error("%s %s is refused: %s", request.method, request.scope["route"].path, error)
+    return from_ledger(error).response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """Answer for a defect; the server logs it with its traceback."""
+    return defect().response()

@@ -21,9 +21,9 @@ from openclaw.gateway.capture import Capture, Step
 from openclaw.gateway.errors import ApiError, from_engine, from_ledger
 from openclaw.gateway.interleave import interleave
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.routing import routing_key
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
+from openclaw.messages.fingerprint import routing_key
 from openclaw.sessions import Sessions, TurnContext
 
 logger = logging.getLogger(__name__)

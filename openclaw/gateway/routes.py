@@ -14,8 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from openclaw.gateway.access_log import key_name
 from openclaw.gateway.chat import ChatService
+from openclaw.gateway.client_connection import json_response, read_body
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.wire import json_response, read_body
 from openclaw.ledger.exceptions import UnknownRecordError
 
 

@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from openclaw.gateway.capture import Step
-from openclaw.gateway.connected import CLIENT_GONE, ClientGoneError, Comments, Connected
+from openclaw.gateway.client_connection import Comments, Connected
+from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError
 from openclaw.gateway.parsers.deltas import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 
 DONE = b"data: [DONE]\n\n"

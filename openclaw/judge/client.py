@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import httpx
 
-from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.prompts import Variant, judge_messages
 from openclaw.judge.votes import read_vote
 from openclaw.ledger.records import JudgeKind, Message, Vote

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
-from openclaw.judge.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.prompts import append_hint
 from openclaw.ledger.records import Message, TopK, Turn
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.client import JudgeClient, Question, together
-from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.hygiene import Limits, defect
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer

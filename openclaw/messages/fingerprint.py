@@ -3,7 +3,8 @@
 Guarantees: what clients change on the way does not count: tool-call ids, spaces at the ends of a text, the form of the
 arguments' JSON, reasoning, internal context, what a client puts around the user's words (date, Runtime line), and the
 wording of a heartbeat. System messages are no part of a conversation, since they may hold the time of day; their digest
-stands apart. Everything else counts. Pure functions.
+stands apart. Everything else counts. `routing_key`, by which a router tells conversations apart, is known before the
+session is found and is the same for all its turns. Pure functions.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import orjson
+
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
 from openclaw.messages.text import content_text
 
 Message = dict[str, Any]
 DIGEST_BYTES = 16
+ROUTING_KEY_BYTES = 12
 HEARTBEAT_WORDS = "[heartbeat]"
 LONG_REPLY = 100
 
@@ -135,6 +139,12 @@ def messages_digest(messages: Iterable[Message]) -> bytes:
 def join(conversation: bytes, message: bytes) -> bytes:
     """Return the digest of a conversation to which a message with the digest ``message`` was added."""
     return blake2b(conversation + message, digest_size=DIGEST_BYTES).digest()
+
+
+def routing_key(messages: Sequence[Any]) -> str:
+    """Return a digest of the messages up to the user's first one: what every later turn begins with."""
+    first = next((n for n, message in enumerate(messages) if message.get("role") == "user"), len(messages) - 1)
+    return blake2b(orjson.dumps(list(messages[: first + 1])), digest_size=ROUTING_KEY_BYTES).hexdigest()
 
 
 def _arguments(arguments: object) -> object:

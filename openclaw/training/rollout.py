@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from openclaw.ledger.patience import until_available
+from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import check_runtime, ledger_path, start_runtime, stop_runtime
@@ -32,7 +33,9 @@ logger = logging.getLogger(__name__)
 RolloutOutput = RolloutFnTrainOutput | RolloutFnEvalOutput
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.2
+LEDGER_PAUSE_SECONDS = 2.0
 STALE = "stale"
+T = TypeVar("T")
 
 
 class LedgerDataSource(DataSource):
@@ -235,3 +238,18 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
     for group in ("turns", "samples", "turn_reasons", "sample_reasons"):
         metrics |= {f"openclaw/{group}/{name}": float(count) for name, count in counts[group].items()}
     return metrics
+
+
+def until_available(call: Callable[[], T], stopped: threading.Event) -> T:
+    """Return ``call()``, made again every `LEDGER_PAUSE_SECONDS` while the ledger is full, locked or not writable.
+
+    Raises:
+        InterruptedError: when ``stopped`` is set meanwhile.
+    """
+    while True:
+        try:
+            return call()
+        except LedgerUnavailableError as error:
+            logger.error("waiting for the ledger: %s", error)
+            if stopped.wait(LEDGER_PAUSE_SECONDS):
+                raise InterruptedError(f"given up while waiting for the ledger: {error}") from error

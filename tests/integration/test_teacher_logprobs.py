@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from openclaw.exceptions import EngineRefusedError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question
-from openclaw.judge.exceptions import EngineRefusedError
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, score
 from slime.backends.sglang_utils.engine import SGLangEngine

@@ -18,7 +18,6 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
-from openclaw.ledger import patience
 from openclaw.runtime import start as runtime_start
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import ledger_path, reachable_host, runtime_environment
@@ -181,7 +180,7 @@ def test_staleness_counts_the_oldest_weights_and_undone_ones_too() -> None:
 def test_the_trainers_side_waits_for_a_ledger_that_cannot_be_written(
     args: Namespace, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr(rollout, "LEDGER_PAUSE_SECONDS", 0.005)
     for number in range(2):
         judged_sample(source.ledger, f"turn-{number}")
     source.ledger.rows("PRAGMA busy_timeout = 1")

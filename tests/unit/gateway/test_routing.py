@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from typing import Any
 
-from openclaw.gateway.routing import routing_key
+from openclaw.messages.fingerprint import routing_key
 from tests.unit.gateway.conftest import Stack
 
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question, together
-from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
 from tests.helpers.fake_engine import FakeEngine, scripted_transport
 from tests.helpers.tiny_random import build_tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openclaw.judge.exceptions import EngineUnavailableError, TeacherMismatchError
+from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, score
 from openclaw.ledger.records import VersionSpan

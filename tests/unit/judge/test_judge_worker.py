@@ -15,8 +15,8 @@ from openclaw_combine_method import Combine
 from openclaw_rl_method import BinaryRL
 from prometheus_client import CollectorRegistry
 
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import JudgeClient, JudgeSampling
-from openclaw.judge.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer

@@ -1,7 +1,8 @@
-"""Work for a client that may go away, and comments for one that has to wait.
+"""The connection of a client: its request's body, its JSON answer, comments while it waits, and its early end.
 
 Guarantees: work is cancelled as soon as its client has closed the connection, and only then; between two things that a
-stream sends never pass more than the seconds of its `Comments`. One task watches, none is made for the work.
+stream sends never pass more than the seconds of its `Comments`. A body is read up to its
+limit. One task watches, none is made for the work.
 """
 
 from __future__ import annotations
@@ -10,15 +11,41 @@ import asyncio
 import time
 from types import TracebackType
 
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Send
 
+from openclaw.gateway.errors import ApiError, ClientGoneError
+
 COMMENT = b": keep-alive\n\n"
-# The status that is counted and logged for a client that did not wait; it sees none.
-CLIENT_GONE = 499
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection before it was answered."""
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: 413 when it has more than ``limit`` bytes; the rest is not read.
+        ClientGoneError: when the client closed the connection before it had sent all.
+    """
+    too_large = ApiError(413, f"the body has more than {limit} bytes; send less", code="request_too_large")
+    stated = request.headers.get("content-length", "0")
+    if stated.isdigit() and int(stated) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise too_large
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+    return bytes(body)
+
+
+def json_response(value: object, headers: dict[str, str] | None = None) -> Response:
+    """Return an answer with a JSON body."""
+    return Response(orjson.dumps(value), headers=headers, media_type="application/json")
 
 
 class Connected:

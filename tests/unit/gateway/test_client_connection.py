@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from openclaw.gateway.connected import COMMENT, ClientGoneError, Comments, Connected
+from openclaw.gateway.client_connection import COMMENT, Comments, Connected
+from openclaw.gateway.errors import ClientGoneError
 from tests.helpers.waiting import eventually
 
 
