@@ -11,7 +11,7 @@ usage: tests/run.sh [--fast | --lint] [pytest arguments]
 
   (nothing)  lint, unit, contract and integration tests (real SGLang, Ray and training on the CPU)
   --fast     unit and contract tests only, under two minutes
-  --lint     ruff, pyright and shellcheck only
+  --lint     ruff, pyright, import-linter and shellcheck only
 TEXT
         exit 0
         ;;
@@ -24,6 +24,7 @@ lint() {
     ruff format --check .
     ruff check .
     pyright
+    lint-imports --no-cache
     git ls-files -z -- '*.sh' .ci/run | xargs -0 shellcheck -x
 }
 
