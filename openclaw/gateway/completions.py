@@ -2,7 +2,7 @@
 
 Guarantees: every request is counted with its status, a streamed one when it ends, and with the status of the error that
 it ended in. It is an ASGI application of its own: routing, validation and error handling of the framework cost more than
-the rest of a short request. Owns the turnstile through which requests begin.
+the rest of a short request. Owns the admission of requests.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from openclaw.gateway.access_log import note_reply
+from openclaw.gateway.admission import Admission
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import COMMENT, Connected, json_response, read_body
 from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, defect
@@ -22,7 +23,6 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.schema import parse_request
 from openclaw.gateway.stream import EventStream, event
-from openclaw.gateway.turnstile import Turnstile
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -35,14 +35,14 @@ class ChatCompletions:
     def __init__(self, service: ChatService) -> None:
         """Bind the endpoint."""
         self._service = service
-        self._turnstile = Turnstile()
+        self._admission = Admission()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a conversation, streamed or whole."""
         scope["route"] = self
         metrics = self._service.metrics
         try:
-            response = await _chat(self._service, self._turnstile, Request(scope, receive))
+            response = await _chat(self._service, self._admission, Request(scope, receive))
         except ApiError as error:
             count(metrics, error.status)
             response = error.response()
@@ -59,9 +59,9 @@ class ChatCompletions:
         await response(scope, receive, send)
 
 
-async def _chat(service: ChatService, turnstile: Turnstile, request: Request) -> Response:
+async def _chat(service: ChatService, admission: Admission, request: Request) -> Response:
     body = await read_body(request, service.config.max_body_bytes)
-    await turnstile.enter()
+    await admission.enter()
     chat_request, raw = parse_request(body)
     if chat_request.stream:
         starting = asyncio.ensure_future(service.start(chat_request, raw, request.headers))

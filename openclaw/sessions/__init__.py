@@ -1,6 +1,6 @@
 """Sessions: which conversation a request belongs to, whose turn it is, and what it says about the turns before.
 
-`identity` reads the id that a request states, `nodes` holds what is kept of a turn, `relation` finds the turns that a
+`identity` reads the id that a request states, `nodes` holds what is kept of a turn, `turn_matching` finds the turns that a
 request carries back, `table` is the bounded memory, `follow` puts them together over the ledger.
 """
 

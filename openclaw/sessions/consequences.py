@@ -15,9 +15,9 @@ from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message
 from openclaw.messages.fingerprint import messages_digest
-from openclaw.sessions.relation import Due, Relation
 from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import Session, Table
+from openclaw.sessions.turn_matching import Due, Relation
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.messages.fingerprint import History
 from openclaw.sessions.nodes import node_of_record
-from openclaw.sessions.relation import unrecognised
 from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import NODES_PER_SESSION, PLAIN_PREFIX, Session, Table
+from openclaw.sessions.turn_matching import unrecognised
 
 LOADED_NODES = NODES_PER_SESSION // 2
 LOOKED_UP_REPLIES = 64

@@ -26,9 +26,9 @@ from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
 from openclaw.sessions.find import SessionFinder
 from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity
 from openclaw.sessions.nodes import node_of_turn
-from openclaw.sessions.relation import Relation, RelationKind, relate
 from openclaw.sessions.store import TurnStore
 from openclaw.sessions.table import Session, Table
+from openclaw.sessions.turn_matching import Relation, RelationKind, relate
 
 logger = logging.getLogger(__name__)
 

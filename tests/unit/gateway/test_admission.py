@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from openclaw.gateway.turnstile import AT_ONCE, Turnstile
+from openclaw.gateway.admission import AT_ONCE, Admission
 
 
 async def test_each_round_begins_a_few_in_their_order() -> None:
-    turnstile, round_number, begun = Turnstile(), 0, []
+    admission, round_number, begun = Admission(), 0, []
 
     async def begin(number: int) -> None:
-        await turnstile.enter()
+        await admission.enter()
         begun.append((number, round_number))
 
     requests = [asyncio.create_task(begin(number)) for number in range(3 * AT_ONCE + 1)]
@@ -22,12 +22,12 @@ async def test_each_round_begins_a_few_in_their_order() -> None:
     rounds = [at for _, at in begun]
     assert max(rounds.count(at) for at in rounds) == AT_ONCE
     await asyncio.sleep(0)
-    await asyncio.wait_for(turnstile.enter(), 5)
+    await asyncio.wait_for(admission.enter(), 5)
 
 
 async def test_a_request_that_leaves_the_queue_takes_nobody_s_turn() -> None:
-    turnstile = Turnstile()
-    requests = [asyncio.create_task(turnstile.enter()) for _ in range(3 * AT_ONCE)]
+    admission = Admission()
+    requests = [asyncio.create_task(admission.enter()) for _ in range(3 * AT_ONCE)]
     await asyncio.sleep(0)
     waiting = [request for request in requests if not request.done()]
     assert waiting == requests[AT_ONCE:]
@@ -35,4 +35,4 @@ async def test_a_request_that_leaves_the_queue_takes_nobody_s_turn() -> None:
         request.cancel()
     async with asyncio.timeout(5):
         await waiting[-1]
-        await turnstile.enter()
+        await admission.enter()

@@ -1,4 +1,4 @@
-"""Lets new requests begin a few at a time, so that the replies under way go on between them.
+"""Admission of new requests: a few in each round of the event loop, so that replies under way go on between them.
 
 Reading and rendering a request takes about a millisecond in which nothing else runs. When many come together, each round
 of the event loop begins `AT_ONCE` of them, in the order they came. Used from one event loop; owns the queue.
@@ -12,8 +12,8 @@ from collections import deque
 AT_ONCE = 4
 
 
-class Turnstile:
-    """`enter` returns when it is a request's turn to begin."""
+class Admission:
+    """A queue in front of new requests; `enter` returns when a request may begin."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
