@@ -34,7 +34,7 @@ from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.collector import collect_when_quiet, settle
+from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 from slime.utils.process import watch_lifeline
 from slime.utils.processing_utils import load_tokenizer
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from openclaw.runtime.collector import MOST_NEW_OBJECTS, collect_when_quiet, settle
+from openclaw.runtime.garbage_collection import MOST_NEW_OBJECTS, collect_when_quiet, settle
 from tests.helpers.waiting import eventually
 
 
