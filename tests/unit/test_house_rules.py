@@ -79,6 +79,13 @@ def test_import_contracts_name_every_plugin_file(repository: Path) -> None:
         assert plugins == ban - {"openclaw", "openclaw_combine"}
 
 
+def test_the_list_of_rooms_is_the_contract_of_layers(repository: Path) -> None:
+    listed = re.findall(r"^\* (.*?): ", (repository / "openclaw" / "__init__.py").read_text(), re.MULTILINE)
+    settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers"]
+    assert [line.replace("`", "").replace(", ", " | ") for line in listed] == layers
+
+
 def test_request_path_imports_no_torch(repository: Path) -> None:
     for path in tracked(repository, "openclaw/gateway/*.py", "openclaw/sessions/*.py", "openclaw/engine/*.py"):
         for node in ast.walk(parsed(path)):
