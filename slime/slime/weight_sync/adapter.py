@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.backends.trainer.dtypes import DTYPES
+from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync import ADAPTER_NAME, maker
 from slime.weight_sync.engine_sync import EngineWeightSync
 

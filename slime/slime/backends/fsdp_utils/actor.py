@@ -19,9 +19,9 @@ from slime.backends.fsdp_utils.optimizer import build_optimizer
 from slime.backends.fsdp_utils.train_step import log_prob_pass, logprob_pass_with_entropy, optimizer_step
 from slime.backends.fsdp_utils.weights import adapter_weights, full_weights
 from slime.backends.trainer.actor import TrainActor
-from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.utils.hf_checkpoint import DTYPES
 
 
 class FSDPTrainActor(TrainActor):

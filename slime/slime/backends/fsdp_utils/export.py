@@ -13,7 +13,7 @@ import torch
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.weights import adapter_weights
 from slime.backends.trainer.lora import write_adapter
-from slime.backends.trainer.together import on_rank_zero
+from slime.checkpoints.all_ranks import on_rank_zero
 
 
 def export_adapter(args: Namespace, policy: PolicyModel, path: Path, *, device: torch.device) -> None:

@@ -24,11 +24,11 @@ from slime.backends.megatron_utils.schedule import Around
 from slime.backends.megatron_utils.train_step import log_prob_pass, optimizer_step, policy_loss_of
 from slime.backends.megatron_utils.weights import adapter_weights, full_weights
 from slime.backends.trainer.actor import TrainActor
-from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.lora import write_adapter
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.backends.trainer.together import on_rank_zero
+from slime.checkpoints.all_ranks import on_rank_zero
+from slime.utils.hf_checkpoint import DTYPES
 
 
 class MegatronTrainActor(MegatronRank, TrainActor):

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from slime.backends.trainer.checkpoint_folder import read_meta
 from slime.backends.trainer.determinism import use_deterministic_kernels
 from slime.backends.trainer.lora import check_same_adapters, shape_of_adapters
 from slime.backends.trainer.micro_batch import Metrics
@@ -32,6 +31,7 @@ from slime.backends.trainer.profiling import TARGETS, profiled
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
 from slime.backends.trainer.wandb_folders import remove_at_the_end
+from slime.checkpoints.checkpoint_folder import read_meta
 from slime.exceptions import CheckpointError, TrainerError
 from slime.ray.environment import own_of_machine
 

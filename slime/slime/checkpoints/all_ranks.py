@@ -13,7 +13,7 @@ from slime.exceptions import CheckpointError
 logger = logging.getLogger(__name__)
 
 
-def together(action: Callable[[], None]) -> None:
+def on_all_ranks(action: Callable[[], None]) -> None:
     """Run ``action`` on every rank; returns on all when it has ended on all. Without a process group there is one rank.
 
     ``action`` must not talk to other ranks: one that failed would leave the others in their collective.
@@ -41,5 +41,5 @@ def together(action: Callable[[], None]) -> None:
 
 
 def on_rank_zero(action: Callable[[], None]) -> None:
-    """Run ``action`` on rank 0 alone; otherwise as :func:`together`."""
-    together(action if not dist.is_initialized() or dist.get_rank() == 0 else lambda: None)
+    """Run ``action`` on rank 0 alone; otherwise as :func:`on_all_ranks`."""
+    on_all_ranks(action if not dist.is_initialized() or dist.get_rank() == 0 else lambda: None)

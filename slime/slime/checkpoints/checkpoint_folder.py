@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slime.backends.trainer.together import on_rank_zero, together
+from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callabl
 
     on_rank_zero(lambda: (fresh_folder(final) / "state").mkdir())
     write_state(temporary / "state")
-    together(write_random_state)
+    on_all_ranks(write_random_state)
     on_rank_zero(finish)
     return final
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slime.backends.trainer.checkpoint_folder import fresh_folder, replace_folder
-from slime.backends.trainer.together import together
+from slime.checkpoints.all_ranks import on_all_ranks
+from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder
 from slime.utils.hf_checkpoint import beside_the_language_model, files_of_weights, name_in, read_config
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *
             raise failure
 
     if gathered:
-        together(report)
+        on_all_ranks(report)
     else:  # the gathering itself failed here, so the other ranks do not come to an agreement
         report()
 
