@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from openclaw.config import VARIABLES
 from openclaw.launch.plan import Plan
+from slime.arguments.placement import describe_placement
+from slime.arguments.process_environment import environment_lines
+from slime.arguments.start_order import start_lines
 from slime.exceptions import ConfigurationError
-from slime.ray.placement import describe_placement
-from slime.ray.start_order import start_lines
 from slime.tracking.redact import is_secret
-from slime.utils.process_environment import environment_lines
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 

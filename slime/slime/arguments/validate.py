@@ -35,9 +35,9 @@ from slime.arguments.machines import check_given, derive_machines
 from slime.arguments.megatron import check_megatron, check_megatron_shape, derive_megatron
 from slime.arguments.memory_history import check_memory_history
 from slime.arguments.model_shape import check_model_shape, check_trainable
+from slime.arguments.process_environment import check_shared
 from slime.arguments.routing_replay import check_routing_replay, derive_routing_replay
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
-from slime.utils.process_environment import check_shared
 
 
 def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:

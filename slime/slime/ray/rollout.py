@@ -19,12 +19,12 @@ from typing import Any, TypedDict
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime.backends.megatron_utils.parallel import data_parallel_size
+from slime.arguments.placement import Placement, data_parallel_size
+from slime.arguments.start_order import ENGINE_ROLES, stage_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engines import EngineGroup, engine_groups
-from slime.ray.placement import Placement, ReservedPlacement
-from slime.ray.start_order import ENGINE_ROLES, stage_of
+from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import number_of_prompts

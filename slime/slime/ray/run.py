@@ -21,22 +21,17 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
+from slime.arguments.placement import describe_placement
+from slime.arguments.start_order import start_lines, trainer_waits
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.nodes import check_nodes, get_watching
-from slime.ray.placement import (
-    ReservedPlacement,
-    create_placement,
-    describe_placement,
-    release_placement,
-    with_replacements,
-)
+from slime.ray.placement import ReservedPlacement, create_placement, release_placement, with_replacements
 from slime.ray.report import Step, Trained, evaluation_line, say, step_line, times
 from slime.ray.restarts import Restarts, death_line, raised_itself
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.save_lock import own_save_folders
-from slime.ray.start_order import start_lines, trainer_waits
 from slime.ray.trainer import Trainer
 from slime.ray.turns import Turns, push_is_due
 from slime.rollout.metrics import staleness

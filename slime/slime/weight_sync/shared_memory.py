@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.arguments.weight_sync import on_one_gpu
 from slime.exceptions import ConfigurationError
-from slime.weight_sync import LOADER, on_one_gpu
+from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import train
 
+from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineError, RankLostError
 from slime.ray import run as run_module
-from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run, Stopped

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.left_held import follow
-from slime.backends.sglang_utils.server_args import EngineSpec
 from tests.helpers.arguments import default_args
 from tests.helpers.live_run import wait_until
 

@@ -22,8 +22,8 @@ from slime.algorithms.losses.kl import kl_per_token
 from slime.algorithms.losses.opsm import off_policy_mask
 from slime.algorithms.losses.ppo_clip import ppo_clip_surrogate
 from slime.algorithms.losses.reduce import Reducer, policy_reducer
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
-from slime.backends.trainer.response_rows import ResponseRows
+from slime.logprobs.packed_logits import get_log_probs_and_entropy
+from slime.logprobs.response_rows import ResponseRows
 
 Surrogate = Callable[[Namespace, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 

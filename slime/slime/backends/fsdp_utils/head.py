@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from slime.backends.trainer.logprobs import HeadPairs
+from slime.logprobs.response_rows import HeadPairs
 
 
 def head_pairs(lm_head: Any, hidden: Tensor) -> HeadPairs:

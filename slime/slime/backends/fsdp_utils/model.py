@@ -23,8 +23,8 @@ from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.fsdp_utils import lora, packed_attention, vision
 from slime.backends.fsdp_utils.head import head_pairs
 from slime.backends.trainer.packing import MicroBatch
-from slime.backends.trainer.response_rows import ResponseRows
 from slime.backends.trainer.trainable import choose_trainable
+from slime.logprobs.response_rows import ResponseRows
 from slime.utils.hf_checkpoint import DTYPES
 
 # Configuration fields that change logits after the LM head; models that use them need code here first.

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slime.backends.megatron_utils.context_parallel import own_place, share_of, whole_responses
+from slime.backends.megatron_utils.context_parallel import share_of, whole_responses
 from slime.backends.megatron_utils.model import build_model, unwrapped
 from slime.backends.megatron_utils.train_step import per_sample_pass
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.logprobs.context_parallel import own_place
 
 
 def build_critic(args: Namespace, path: str, *, device: torch.device) -> tuple[Any, Any]:

@@ -13,13 +13,14 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from slime.arguments.placement import EngineSpec
+from slime.arguments.process_environment import engine_variables
 from slime.backends.sglang_utils.held_start import HOLD
 from slime.backends.sglang_utils.server import engine_environment
-from slime.backends.sglang_utils.server_args import EngineSpec, gives_memory_away, server_command
-from slime.ray.environment import own_of_machine
+from slime.backends.sglang_utils.server_args import gives_memory_away, server_command
+from slime.utils.forwarded_environment import own_of_machine
 from slime.utils.http_utils import find_available_port
 from slime.utils.process import ChildProcess, spawn
-from slime.utils.process_environment import engine_variables
 from slime.weight_sync.hosts import this_host
 
 # SGLang's workers end at SIGTERM; its server takes that for a crash of theirs and sleeps five seconds before it ends.

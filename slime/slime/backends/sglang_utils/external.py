@@ -15,13 +15,14 @@ from typing import Any
 
 import httpx
 
+from slime.arguments.placement import EngineSpec
+from slime.arguments.weight_sync import STAGES_REFUSED, misses_stages, uses_loader
 from slime.backends.sglang_utils import left_held
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.backends.sglang_utils.weight_calls import PauseMode
 from slime.exceptions import ConfigurationError, EngineError
 from slime.utils.cleanup import start_script, tell
-from slime.weight_sync import LOADER, STAGES_REFUSED, misses_stages, uses_loader
+from slime.weight_sync import LOADER
 from slime.weight_sync.hosts import this_host
 
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}

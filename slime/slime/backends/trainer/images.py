@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slime.rollout.media import GRID, PIXELS
+from slime.utils.types import GRID, PIXELS
 
 SampleImages = dict[str, Tensor]
 

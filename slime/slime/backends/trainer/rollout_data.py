@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from slime.backends.trainer.images import SampleImages
-from slime.rollout.media import FIELD, GRID
-from slime.rollout.routed_experts import FIELD as EXPERTS
+from slime.utils.types import EXPERTS, GRID, IMAGES
 
 # Per-sample lists of one number per response token, or K of them (None where a sample has none).
 _FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "rollout_topk_log_probs")
@@ -32,8 +31,8 @@ _COMPUTED = ("log_probs", "ref_log_probs", "values", "entropy", "advantages", "r
 PER_TOKEN = (*_STREAMS, *_COMPUTED)
 
 
-# Of each sample None, or the arrays that a processor made of its images; and how many images it has.
-IMAGES, NUM_IMAGES = FIELD, "multimodal_num_items"
+# How many images a sample has.
+NUM_IMAGES = "multimodal_num_items"
 
 
 class RolloutShard:

@@ -11,8 +11,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
-from slime.weight_sync import sends_gpu_handles
+from slime.arguments.weight_sync import sends_gpu_handles
 
 CUMEM, NVLS, MNNVL = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"
 SHARED = (CUMEM, NVLS, MNNVL)
@@ -26,6 +25,8 @@ MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """What `ray job submit` was given, as JSON; Ray sets it for the driver."""
 EXPANDABLE = "expandable_segments"
+# cuBLAS and flash attention read these when they are first used.
+DETERMINISTIC_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
 _SYMMETRIC, _SHARDED, _NVLS = (
     "sglang_enable_symm_mem",
     "sglang_enable_kv_cache_sharding",

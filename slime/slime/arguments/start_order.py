@@ -8,7 +8,7 @@ meanwhile is missing from the cache. Engines go first, because a trainer takes m
 
 from __future__ import annotations
 
-from slime.ray.placement import Placement
+from slime.arguments.placement import Placement
 
 ENGINE_ROLES = {"policy": "rollout", "prm": "judge"}
 """Names of the engines' roles in a placement."""

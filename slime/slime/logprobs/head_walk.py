@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.backends.trainer.head_memory import CPU_SLICE_BYTES, GPU_SLICE_BYTES
+from slime.utils.head_memory import CPU_SLICE_BYTES, GPU_SLICE_BYTES
 from slime.utils.vocab_parallel import is_split
 
 # Below every logit, and finite, so that a difference of two is.
