@@ -95,7 +95,7 @@ def _check_terms(args: Namespace) -> list[str]:
     if args.use_opd and args.advantage_estimator == "on_policy_distillation":
         problems.append("--use-opd would add the teacher's term twice; remove it or use --advantage-estimator grpo")
     path = args.custom_pg_loss_reducer_function_path or ""
-    if path.endswith("dr_grpo.constant_denominator"):
+    if path.endswith("reduce.constant_denominator"):
         if args.calculate_per_token_loss:
             problems.append("Dr.GRPO's denominator is constant: remove --calculate-per-token-loss")
         if not args.rollout_max_response_len:
