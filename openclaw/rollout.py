@@ -19,7 +19,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.live_losses import unfed_loss
 from openclaw.runtime_process import RuntimeSupervisor
 from openclaw.runtime_start import check_runtime, ledger_path, start_runtime, stop_runtime
-from slime.arguments.colocate import check_asynchronous
+from slime.arguments.cluster import check_asynchronous
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.sglang_rollout import eval_rollout

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from openclaw.config import VARIABLES
 from openclaw.launch.plan import Plan
-from slime.arguments.placement import describe_placement
+from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
-from slime.arguments.start_order import start_lines
 from slime.exceptions import ConfigurationError
 from slime.tracking.redact import is_secret
 

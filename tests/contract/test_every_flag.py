@@ -11,9 +11,8 @@ import pytest
 
 from slime.arguments import build_parser, parse_args
 from slime.arguments.environments import ENVIRONMENTS
-from slime.arguments.fixed import FIXED
 from slime.arguments.parser import GROUPS
-from slime.arguments.refused import REFUSED
+from slime.arguments.refused import FIXED, REFUSED
 from tests.contract.flag_table import FLAGS
 
 OPTIONS = [option for group in GROUPS for option in group.options]

@@ -13,10 +13,9 @@ from slime.arguments.devices import missing_devices
 from slime.arguments.machines import missing_machines
 from slime.arguments.megatron import NOT_INSTALLED
 from slime.arguments.memory_budget import memory_problems
-from slime.arguments.placement import describe_placement
+from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.plugin_names import missing_plugins
 from slime.arguments.process_environment import environment_lines
-from slime.arguments.start_order import start_lines
 from slime.exceptions import ConfigurationError
 
 MISSING_PATH = "no such folder"

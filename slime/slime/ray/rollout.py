@@ -19,8 +19,7 @@ from typing import Any, TypedDict
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime.arguments.placement import Placement, data_parallel_size
-from slime.arguments.start_order import ENGINE_ROLES, stage_of
+from slime.arguments.placement import ENGINE_ROLES, Placement, data_parallel_size, stage_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engines import EngineGroup, engine_groups

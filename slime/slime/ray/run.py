@@ -21,8 +21,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
-from slime.arguments.placement import describe_placement
-from slime.arguments.start_order import start_lines, trainer_waits
+from slime.arguments.placement import describe_placement, start_lines, trainer_waits
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster

@@ -12,7 +12,7 @@ import pytest
 import train
 import train_async
 
-from slime.arguments.check_paths import LATEST
+from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments.check_paths import LATEST
+from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.arguments.process_environment import JOB_VARIABLE
 from slime.exceptions import ConfigurationError

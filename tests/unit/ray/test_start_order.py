@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from slime.arguments.placement import Placement
-from slime.arguments.start_order import start_lines, start_order
+from slime.arguments.placement import Placement, start_lines, start_order
 from slime.ray import rollout
 from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slime.arguments import build_parser
-from slime.arguments.eval_config import EvalDataset
+from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout import evaluation, sglang_rollout, stored_pictures
 from slime.rollout.eval_metrics import eval_metrics, scores

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.arguments.check_rewards import GRADER_NAMES
+from slime.arguments.rewards import GRADER_NAMES
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction, grader_problems
 from slime.rollout.rm_hub.f1 import f1_score

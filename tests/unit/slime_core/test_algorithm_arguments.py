@@ -27,7 +27,7 @@ def base(tmp_path: Path) -> list[str]:
 
 def test_the_command_line_offers_every_estimator() -> None:
     assert set(ESTIMATORS) == set(KNOWN)
-    from slime.arguments.check_algorithm import GROUP_STANDARDISED
+    from slime.arguments.algorithm import GROUP_STANDARDISED
 
     assert set(GROUP_STANDARDISED) == set(GROUP_RELATIVE)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import build_parser, parse_args
-from slime.arguments.check_engines import check_engines
+from slime.arguments.engines import check_engines
 from slime.arguments.placement import EngineSpec, describe_placement
 from slime.arguments.sglang_flags import OWNED, recorded_flags
 from slime.backends.sglang_utils.server_args import command_line, pass_through, server_command

@@ -1,10 +1,10 @@
-"""The graders by their ``--rm-type`` name, one for each of `slime.arguments.check_rewards.GRADER_NAMES`."""
+"""The graders by their ``--rm-type`` name, one for each of `slime.arguments.rewards.GRADER_NAMES`."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from slime.arguments.check_rewards import BOXED, grader_name
+from slime.arguments.rewards import BOXED, grader_name
 from slime.rollout.rm_hub import deepscaler, f1, gpqa, ifbench, math, math_dapo_utils, random, remote
 from slime.rollout.rm_hub.extraction import last_boxed
 from slime.rollout.rm_hub.grader import Grader

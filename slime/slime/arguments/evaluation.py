@@ -2,6 +2,9 @@
 
 Guarantee: every set that comes out has all its values: its own, else the file's ``defaults``, else the ``--eval-*`` flags, else
 those of the rollout. A key that is none is an error that names the nearest one.
+
+A run that evaluates nothing refuses the flags of evaluation, but for four that launch scripts of the contract give whether or not
+they evaluate: those say so in ``--help``.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from slime.arguments.check_rewards import check_grader
+from slime.arguments.option import flag_of
+from slime.arguments.rewards import check_grader
 from slime.exceptions import ConfigurationError
 
 _ONLY_NAME = "eval"
@@ -168,3 +172,20 @@ def _checked(where: str, name: str, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise ConfigurationError(f"{where} must be {words}, not {value!r}")
     return value
+
+
+_NEED_EVALUATION = (
+    *("eval_input_key", "eval_label_key", "eval_tool_key", "eval_reward_key", "eval_top_k", "eval_min_new_tokens"),
+    *("eval_max_context_len", "eval_max_prompt_len", "custom_eval_rollout_log_function_path"),
+)
+_EVALUATES = ("eval_interval", "eval_config", "eval_prompt_data", "eval_function_path")
+
+
+def check_evaluation(args: Namespace) -> list[str]:
+    """Return the problems, one line each; ``args`` as they were given, before any derivation."""
+    if any(getattr(args, name) for name in _EVALUATES):
+        return []
+    given = [flag_of(name) for name in _NEED_EVALUATION if getattr(args, name) is not None]
+    if not given:
+        return []
+    return [f"{', '.join(given)} has no effect without evaluation: add --eval-interval N --eval-prompt-data NAME PATH"]
