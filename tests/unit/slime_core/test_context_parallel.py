@@ -8,7 +8,6 @@ import torch
 from slime.algorithms.losses.custom import contract_batch
 from slime.algorithms.losses.reduce import make_reducer
 from slime.arguments.placement import padded_length
-from slime.backends.megatron_utils import context_parallel
 from slime.backends.megatron_utils.context_parallel import joined_chunks, own_part, share_of
 from slime.backends.trainer.packing import build
 from slime.backends.trainer.rollout_data import RolloutShard
@@ -121,7 +120,6 @@ def test_helpers_give_the_part_that_the_logits_predict(ranks: int, monkeypatch: 
     starts = torch.tensor([0, *given["total_lengths"]]).cumsum(0)
     found = torch.zeros(len(whole))
     for rank in range(ranks):
-        monkeypatch.setattr(context_parallel, "own_place", lambda rank=rank: (rank, ranks))
         monkeypatch.setattr(loss, "own_place", lambda rank=rank: (rank, ranks))
         share = share_of(packed, rank, ranks)
         samples = torch.cat(
