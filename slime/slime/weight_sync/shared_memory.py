@@ -22,9 +22,8 @@ from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync
-from slime.weight_sync.hosts import check_same_host
 from slime.weight_sync.requests import DATA, REQUEST, request_tensor, serialized
-from slime.weight_sync.segments import Segment
+from slime.weight_sync.segments import Segment, check_same_host
 
 SLOT_BYTES = 128 << 20
 """At most so many bytes per bucket: two segments exist, and small ones overlap filling and loading better."""

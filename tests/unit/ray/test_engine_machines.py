@@ -21,7 +21,7 @@ from slime.ray import engines as engines_module
 from slime.ray.engine_machines import by_machine
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement
-from slime.weight_sync.hosts import this_host
+from slime.utils.machine import this_host
 from tests.helpers.arguments import default_args
 from tests.helpers.machines import reserved
 

@@ -36,7 +36,7 @@ from slime.observability.metric_utils import STEPS
 from slime.utils.hf_checkpoint import DTYPES, read_config
 from slime.utils.misc import load_function
 from slime.weight_sync import WeightSync
-from slime.weight_sync.choose import make_weight_sync
+from slime.weight_sync.transports import make_weight_sync
 
 logger = logging.getLogger(__name__)
 

@@ -1,18 +1,59 @@
-"""A server whose requests use the newest adapter of the trainer, without knowing its name.
+"""Hooks around SGLang's tokenizer manager, in the process of the server.
 
-Guarantees, once :func:`install` has run: a request that names no adapter takes the newest one that was loaded under a name of
-`slime.weight_sync.adapter` when it is admitted, and keeps it to its end, so no reply mixes weights or key/value caches of two
-versions (SGLang's prefix cache is per adapter); what it reports as its weight version is that adapter's; an adapter that a
-request uses is not unloaded. State: one name per server, in SGLang's tokenizer manager.
+:func:`hold_from_start` lets a server hold its requests from its first moment until it is told to continue: an engine that is
+started again in a run has the start weights, and its old clients reach it as soon as it listens.
+
+:func:`serve_newest_adapter` lets requests use the newest adapter of the trainer without knowing its name. Guarantees: a request
+that names no adapter takes the newest one that was loaded under a name of `slime.weight_sync.adapter` when it is admitted, and
+keeps it to its end, so no reply mixes weights or key/value caches of two versions (SGLang's prefix cache is per adapter); what it
+reports as its weight version is that adapter's; an adapter that a request uses is not unloaded. State: one name per server, in
+SGLang's tokenizer manager.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from slime.backends.sglang_utils.hooks import MANAGER, hook
 from slime.weight_sync import adapter_version
+
+MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+
+def hook(functions: Mapping[str, Callable[..., Any]], need: str) -> None:
+    """Call each of ``functions`` around the function of SGLang it is listed under, with that one as its first argument.
+
+    Raises:
+        RuntimeError: when this SGLang has not what is hooked; ``need`` says what it then cannot do.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for target, function in functions.items():
+        HookRegistry.register(target, function, HookType.AROUND)
+    HookRegistry.apply_hooks()
+    missing = set(functions) - HookRegistry._patched
+    if missing:
+        raise RuntimeError(f"this SGLang cannot {need}: {sorted(missing)} could not be hooked")
+
+
+HOLD = "--hold-requests"
+"""On the server's command line, beside SGLang's options."""
+
+
+def begin_paused(original: Callable[..., Any], manager: Any, *arguments: Any, **keywords: Any) -> None:
+    """Around the making of a tokenizer manager: it begins as after a pause."""
+    original(manager, *arguments, **keywords)
+    manager.is_pause = True
+
+
+def hold_from_start() -> None:
+    """Hook SGLang's tokenizer manager.
+
+    Raises:
+        RuntimeError: see :func:`~slime.backends.sglang_utils.server_hooks.hook`.
+    """
+    hook({f"{MANAGER}.__init__": begin_paused}, "hold requests from its start")
+
 
 IN_USE = "requests use it"
 
@@ -66,10 +107,10 @@ HOOKS = {
 }
 
 
-def install() -> None:
+def serve_newest_adapter() -> None:
     """Hook SGLang's tokenizer manager.
 
     Raises:
-        RuntimeError: see :func:`~slime.backends.sglang_utils.hooks.hook`; such a server would answer with the base model.
+        RuntimeError: see :func:`~slime.backends.sglang_utils.server_hooks.hook`; such a server would answer with the base model.
     """
     hook(HOOKS, "serve the trainer's adapter")

@@ -20,7 +20,7 @@ import pytest
 
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
-from slime.backends.sglang_utils.left_held import follow
+from slime.backends.sglang_utils.external_release import follow
 from tests.helpers.arguments import default_args
 from tests.helpers.live_run import wait_until
 
@@ -86,7 +86,7 @@ def helpers_of(engine: Engine) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if any(word.endswith("left_held.py") for word in words) and f"http://{engine.address}" in words:
+        if any(word.endswith("external_release.py") for word in words) and f"http://{engine.address}" in words:
             with contextlib.suppress(OSError):
                 ignored = int(Path(f"/proc/{process.pid}/status").read_text().partition("SigIgn:")[2].split()[0], 16)
                 if ignored >> (signal.SIGTERM - 1) & 1:

@@ -1,4 +1,10 @@
-"""On a CPU the scheduler and the detokenizer are forks of the server, which has imported SGLang already.
+"""The server's process on its machine: its files, and on a CPU its forked workers.
+
+SGLang would leave five socket files per start, and its load counters when it is killed. :func:`remove_leftovers` has all of it
+removed when the server's process is gone, however it ended. The socket files are put into a folder of the server's own; only
+the server's process names them, so its workers' caches stay where they are.
+
+On a CPU the scheduler and the detokenizer are forks of the server, which has imported SGLang already.
 
 SGLang spawns them as fresh interpreters, because a CUDA context does not survive a fork; each imports all of SGLang again,
 which is half of what an engine's start costs. Guarantees: a worker differs from a spawned one in that alone; what the server
@@ -19,9 +25,32 @@ from multiprocessing.context import ForkContext, ForkProcess, SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from slime.utils.cleanup import entrust_path, start_janitor
 from slime.utils.process import LIFELINE_THREAD
 
 logger = logging.getLogger(__name__)
+
+
+def remove_leftovers() -> None:
+    """Have the files of the server that this process is about to start removed at its end.
+
+    Raises:
+        AttributeError: for an SGLang whose names are others, so that a change is noticed.
+    """
+    from sglang.srt.managers.load_snapshot import shm_path_for
+    from sglang.srt.server_args import PortArgs
+
+    tempfile.tempdir = tempfile.mkdtemp(prefix="slime-engine-")
+    janitor = start_janitor(tempfile.tempdir, detached=True)
+    init_new = PortArgs.init_new
+
+    def noted(*args: Any, **kwargs: Any) -> PortArgs:
+        ports = init_new(*args, **kwargs)
+        entrust_path(janitor, shm_path_for(ports.instance_id))
+        return ports
+
+    PortArgs.init_new = staticmethod(noted)
+
 
 _SERVER_SIGNALS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT)
 
@@ -40,7 +69,7 @@ class _ForkWithoutThreads(ForkContext):
     Process = _Worker
 
 
-def install() -> None:
+def fork_workers() -> None:
     """Have SGLang fork the workers of the server that this process is about to start.
 
     Raises:

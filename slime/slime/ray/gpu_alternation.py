@@ -1,9 +1,9 @@
-"""Who has the GPUs that trainer and engines share (``--colocate``): one of them at a time.
+"""Trainer and engines occupy the GPUs they share (``--colocate``) in alternation.
 
-Guarantee: memory of the one comes to the GPUs when that of the other has left them, except in a push, where the engines have room for
-weights alone and the trainer gives one tensor after the other. A round is: the engines generate, they sleep, the trainer's memory comes
-back, it steps and saves, its memory goes, the engines get room for weights, the push, room for the cache. Without
-``--offload-train`` and ``--offload-rollout`` both keep what they have and only the order of the work is left.
+During a push the engines hold their weights only, and the trainer sends one tensor after the other. A round is: the engines
+generate, they sleep, the trainer's memory comes back, it steps and saves, its memory goes, the engines get room for weights,
+the push, room for the cache. Without ``--offload-train`` and ``--offload-rollout`` both keep their memory and only the order of
+the work is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slime.ray.trainer import Trainer
 from slime.utils.misc import should_run_periodic_action
 
 
-class Turns:
+class GpuAlternation:
     """Owned by the driver; a run whose roles have GPUs of their own has one that does nothing.
 
     Attributes:
@@ -31,28 +31,28 @@ class Turns:
         self.engines_sleep = bool(getattr(args, "offload_rollout", False))
         self.trainer_leaves = bool(getattr(args, "offload_train", False))
         self._ask = ask
-        self._trainers_turn = False
+        self._trainer_works = False
         self.run_ends = False
 
     def before_a_trainer(self) -> None:
-        """Make room for a trainer that is about to be made, whosever turn it was."""
+        """Make room for a trainer that is about to be made, whoever worked before."""
         self._sleep()
-        self._trainers_turn = True
+        self._trainer_works = True
 
     def for_trainer(self, trainer: Trainer) -> None:
         """Let ``trainer`` work; nothing happens when it may already."""
-        if self._trainers_turn:
+        if self._trainer_works:
             return
         self._sleep()
-        self._trainers_turn = True
+        self._trainer_works = True
         if self.trainer_leaves:
             trainer.onload()
 
     def for_engines(self, trainer: Trainer, push: Callable[[], None]) -> None:
         """Let the engines work, with the weights that ``push`` sends them."""
-        if self._trainers_turn and self.trainer_leaves:
+        if self._trainer_works and self.trainer_leaves:
             trainer.offload()
-        self._trainers_turn = False
+        self._trainer_works = False
         if self.engines_sleep:
             self._ask("wake_engines", WEIGHTS)
         push()

@@ -15,7 +15,7 @@ _CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 """They write to a parameter, as to what pads it, without reading any."""
 
 
-class Places(TorchDispatchMode):
+class CopyTrace(TorchDispatchMode):
     """Notes where the loader would copy each tensor to, and copies nothing.
 
     The tensors that are loaded have no data (``meta``), but slicing them keeps offset and strides, which say what part it is.

@@ -1,4 +1,4 @@
-"""Lets an external engine answer again when the run that held it is gone: ``python -I -S left_held.py URL LOG``.
+"""Lets an external engine answer again when the run that held it is gone: ``python -I -S external_release.py URL LOG``.
 
 It is told on stdin, a word a line, what the run does: ``held`` (requests wait), ``loading`` (the weights may be half new), ``loaded`` and
 ``free``. Guarantee: when stdin ends, which is when the run's actor does, however it ends, requests that wait are continued within
