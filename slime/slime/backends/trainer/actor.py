@@ -23,11 +23,10 @@ import torch.distributed as dist
 
 from slime.algorithms.advantages import compute_advantages
 from slime.backends.trainer.flops import forward_flops, speeds, step_flops
-from slime.backends.trainer.memory_history import MemoryHistory
 from slime.backends.trainer.micro_batch import Metrics
-from slime.backends.trainer.postprocess import postprocess
+from slime.backends.trainer.profiling import MemoryHistory
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.rollout_data import RolloutShard, postprocess
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.checkpoints.hf_folder import export_hf

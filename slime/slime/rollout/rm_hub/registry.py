@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from typing import Any
 
 from slime.arguments.rewards import BOXED, grader_name
-from slime.rollout.rm_hub import deepscaler, f1, gpqa, ifbench, math, math_dapo_utils, random, remote
-from slime.rollout.rm_hub.extraction import last_boxed
-from slime.rollout.rm_hub.grader import Grader
+from slime.rollout.rm_hub import f1, gpqa, ifbench, math, math_dapo_utils, remote
+from slime.rollout.rm_hub.extraction import last_boxed, whole
+from slime.rollout.rm_hub.grader import Grader, needs_nothing
+from slime.utils.types import Sample
+
+
+async def _by_chance(args: Any, sample: Sample, answer: str) -> float:
+    """Return 0 or 1 by chance, to see what a run learns from nothing."""
+    return float(random.getrandbits(1))
+
 
 GRADERS = {
     "math": math.GRADER,
     "dapo": math_dapo_utils.GRADER,
-    "deepscaler": deepscaler.GRADER,
+    "deepscaler": math.AFTER_THINKING,
     "f1": f1.GRADER,
     "gpqa": gpqa.GRADER,
     "ifbench": ifbench.GRADER,
-    "random": random.GRADER,
+    "random": Grader(extract=whole, compare=_by_chance, wrong=0.0, check=needs_nothing),
     "remote_rm": remote.GRADER,
 }
 
