@@ -172,7 +172,10 @@ def data_parallel_size(args: Namespace, world_size: int) -> int:
 
 
 def data_parallel_rank(args: Namespace, rank: int, world_size: int) -> int:
-    """Which shard of the data ``rank`` trains on."""
+    """Return which shard of the data ``rank`` trains on.
+
+    Megatron numbers ranks with the tensor-parallel rank running fastest, then data, then pipeline ("tp-cp-ep-dp-pp").
+    """
     if args.train_backend != "megatron":
         return rank
     inner = args.tensor_model_parallel_size * args.context_parallel_size

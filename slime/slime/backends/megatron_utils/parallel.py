@@ -1,8 +1,4 @@
-"""Megatron's process groups, and what of them is plain arithmetic of the arguments.
-
-Ranks are numbered with the tensor-parallel rank running fastest, then data, then pipeline (Megatron's order
-"tp-cp-ep-dp-pp"). Nothing is imported from Megatron before it is used.
-"""
+"""Megatron's process groups, joined and left. Nothing is imported from Megatron before it is used."""
 
 from __future__ import annotations
 
