@@ -12,7 +12,7 @@ in bytes, by resident memory on a CPU and by the allocator on CUDA:
 * `above_weights`: peak above the memory before the first step, moments and gradients included.
 * `step`: peak above the memory before the long step. The moments exist by then; the gradients of a step end with it, so they count.
 * `above_model`: `step` without the gradients. Weights, gradients and moments are the model; this is the rest.
-* `head_budget`: what `slime.backends.trainer.head_memory.head_bytes` says of the loss.
+* `head_budget`: what `slime.utils.head_memory.head_bytes` says of the loss.
 
 Verdict: `step`, gradients included, is at most GOAL_BYTES in every case. `--quick` asks for nothing: its peaks are small change.
 """
@@ -37,8 +37,8 @@ from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.shapes import SHAPES, build
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
-from slime.backends.trainer.head_memory import head_bytes
 from slime.rollout.train_data import split_by_dp
+from slime.utils.head_memory import head_bytes
 from slime.utils.http_utils import find_available_port
 
 GOAL_BYTES = 1_500_000_000

@@ -30,9 +30,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.machine import REPOSITORY
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.server import engine_environment
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.utils.http_utils import find_available_port
 from slime.utils.misc import load_function
 from slime.weight_sync import LOADER

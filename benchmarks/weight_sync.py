@@ -37,8 +37,8 @@ from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from slime.arguments.parser import build_parser
 from slime.utils.http_utils import find_available_port
 from slime.weight_sync import WeightSync
-from slime.weight_sync.choose import make_weight_sync
 from slime.weight_sync.segments import Mappings, Segment
+from slime.weight_sync.transports import make_weight_sync
 from tests.helpers import tiny_random
 
 BROADCAST = "broadcast (gloo)"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from openclaw.config.runtime import RuntimeConfig
-from slime.algorithms.advantages.opd_term import add_opd_term
+from slime.algorithms.advantages.terms import add_opd_term
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss_of_logits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from slime.arguments import parse_args
-from slime.arguments.colocate import check_asynchronous
+from slime.arguments.cluster import check_asynchronous
 from slime.ray.execute import execute
 from slime.ray.run import Run
 from slime.utils.process import watch_lifeline

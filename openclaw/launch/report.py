@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.plan import Plan
+from slime.arguments.placement import describe_placement, start_lines
+from slime.arguments.process_environment import environment_lines
 from slime.exceptions import ConfigurationError
-from slime.ray.placement import describe_placement
-from slime.ray.start_order import start_lines
 from slime.tracking.redact import is_secret
-from slime.utils.process_environment import environment_lines
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
 

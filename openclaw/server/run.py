@@ -21,8 +21,8 @@ from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import LEDGER_NAME, RUNTIME_LOG_NAME, supervise
 from openclaw.server.options import ServerOptions
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.utils.process import StopRequested
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import check_runtime, ledger_path, start_runtime, stop_runtime
 from openclaw.training.live_losses import unfed_loss
-from slime.arguments.colocate import check_asynchronous
+from slime.arguments.cluster import check_asynchronous
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.sglang_rollout import eval_rollout

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from slime.backends.trainer.checkpoint_folder import find, read_meta
-from slime.backends.trainer.hf_folder import export_hf
+from slime.checkpoints.checkpoint_folder import find, read_meta
+from slime.checkpoints.hf_folder import export_hf
 from slime.utils import tool
 from slime.utils.hf_checkpoint import (
     files_of_weights,

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from slime.backends.megatron_utils.one_rank import one_rank
-from slime.backends.trainer import checkpoint_folder
+from slime.checkpoints import checkpoint_folder
 from slime.utils import tool
 
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import merge_lora
 
 from slime.backends.megatron_utils.one_rank import one_rank
-from slime.backends.trainer.checkpoint_folder import find, read_meta
-from slime.backends.trainer.hf_folder import export_hf
+from slime.checkpoints.checkpoint_folder import find, read_meta
+from slime.checkpoints.hf_folder import export_hf
 from slime.utils import tool
 
 

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slime.backends.trainer.hf_folder import export_hf
 from slime.backends.trainer.lora import merged_weight
+from slime.checkpoints.hf_folder import export_hf
 from slime.utils import tool
 from slime.utils.hf_checkpoint import files_of_weights, name_in, read_config, read_weights
 

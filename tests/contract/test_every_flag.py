@@ -11,14 +11,15 @@ import pytest
 
 from slime.arguments import build_parser, parse_args
 from slime.arguments.environments import ENVIRONMENTS
-from slime.arguments.fixed import FIXED
 from slime.arguments.parser import GROUPS
-from slime.arguments.refused import REFUSED
+from slime.arguments.refused import FIXED, REFUSED
 from tests.contract.flag_table import FLAGS
 
 OPTIONS = [option for group in GROUPS for option in group.options]
 # Read by what is not Python of this repository: the plugins of method folders (2.7 of the contract).
 READ_BY_PLUGINS = {option.attribute for option in ENVIRONMENTS.options}
+# Files beside the declarations that make something of the values besides checking them.
+READERS = ("model_shape.py", "evaluation.py", "machine.py", "placement.py", "process_environment.py")
 # The value changes nothing by itself: checked against others, the default said aloud, or a choice that does not exist here.
 CHECKED_ONLY = {
     "num_gpus_per_node",
@@ -74,7 +75,7 @@ def attributes_read(repository: Path) -> set[str]:
     ]
     declarations = repository / "slime" / "slime" / "arguments"
     for path in files:
-        if path.is_relative_to(declarations) and path.name not in ("model_shape.py", "eval_config.py", "machine.py"):
+        if path.is_relative_to(declarations) and path.name not in READERS:
             continue
         tree = ast.parse(path.read_text())
         texts = {

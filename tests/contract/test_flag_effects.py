@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import build_parser
-from slime.arguments.fixed import FIXED
-from slime.arguments.refused import REFUSED_PREFIX
+from slime.arguments.refused import FIXED, REFUSED_PREFIX
 from tests.contract.flag_effects import EFFECTS
 from tests.contract.mentions import definitions, words_of
 

@@ -101,6 +101,26 @@ IMPORT_MAP: dict[str, dict[str, str | None]] = {
     },
     "megatron.core": {"mpu": None},
 }
+# Names of the contract that live elsewhere: path, home and names of each re-export.
+RE_EXPORTS = (
+    (
+        "slime.backends.megatron_utils.loss",
+        "slime.logprobs.packed_logits",
+        ("get_log_probs_and_entropy", "get_responses", "get_values"),
+    ),
+    ("slime.observability.logging_utils", "slime.utils.logging_utils", ("log",)),
+    ("slime.ray.rollout", "slime.observability.metric_utils", ("compute_rollout_step",)),
+    (
+        "slime.rollout.sglang_rollout",
+        "slime.rollout.generation",
+        ("GenerateState", "generate", "generate_and_rm", "generate_and_rm_group"),
+    ),
+    (
+        "slime.rollout.sglang_rollout",
+        "slime.rollout.evaluation",
+        ("eval_rollout", "eval_rollout_single_dataset"),
+    ),
+)
 # Megatron takes seconds to import: its name is tested in tests/integration/test_megatron_names.py.
 NAMES = [(module, name) for module, names in IMPORT_MAP.items() if module.startswith("slime") for name in names]
 # Positional parameters whose names no caller uses.
@@ -174,6 +194,13 @@ def test_the_methods_of_this_repository_import_nothing_that_the_map_lacks(reposi
     for module, names in re.findall(r"^from (slime[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
         for name in names.split(", "):
             assert name in IMPORT_MAP.get(module, {}), f"{module}.{name} is not a name of the contract"
+
+
+@pytest.mark.parametrize(("path", "home", "names"), RE_EXPORTS)
+def test_a_re_export_is_the_thing_itself(path: str, home: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        assert name in IMPORT_MAP[path]
+        assert getattr(importlib.import_module(path), name) is getattr(importlib.import_module(home), name)
 
 
 def test_moved_names_are_one_thing() -> None:

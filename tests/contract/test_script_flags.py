@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import build_parser, parse_args
-from slime.arguments.fixed import FIXED
 from slime.arguments.parser import parser_for, read_arguments
+from slime.arguments.refused import FIXED
 from tests.helpers.checkpoints import config_only
 
 ROLLOUT = """--num-rollout 100000000 --rollout-batch-size 16 --n-samples-per-prompt 1 --num-steps-per-rollout 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.backends.trainer.determinism import DETERMINISTIC_ENVIRONMENT
+from slime.arguments.process_environment import DETERMINISTIC_ENVIRONMENT
 from tests.helpers.model_fixtures import tiny_random_model, tiny_random_tied_model
 
 __all__ = ["tiny_random_model", "tiny_random_tied_model"]

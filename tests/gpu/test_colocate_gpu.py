@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.backends.trainer.offload import HostMemory
-from slime.weight_sync.choose import make_weight_sync
+from slime.weight_sync.transports import make_weight_sync
 from tests.helpers import megatron_ranks, tiny_random, trainer, trainer_ranks
 from tests.helpers.arguments import default_args
 from tests.helpers.weight_receivers import rank_zero

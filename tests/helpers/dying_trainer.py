@@ -14,9 +14,9 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
-from slime.backends.sglang_utils.server_args import EngineSpec
-from slime.weight_sync.choose import make_weight_sync
+from slime.weight_sync.transports import make_weight_sync
 from tests.helpers.weight_receivers import CPU, rank_zero, sync_args, weights
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime.rollout.routed_experts import FIELD, expert_shape
+from slime.rollout.routed_experts import expert_shape
+from slime.utils.types import EXPERTS
 from tests.helpers.reference_loss import reference
 
-__all__ = ["FIELD", "forced_reference", "random_experts"]
+__all__ = ["EXPERTS", "forced_reference", "random_experts"]
 
 
 def random_experts(checkpoint: str, tokens: list[list[int]]) -> list[np.ndarray]:
@@ -31,7 +32,7 @@ def forced_reference(args: Namespace, data: dict[str, Any]) -> tuple[float, dict
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
     layers = expert_shape(args.hf_checkpoint).layers
-    order = iter([array[:, layer] for array in data[FIELD] for layer in range(layers)])
+    order = iter([array[:, layer] for array in data[EXPERTS] for layer in range(layers)])
 
     def forced(router: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = hidden.reshape(-1, router.hidden_dim) @ router.weight.T

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.server_args import EngineSpec
 from tests.helpers.arguments import default_args
 from tests.helpers.engine_streams import TEMPERATURE, Tolerance
 

@@ -123,7 +123,7 @@ def data_of(args: Namespace) -> dict[str, Any]:
         shares = [[[rng.uniform(0.05, 0.2) for _ in range(TOP)] for _ in range(n)] for n in responses]
         data["teacher_topk_log_probs"] = [[[math.log(x) for x in row] for row in rows] for rows in shares]
     if args.use_rollout_routing_replay:
-        data[forced_experts.FIELD] = forced_experts.random_experts(args.hf_checkpoint, data["tokens"])
+        data[forced_experts.EXPERTS] = forced_experts.random_experts(args.hf_checkpoint, data["tokens"])
     return data
 
 

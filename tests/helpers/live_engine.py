@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.utils.process import group_alive
 from tests.helpers.waiting import wait_until
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slime.ray.placement import Bundle, Placement, ReservedPlacement
+from slime.arguments.placement import Placement
+from slime.ray.placement import Bundle, ReservedPlacement
 
 
 def reserved(*places: str, per_engine: int = 2, judge: int = 0) -> ReservedPlacement:

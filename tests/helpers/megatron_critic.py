@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.backends.megatron_utils import parallel, train_step
+from slime.arguments import placement
+from slime.backends.megatron_utils import train_step
 from slime.backends.megatron_utils.actor import MegatronTrainActor
 from slime.backends.megatron_utils.config import read_config, shape_of
 from slime.backends.megatron_utils.critic import MegatronCriticActor
@@ -47,9 +48,9 @@ def start(args: Any, rank: int, world_size: int, place: str) -> tuple[MegatronTr
 
 def shard_of(args: Any, rank: int, world_size: int, seed: int = 0) -> dict[str, Any]:
     """This rank's part of the training data."""
-    copies = parallel.data_parallel_size(args, world_size)
+    copies = placement.data_parallel_size(args, world_size)
     return trainer.shards(args, trainer.train_data(seed=seed), copies)[
-        parallel.data_parallel_rank(args, rank, world_size)
+        placement.data_parallel_rank(args, rank, world_size)
     ]
 
 

@@ -43,6 +43,7 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, Any]]], 
 
 def _three_steps(args: Any, rank: int, world_size: int, path: str) -> dict[str, Any]:
     from slime.algorithms.advantages import compute_advantages
+    from slime.arguments import placement
     from slime.backends.megatron_utils import parallel, train_step
     from slime.backends.megatron_utils.config import read_config, shape_of
     from slime.backends.megatron_utils.model import build_model, data_parallel, unwrapped
@@ -56,8 +57,8 @@ def _three_steps(args: Any, rank: int, world_size: int, path: str) -> dict[str, 
     model = data_parallel(*build_model(args, path, device=CPU), device=CPU)
     optimizer = build_optimizer(args, model, device=CPU)
     start = {name: value.clone() for name, value in full_weights(unwrapped(model), shape)}
-    copies = parallel.data_parallel_size(args, world_size)
-    mine = trainer.shards(args, trainer.train_data(), copies)[parallel.data_parallel_rank(args, rank, world_size)]
+    copies = placement.data_parallel_size(args, world_size)
+    mine = trainer.shards(args, trainer.train_data(), copies)[placement.data_parallel_rank(args, rank, world_size)]
     shard = RolloutShard(mine)
     shard.set_computed("log_probs", train_step.log_prob_pass(args, model, shard, CPU, shape.vocab_size))
     if args.loss_type != "sft_loss":
@@ -110,7 +111,7 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
     A run has ``rollouts``, and changes of the arguments under ``changes``. In one that ``leaves`` the trainer's memory is on the
     host between rollouts.
     """
-    from slime.backends.megatron_utils import parallel
+    from slime.arguments import placement
     from slime.backends.megatron_utils.actor import MegatronTrainActor
 
     warnings.filterwarnings("ignore")
@@ -123,8 +124,8 @@ def run_actors(rank: int, world_size: int, runs: list[dict[str, Any]], model: st
         leaves = plan.get("leaves", False)
         before = _pushed(actor, leaves)
         metrics = []
-        copies = parallel.data_parallel_size(args, world_size)
-        place = parallel.data_parallel_rank(args, rank, world_size)
+        copies = placement.data_parallel_size(args, world_size)
+        place = placement.data_parallel_rank(args, rank, world_size)
         for rollout in plan["rollouts"]:
             metrics.append(actor.train(rollout, trainer.shards(args, trainer.train_data(seed=rollout), copies)[place]))
             actor.save(rollout)
@@ -181,7 +182,8 @@ def plain_names(adapters: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]], model: str, out: str) -> None:
     """For each case take a step of the actor; write ``(metrics, gradients, adapters)`` of each."""
-    from slime.backends.megatron_utils import parallel, train_step
+    from slime.arguments import placement
+    from slime.backends.megatron_utils import train_step
     from slime.backends.megatron_utils.actor import MegatronTrainActor
     from slime.backends.megatron_utils.model import unwrapped
     from slime.backends.megatron_utils.weights import adapter_weights, full_weights
@@ -210,8 +212,8 @@ def gradients_of_losses(rank: int, world_size: int, cases: list[dict[str, Any]],
             return original(wrapped, *rest, **named)
 
         train_step.apply_gradients = capture
-        shards = trainer.shards(args, gradient_cases.data_of(args), parallel.data_parallel_size(args, world_size))
-        metrics = actor.train(0, shards[parallel.data_parallel_rank(args, rank, world_size)])
+        shards = trainer.shards(args, gradient_cases.data_of(args), placement.data_parallel_size(args, world_size))
+        metrics = actor.train(0, shards[placement.data_parallel_rank(args, rank, world_size)])
         train_step.apply_gradients = original
         results.append((metrics, gradients, adapters))
         actor.shutdown()

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from slime.algorithms.losses.hybrid_distillation import hybrid_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
-from slime.backends.fsdp_utils.megatron_group import group_of_one
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses, get_values
-from slime.backends.trainer.logprobs import log_probs_of_head
+from slime.backends.fsdp_utils.actor import group_of_one
+from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses, get_values
+from slime.logprobs.response_rows import log_probs_of_head
 from slime.utils.ppo_utils import compute_log_probs
 from slime.utils.vocab_parallel import log_probs_of_ids, tensor_parallel_group
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, reference_topk_kl, vocabulary_case

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.weight_receiver import ReceiverProcess
-from slime.weight_sync.choose import make_weight_sync
+from slime.weight_sync.transports import make_weight_sync
 from tests.helpers.arguments import default_args
 
 SPEC: dict[str, Any] = {

@@ -12,7 +12,7 @@ def test_pytest_on_a_named_plugin(repository: Path) -> None:
     command = [sys.executable, "-m", "pytest", "tests/contract/plugins/test_training.py", "-q", "-p", "no:xdist"]
     environment = {
         **os.environ,
-        "SLIME_CONTRACT_CUSTOM_TIS_FUNCTION_PATH": "slime.algorithms.losses.icepop.icepop_function",
+        "SLIME_CONTRACT_CUSTOM_TIS_FUNCTION_PATH": "slime.algorithms.losses.rejection.icepop_function",
     }
     option = ["--plugin-custom-megatron-init-path", "tests.helpers.bad_plugins.calls.megatron_init_1"]
     result = subprocess.run(

@@ -13,10 +13,10 @@ import pytest
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.left_held import DEFAULT_VERSION, follow
+from slime.backends.sglang_utils.external_release import DEFAULT_VERSION, follow
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineError
 from slime.utils.process import group_alive
 from tests.helpers.arguments import default_args

@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
-from slime.backends.sglang_utils.server_args import EngineSpec
 from tests.helpers.arguments import default_args
 from tests.helpers.processes import GONE_SECONDS, assert_all_gone
 from tests.helpers.tolerance import MODEL, tolerance

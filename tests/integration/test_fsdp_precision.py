@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slime.backends.fsdp_utils.train_step import log_prob_pass
-from slime.backends.trainer.logprobs import log_probs_of_head
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.logprobs.response_rows import log_probs_of_head
 from slime.utils.http_utils import find_available_port
 from tests.helpers import trainer, trainer_ranks
 from tests.helpers.reference_steps import sft_steps
@@ -33,7 +33,7 @@ def test_bfloat16_gives_float32_log_probabilities_of_its_own_logits(
         of_own_logits.append(table.gather(1, targets[:, None])[:, 0])
         return log_probs_of_head(pairs, targets, **settings)
 
-    monkeypatch.setattr("slime.backends.trainer.response_rows.log_probs_of_head", with_reference)
+    monkeypatch.setattr("slime.logprobs.response_rows.log_probs_of_head", with_reference)
     args = trainer.trainer_args(
         tiny_random_model, train_dtype="bfloat16", micro_batch_size=1, use_dynamic_batch_size=False
     )

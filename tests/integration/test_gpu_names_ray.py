@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slime.arguments.process_environment import CUMEM, NOSET
 from slime.ray import cluster as cluster_module
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import create_placement
-from slime.utils.process_environment import CUMEM, NOSET
 from tests.helpers.arguments import default_args
 
 pytestmark = pytest.mark.timeout(300)

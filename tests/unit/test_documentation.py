@@ -10,9 +10,9 @@ from openclaw.launch.document import FILE, document
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from slime.arguments.machines import ADDRESS_VARIABLE
 from slime.arguments.parser import build_parser
-from slime.ray.environment import FORWARDED, PREFIXES, travels
+from slime.arguments.process_environment import NOSET
 from slime.ray.ray_start import MODE_VARIABLE, TOKEN_VARIABLE
-from slime.utils.process_environment import NOSET
+from slime.utils.forwarded_environment import FORWARDED, PREFIXES, travels
 
 WORDS_OF_OTHER_PROGRAMS = {
     *("--head", "--address", "--dashboard-host", "--runtime-env-json"),

@@ -1,8 +1,13 @@
-"""Advantages, losses and their terms."""
+"""Advantages, losses and their terms: the flags, and which of them go together.
+
+Guarantee: a flag that would have no effect beside the others is refused by name, with what to type instead.
+"""
 
 from __future__ import annotations
 
-from slime.arguments.option import Group, Option
+from argparse import Namespace
+
+from slime.arguments.option import Group, Option, flag_of
 
 ESTIMATORS = (
     "grpo",
@@ -90,3 +95,146 @@ ALGORITHM = Group(
         Option("--custom-pg-loss-reducer-function-path", "reduces the policy loss of a micro-batch"),
     ),
 )
+
+
+GROUP_STANDARDISED = ("grpo", "gspo", "cispo")
+WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+# Terms of the policy loss and of the advantages: attribute, and its value when it is not asked for.
+_POLICY_TERMS = {
+    "use_opd": False,
+    "use_kl_loss": False,
+    "kl_coef": 0.0,
+    "entropy_coef": 0.0,
+    "normalize_advantages": False,
+    "eps_clip_c": None,
+    "use_tis": False,
+    "use_opsm": False,
+    "use_rollout_logprobs": False,
+    "custom_advantage_function_path": None,
+    "custom_pg_loss_reducer_function_path": None,
+}
+# Flags that only another one gives a meaning: attribute, its default, and the other one.
+_NEEDS = (
+    ("kl_loss_coef", 0.0, "use_kl_loss"),
+    ("use_unbiased_kl", False, "use_kl_loss"),
+    # A custom loss may read these.
+    ("opd_kl_coef", 1.0, "use_opd"),
+    ("opsm_delta", 1e-4, "use_opsm"),
+    ("tis_clip", 2.0, "use_tis"),
+    ("tis_clip_low", 0.0, "use_tis"),
+)
+
+
+def check_algorithm(args: Namespace) -> list[str]:
+    """Return the problems, one line each."""
+    return [*_check_loss(args), *_check_terms(args), *_check_advantages(args), *_check_correction(args)]
+
+
+def _check_loss(args: Namespace) -> list[str]:
+    problems = []
+    if args.loss_type == "custom_loss" and not args.custom_loss_function_path:
+        problems.append("--loss-type custom_loss needs --custom-loss-function-path module.attr")
+    if args.custom_loss_function_path and args.loss_type != "custom_loss":
+        problems.append("--custom-loss-function-path has no effect without --loss-type custom_loss")
+    if args.distill_topk < 0:
+        problems.append(f"--distill-topk {args.distill_topk}: give 0 or more")
+    if args.distill_topk and args.loss_type != "custom_loss":
+        problems.append(
+            "--distill-topk has no effect on a built-in loss; add --loss-type custom_loss --custom-loss-function-path "
+            "slime.algorithms.losses.topk_distillation.topk_distillation_loss"
+        )
+    if args.loss_type == "sft_loss":
+        useless = [flag_of(name) for name, off in _POLICY_TERMS.items() if getattr(args, name) != off]
+        if useless:
+            problems.append(f"{', '.join(useless)} has no effect with --loss-type sft_loss; remove it")
+    if not args.compute_advantages_and_returns:
+        if args.loss_type == "policy_loss":
+            problems.append(
+                "--disable-compute-advantages-and-returns leaves --loss-type policy_loss without advantages; remove it, or "
+                "use --loss-type sft_loss or custom_loss"
+            )
+        if args.use_kl_loss or args.kl_coef:
+            problems.append(
+                "--use-kl-loss and --kl-coef need the passes that --disable-compute-advantages-and-returns skips"
+            )
+    if not args.rollout_temperature > 0:
+        problems.append("--rollout-temperature must be above 0: greedy replies have no exploration to learn from")
+    return problems
+
+
+def _check_terms(args: Namespace) -> list[str]:
+    problems = []
+    for name, off, needed in _NEEDS[:2] if args.loss_type == "custom_loss" else _NEEDS:
+        there = getattr(args, needed) or (needed == "use_tis" and args.get_mismatch_metrics)
+        if getattr(args, name) != off and not there:
+            problems.append(f"{flag_of(name)} has no effect without {flag_of(needed)}")
+    if args.opd_teacher == "prm" and not (args.prm_enable or args.prm_router_ip):
+        problems.append(
+            "--opd-teacher prm needs a judge: add --prm-enable --prm-num-gpus N, or use --opd-teacher policy"
+        )
+    if args.kl_coef and args.kl_loss_coef:
+        problems.append("--kl-coef and --kl-loss-coef would count the KL twice; set one of them to 0")
+    if args.eps_clip_c is not None and args.eps_clip_c <= 1.0:
+        problems.append(f"--eps-clip-c {args.eps_clip_c}: the dual clip needs a value above 1, such as 3.0")
+    if args.eps_clip_c is not None and args.advantage_estimator == "cispo":
+        problems.append(
+            "--eps-clip-c has no effect with --advantage-estimator cispo, whose weight is clipped on both sides"
+        )
+    if args.use_opd and args.advantage_estimator == "on_policy_distillation":
+        problems.append("--use-opd would add the teacher's term twice; remove it or use --advantage-estimator grpo")
+    path = args.custom_pg_loss_reducer_function_path or ""
+    if path.endswith("reduce.constant_denominator"):
+        if args.calculate_per_token_loss:
+            problems.append("Dr.GRPO's denominator is constant: remove --calculate-per-token-loss")
+        if not args.rollout_max_response_len:
+            problems.append("Dr.GRPO's denominator is the longest response: add --rollout-max-response-len N")
+    return problems
+
+
+def _check_advantages(args: Namespace) -> list[str]:
+    problems = []
+    estimator, custom = args.advantage_estimator, args.custom_advantage_function_path
+    if estimator in WHITENED and not (args.normalize_advantages or custom):
+        problems.append(
+            f"--advantage-estimator {estimator} is defined with whitened advantages: add --normalize-advantages"
+        )
+    if args.normalize_advantages and estimator == "step_wise":
+        problems.append("--normalize-advantages would standardise the steps twice; remove it")
+    if args.kl_coef and estimator not in (*WHITENED, "ppo") and not custom:
+        problems.append(
+            f"--kl-coef has no effect with --advantage-estimator {estimator}; use --use-kl-loss --kl-loss-coef, or "
+            "--advantage-estimator reinforce_plus_plus"
+        )
+    if args.gamma != 1.0 and estimator not in ("reinforce_plus_plus", "ppo") and not custom:
+        problems.append(f"--gamma has no effect with --advantage-estimator {estimator}; use reinforce_plus_plus or ppo")
+    if not 0.0 <= args.gamma <= 1.0:
+        problems.append(f"--gamma {args.gamma}: give a discount between 0 and 1")
+    if not args.rewards_normalization and estimator == "reinforce_plus_plus_baseline":
+        problems.append(
+            "--disable-rewards-normalization takes the baseline from reinforce_plus_plus_baseline; "
+            "use --advantage-estimator reinforce_plus_plus"
+        )
+    if not args.grpo_std_normalization and estimator not in GROUP_STANDARDISED:
+        problems.append(
+            f"--disable-grpo-std-normalization has no effect with --advantage-estimator {estimator}; remove it"
+        )
+    return problems
+
+
+def _check_correction(args: Namespace) -> list[str]:
+    problems = []
+    if args.use_rollout_logprobs and (args.use_tis or args.get_mismatch_metrics):
+        flag = "--use-tis" if args.use_tis else "--get-mismatch-metrics"
+        problems.append(
+            f"{flag} compares the trainer's old policy with the engine's; with --use-rollout-logprobs the engine's is the "
+            "old policy: remove one of them"
+        )
+    if args.get_mismatch_metrics and not args.custom_tis_function_path:
+        problems.append(
+            "--get-mismatch-metrics needs --custom-tis-function-path; train_rollout_logprob_abs_diff is always logged"
+        )
+    if args.custom_tis_function_path and not (args.use_tis or args.get_mismatch_metrics):
+        problems.append("--custom-tis-function-path has no effect without --use-tis or --get-mismatch-metrics")
+    if args.tis_clip_low > args.tis_clip:
+        problems.append(f"--tis-clip-low {args.tis_clip_low} is above --tis-clip {args.tis_clip}; swap them")
+    return problems

@@ -8,7 +8,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from slime.arguments.check_paths import LATEST, taken_folder
+from slime.arguments.checkpoint import LATEST, taken_folder
 from slime.arguments.critic import check_critic
 from slime.arguments.devices import missing_devices
 from slime.arguments.plugin_names import missing_plugins

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-import slime.arguments.eval_config as eval_config
-from slime.arguments.check_algorithm import GROUP_STANDARDISED
-from slime.arguments.colocate import trainer_gpus
+import slime.arguments.evaluation as evaluation
+from slime.arguments.algorithm import GROUP_STANDARDISED
+from slime.arguments.cluster import trainer_gpus
 from slime.arguments.devices import VISIBLE
 
 
@@ -98,4 +98,4 @@ def derive_rollout(args: Namespace) -> None:
         context = getattr(args, f"{kind}_max_context_len")
         if context and getattr(args, f"{kind}_max_prompt_len") is None:
             setattr(args, f"{kind}_max_prompt_len", context - 1)
-    args.eval_datasets = eval_config.read_eval_datasets(args)
+    args.eval_datasets = evaluation.read_eval_datasets(args)

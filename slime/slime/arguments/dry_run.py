@@ -13,9 +13,10 @@ from slime.arguments.devices import missing_devices
 from slime.arguments.machines import missing_machines
 from slime.arguments.megatron import NOT_INSTALLED
 from slime.arguments.memory_budget import memory_problems
+from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.plugin_names import missing_plugins
+from slime.arguments.process_environment import environment_lines
 from slime.exceptions import ConfigurationError
-from slime.utils.process_environment import environment_lines
 
 MISSING_PATH = "no such folder"
 
@@ -55,8 +56,5 @@ def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> 
 
 def _layout_lines(args: Namespace) -> list[str]:
     """The roles on their GPUs, and the order in which they start."""
-    from slime.ray.placement import describe_placement  # which imports this package
-    from slime.ray.start_order import start_lines
-
     placement = describe_placement(args)
     return [*placement.lines(), f"starts   {', then '.join(start_lines(placement))}"]

@@ -14,24 +14,20 @@ from typing import NoReturn
 
 from slime.arguments.algorithm import ALGORITHM
 from slime.arguments.checkpoint import CHECKPOINT
-from slime.arguments.cluster import CLUSTER
-from slime.arguments.colocate import COLOCATE
+from slime.arguments.cluster import CLUSTER, COLOCATE
 from slime.arguments.critic import CRITIC
 from slime.arguments.dry_run import show_plan
+from slime.arguments.engines import JUDGE
 from slime.arguments.environments import ENVIRONMENTS
-from slime.arguments.fixed import add_fixed_arguments
-from slime.arguments.judge import JUDGE
 from slime.arguments.megatron import MEGATRON
 from slime.arguments.memory_budget import memory_problems
-from slime.arguments.memory_history import MEMORY_HISTORY
 from slime.arguments.model_shape import MODEL_SHAPE
-from slime.arguments.optimizer import OPTIMIZER
 from slime.arguments.plugin_paths import AddArguments, method_arguments, resolve_plugin_files
-from slime.arguments.refused import add_refused_arguments, refusals
+from slime.arguments.refused import add_fixed_arguments, add_refused_arguments, refusals
 from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
 from slime.arguments.sglang_flags import add_sglang_arguments
-from slime.arguments.tracking import DEBUG, TRACKING
-from slime.arguments.trainer import LORA, TRAINER
+from slime.arguments.tracking import DEBUG, MEMORY_HISTORY, TRACKING
+from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER
 from slime.arguments.validate import validate
 from slime.arguments.weight_sync import WEIGHT_SYNC
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, nearest, with_config_file

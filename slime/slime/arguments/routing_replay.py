@@ -8,12 +8,12 @@ from __future__ import annotations
 from argparse import Namespace
 
 from slime.arguments.model_shape import number_of_experts, text_config
+from slime.arguments.placement import pipeline_stages
 
 # Data sources whose samples never have experts.
 _WITHOUT_EXPERTS = ("openclaw.training.rollout.LedgerDataSource",)
 # SGLang's record of a token is found by the token's place in the GPU's cache, and is that of the layers of one stage.
 _CACHES_ELSEWHERE = ("sglang_enable_hierarchical_cache", "sglang_enable_lmcache")
-_STAGES = ("sglang_pp_size", "sglang_pipeline_parallel_size")
 
 
 def derive_routing_replay(args: Namespace) -> None:
@@ -53,7 +53,7 @@ def check_routing_replay(args: Namespace, config: dict | None) -> list[str]:
 
 def _wrong_reports(args: Namespace) -> list[str]:
     """Flags of engines whose record of experts, which lies beside the cache of one GPU and one stage, goes wrong unnoticed."""
-    stages = next((size for name in _STAGES if (size := getattr(args, name, None))), 1)
+    stages = pipeline_stages(args)
     flags = [f"--sglang-pp-size {stages}"] if stages > 1 else []
     guesser = getattr(args, "sglang_speculative_algorithm", None)
     if guesser == "NGRAM":

@@ -1,6 +1,11 @@
-"""Where numbers go. JSON lines in the run folder are always written."""
+"""Where numbers go, and what is dumped for debugging. JSON lines in the run folder are always written.
+
+Guarantee: a flag that would have no effect is refused with the flag that it needs.
+"""
 
 from __future__ import annotations
+
+from argparse import Namespace
 
 from slime.arguments.option import Group, Option
 
@@ -52,3 +57,64 @@ DEBUG = Group(
         Option("--dump-details", "folder: sets the two --save-debug paths below it"),
     ),
 )
+
+
+MEMORY_HISTORY = Group(
+    "memory snapshots of the trainer (GPU)",
+    (
+        Option(
+            "--record-memory-history",
+            "record who allocates GPU memory in each rank of the policy, for https://pytorch.org/memory_viz",
+            bool,
+        ),
+        Option("--memory-snapshot-dir", "folder of the snapshots", str, "."),
+        Option("--memory-snapshot-path", "their file name, after rank0_ and so on", str, "snapshot.pickle"),
+        Option(
+            "--memory-snapshot-num-steps",
+            "rollouts to train before the snapshot; default: 1; running out of memory writes it at once",
+            int,
+        ),
+    ),
+)
+
+
+def check_memory_history(args: Namespace) -> list[str]:
+    """Return the problems, one line each."""
+    if not args.record_memory_history:
+        given = [option.flag for option in MEMORY_HISTORY.options if option.is_given(args)]
+        return [f"{', '.join(given)} has no effect without --record-memory-history"] if given else []
+    if args.device == "cpu":
+        return ["--record-memory-history needs a GPU: it records CUDA's allocator; remove it"]
+    return []
+
+
+# Attribute, its value when it is not given, and the flag that it needs.
+_NEEDS = (
+    ("tensorboard_dir", None, "use_tensorboard"),
+    ("tb_project_name", None, "use_tensorboard"),
+    ("tb_experiment_name", None, "use_tensorboard"),
+    ("wandb_host", None, "use_wandb"),
+    ("wandb_run_id", None, "use_wandb"),
+    ("wandb_dir", None, "use_wandb"),
+    ("wandb_team", None, "use_wandb"),
+    ("load_debug_rollout_data_subsample", None, "load_debug_rollout_data"),
+)
+
+
+def check_tracking(args: Namespace) -> list[str]:
+    """Return the problems, one line each."""
+    problems = [
+        f"--{name.replace('_', '-')} has no effect without --{needed.replace('_', '-')}"
+        for name, off, needed in _NEEDS
+        if getattr(args, name) != off and not getattr(args, needed)
+    ]
+    share = args.load_debug_rollout_data_subsample
+    if share is not None and not 0.0 < share <= 1.0:
+        problems.append(f"--load-debug-rollout-data-subsample {share}: give a share above 0 and up to 1")
+    if args.skip_eval_before_train and args.eval_interval is None:
+        problems.append("--skip-eval-before-train has no effect without --eval-interval N")
+    if args.debug_rollout_only and args.debug_train_only:
+        problems.append(
+            "--debug-rollout-only leaves out the trainer and --debug-train-only the engines; remove one of them"
+        )
+    return problems

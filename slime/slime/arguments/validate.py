@@ -13,31 +13,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import slime.arguments.eval_config as eval_config
+import slime.arguments.evaluation as evaluation
+from slime.arguments.algorithm import check_algorithm
 from slime.arguments.backend import derive_backend
-from slime.arguments.check_algorithm import check_algorithm
-from slime.arguments.check_batches import check_batches, check_staleness, check_steps
-from slime.arguments.check_counts import check_counts, check_lengths
-from slime.arguments.check_engines import check_engines
-from slime.arguments.check_evaluation import check_evaluation
-from slime.arguments.check_paths import LATEST, check_paths
-from slime.arguments.check_rewards import check_rewards
-from slime.arguments.check_roles import check_roles
-from slime.arguments.check_tracking import check_tracking
-from slime.arguments.check_trainer import check_trainer
-from slime.arguments.colocate import check_colocate, derive_colocate
+from slime.arguments.batches import check_batches, check_counts, check_lengths, check_staleness, check_steps
+from slime.arguments.checkpoint import LATEST, check_paths
+from slime.arguments.cluster import check_colocate, check_roles, derive_colocate
 from slime.arguments.critic import check_critic, derive_critic
 from slime.arguments.derive import derive_batches, derive_paths, derive_roles, derive_rollout
+from slime.arguments.engines import check_engines, check_judge
 from slime.arguments.environments import check_environments
-from slime.arguments.fixed import check_fixed
-from slime.arguments.judge import check_judge
+from slime.arguments.evaluation import check_evaluation
 from slime.arguments.machines import check_given, derive_machines
 from slime.arguments.megatron import check_megatron, check_megatron_shape, derive_megatron
-from slime.arguments.memory_history import check_memory_history
 from slime.arguments.model_shape import check_model_shape, check_trainable
+from slime.arguments.process_environment import check_shared
+from slime.arguments.refused import check_fixed
+from slime.arguments.rewards import check_rewards
 from slime.arguments.routing_replay import check_routing_replay, derive_routing_replay
+from slime.arguments.tracking import check_memory_history, check_tracking
+from slime.arguments.trainer import check_trainer
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
-from slime.utils.process_environment import check_shared
 
 
 def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
@@ -78,7 +74,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
         *check_critic(args, LATEST),
         *check_rewards(args),
         *check_staleness(args),
-        *eval_config.check_eval_datasets(args),
+        *evaluation.check_eval_datasets(args),
         *check_tracking(args),
         *check_trainer(args),
         *check_memory_history(args),

@@ -16,14 +16,14 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from slime.backends.megatron_utils.parallel import data_parallel_size, shard_of_rank
+from slime.arguments.placement import data_parallel_size, shard_of_rank
+from slime.arguments.process_environment import rank_environment
 from slime.exceptions import CheckpointError, RankLostError, TrainerError
 from slime.ray.nodes import POLL_SECONDS, check_nodes
 from slime.ray.placement import ACTOR_GPU_SHARE, ReservedPlacement
 from slime.ray.report import say
 from slime.ray.restarts import death_line
 from slime.utils.misc import load_function
-from slime.utils.process_environment import rank_environment
 
 ACTORS = {
     ("fsdp", "actor"): "slime.backends.fsdp_utils.actor.FSDPTrainActor",

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime.arguments.machines import missing_machines
+from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 from slime.exceptions import ConfigurationError, NodeError
-from slime.ray.environment import forwarded
 from slime.ray.ray_start import (
     CPU_OBJECT_STORE_BYTES,
     EXTRA_CPUS,
@@ -32,8 +32,8 @@ from slime.ray.ray_start import (
     split_address,
 )
 from slime.utils.cleanup import entrust, start_janitor
+from slime.utils.forwarded_environment import forwarded
 from slime.utils.process import StopRequested
-from slime.utils.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import replace
 from itertools import groupby
 
-from slime.backends.sglang_utils.server_args import EngineSpec
+from slime.arguments.placement import EngineSpec
 from slime.exceptions import ConfigurationError
 from slime.ray.placement import ReservedPlacement
 

@@ -15,11 +15,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from slime.arguments.placement import EngineSpec, Role
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.router import Address, check_router, requested_port, serve_behind_one_address
-from slime.backends.sglang_utils.server_args import EngineSpec, Role
 from slime.exceptions import EngineNodeLostError
 from slime.ray.engine_machines import by_machine
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement

@@ -1,8 +1,7 @@
-"""Which GPUs each role gets, and the Ray placement group that holds them.
+"""The Ray placement group that holds the GPUs of a run's roles.
 
-Guarantees: :func:`describe_placement` is pure and says what a run will do on any machine; :func:`create_placement` gives
-exactly that on a cluster. The order is actor, critic, rollout, judge, and with ``--colocate`` the rollout's are those of actor and
-critic; a machine without GPUs has logical ones. Ray is imported only by the functions that talk to it.
+Guarantee: :func:`create_placement` gives exactly what `slime.arguments.placement.describe_placement` says of a run. Ray is
+imported only by the functions that talk to it.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slime.arguments.critic import critic_gpus
 from slime.arguments.devices import device_problems
-from slime.backends.sglang_utils.server_args import EngineSpec, GpuId, Role
+from slime.arguments.placement import GpuId, Placement, describe_placement
+from slime.arguments.process_environment import NOSET
 from slime.exceptions import ConfigurationError, NodeError, NodeLostError
 from slime.utils.machine import cuda_facts, usable_cores
-from slime.utils.process_environment import NOSET
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -28,113 +26,6 @@ if TYPE_CHECKING:
 
 ACTOR_GPU_SHARE = 0.4
 ENGINE_GPU_SHARE = 0.2
-
-
-@dataclass(frozen=True)
-class Placement:
-    """GPU numbers of each role, counted over the whole cluster."""
-
-    actor: tuple[int, ...]
-    rollout: tuple[int, ...]
-    judge: tuple[int, ...]
-    rollout_gpus_per_engine: int = 1
-    judge_gpus_per_engine: int = 1
-    critic: tuple[int, ...] = ()
-
-    @property
-    def total(self) -> int:
-        """Number of GPUs that any role uses."""
-        return len({*self.actor, *self.critic, *self.rollout, *self.judge})
-
-    def gpus(self, role: Role) -> tuple[int, ...]:
-        """GPUs of the policy engines or of the judge engines."""
-        return self.rollout if role == "policy" else self.judge
-
-    def engines(self, role: Role) -> list[EngineSpec]:
-        """The engines of a role, each with its consecutive GPUs."""
-        gpus = self.gpus(role)
-        size = min(self.rollout_gpus_per_engine if role == "policy" else self.judge_gpus_per_engine, len(gpus) or 1)
-        starts = range(0, len(gpus), size)
-        return [EngineSpec(role, index, size, gpus[start : start + size]) for index, start in enumerate(starts)]
-
-    def roles(self) -> str:
-        """The roles with their numbers of GPUs, as in a sentence: ``actor 4 + rollout 2 + judge 2``."""
-        counts = (("actor", self.actor), ("critic", self.critic), ("rollout", self.rollout), ("judge", self.judge))
-        return " + ".join(f"{name} {len(gpus)}" for name, gpus in counts if gpus)
-
-    def lines(self) -> list[str]:
-        """One line per role for people: ``actor    GPU 0-3  4 ranks``."""
-        engines = {role: f"{len(self.engines(role))} engine(s)" for role in ("policy", "prm")}
-        shared = ", on the trainer's" if {*self.actor, *self.critic} & {*self.rollout} else ""
-        rows = [
-            ("actor", self.actor, f"{len(self.actor)} rank(s)"),
-            ("critic", self.critic, f"{len(self.critic)} rank(s)"),
-            ("rollout", self.rollout, f"{engines['policy']} of {self.rollout_gpus_per_engine}{shared}"),
-            ("judge", self.judge, f"{engines['prm']} of {self.judge_gpus_per_engine}"),
-        ]
-        return [f"{name:<8} GPU {_interval(gpus):<6} {what}" for name, gpus, what in rows if gpus]
-
-
-def describe_placement(args: Namespace) -> Placement:
-    """Return the placement of a run; raises :class:`ConfigurationError` with the flag to change."""
-    actor_count = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
-    trainer_count = actor_count + (0 if args.debug_rollout_only else critic_gpus(args))
-    external_policy = bool(getattr(args, "sglang_router_ip", None))
-    external_judge = bool(getattr(args, "prm_router_ip", None))
-    if external_policy and actor_count:
-        raise ConfigurationError(
-            "engines at --sglang-router-ip cannot take new weights; remove it, or collect only with --debug-rollout-only"
-        )
-    no_engines = args.debug_train_only or external_policy or getattr(args, "rollout_external_engine_addrs", None)
-    rollout_count = 0 if no_engines else args.rollout_num_gpus
-    no_judge = args.debug_train_only or external_judge
-    judge_count = args.prm_num_gpus if args.prm_enable and not no_judge else 0
-    per_engine, judge_per_engine = args.rollout_num_gpus_per_engine, args.prm_num_gpus_per_engine
-    if rollout_count and rollout_count % per_engine:
-        raise ConfigurationError(
-            f"--rollout-num-gpus {rollout_count} is not a multiple of --rollout-num-gpus-per-engine {per_engine}"
-        )
-    if judge_count and judge_count % judge_per_engine:
-        raise ConfigurationError(
-            f"--prm-num-gpus {judge_count} is not a multiple of --prm-num-gpus-per-engine {judge_per_engine}"
-        )
-    rollout_start = 0 if args.colocate else trainer_count
-    judge_start = max(trainer_count, rollout_start + rollout_count)
-    if getattr(args, "share_gpu", False):
-        rollout_start = judge_start = 0
-    placement = Placement(
-        actor=tuple(range(actor_count)),
-        rollout=tuple(range(rollout_start, rollout_start + rollout_count)),
-        judge=tuple(range(judge_start, judge_start + judge_count)),
-        rollout_gpus_per_engine=per_engine,
-        judge_gpus_per_engine=judge_per_engine,
-        critic=tuple(range(actor_count, trainer_count)),
-    )
-    nodes = getattr(args, "num_nodes", None) or 1
-    if nodes > 1:
-        _check_whole_machines(placement, args.num_gpus_per_node)
-    available = getattr(args, "num_gpus", None)
-    if available is not None and placement.total > nodes * available:
-        raise ConfigurationError(f"{placement.roles()} GPUs need {placement.total}, --num-gpus is {nodes * available}")
-    return placement
-
-
-def _check_whole_machines(placement: Placement, gpus_per_node: int) -> None:
-    """Raise ConfigurationError when an engine of several machines would begin in the middle of one."""
-    roles = (
-        ("rollout", placement.rollout, placement.rollout_gpus_per_engine),
-        ("prm", placement.judge, placement.judge_gpus_per_engine),
-    )
-    for role, gpus, size in roles:
-        if gpus and size > gpus_per_node and gpus[0] % gpus_per_node:
-            raise ConfigurationError(
-                f"--{role}-num-gpus-per-engine {size}: an engine of several machines takes whole ones, and the roles before it "
-                f"({placement.roles()}) have {gpus[0]} GPUs, no multiple of --num-gpus-per-node {gpus_per_node}"
-            )
-
-
-def _interval(gpus: Sequence[int]) -> str:
-    return str(gpus[0]) if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1]}"
 
 
 @dataclass(frozen=True)

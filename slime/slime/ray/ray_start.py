@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
+from slime.arguments.process_environment import NOSET
 from slime.exceptions import ConfigurationError, NodeError
 from slime.utils.cleanup import entrust, start_janitor
-from slime.utils.process_environment import NOSET
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 MODE_VARIABLE = "RAY_AUTH_MODE"

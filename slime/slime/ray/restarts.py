@@ -15,7 +15,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from slime.arguments.validate import LATEST
+from slime.arguments.checkpoint import LATEST
 from slime.exceptions import LostError, TrainerError
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt): ")

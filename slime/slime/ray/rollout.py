@@ -19,22 +19,20 @@ from typing import Any, TypedDict
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime.backends.megatron_utils.parallel import data_parallel_size
+from slime.arguments.placement import ENGINE_ROLES, Placement, data_parallel_size, stage_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engines import EngineGroup, engine_groups
-from slime.ray.placement import Placement, ReservedPlacement
-from slime.ray.start_order import ENGINE_ROLES, stage_of
+from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import number_of_prompts
-from slime.rollout.debug_data import subsample
 from slime.rollout.eval_metrics import eval_metrics
 from slime.rollout.evaluation import PROGRESS
 from slime.rollout.metrics import field_means, flatten, oldest_versions, rollout_metrics
 from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.utils.http_utils import init_http_client
-from slime.utils.misc import load_function
+from slime.utils.misc import group_by, load_function
 from slime.utils.types import Sample
 from slime.weight_sync.engine_calls import EngineCalls
 
@@ -329,3 +327,18 @@ def create_rollout_manager(args: Namespace, reserved: ReservedPlacement) -> Any:
         num_cpus=0, num_gpus=0, max_concurrency=_MANAGER_THREADS, scheduling_strategy=here
     )
     return remote.remote(args, reserved)
+
+
+def subsample(samples: list[Sample], share: float | None) -> list[Sample]:
+    """Return about ``share`` of a dumped rollout's groups, half from each end, whole and in order; at least one.
+
+    Samples without a group index are groups of their own. None returns all.
+    """
+    if share is None:
+        return samples
+    numbers = [-1 - place if s.group_index is None else s.group_index for place, s in enumerate(samples)]
+    groups = list(group_by(range(len(samples)), key=lambda place: numbers[place]).values())
+    count = max(1, int(len(groups) * share))
+    head = -(-count // 2)
+    kept = [*groups[:head], *groups[len(groups) - (count - head) :]]
+    return [samples[place] for group in kept for place in group]

@@ -21,24 +21,18 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
+from slime.arguments.placement import describe_placement, start_lines, trainer_waits
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
+from slime.ray.gpu_alternation import GpuAlternation, push_is_due
 from slime.ray.nodes import check_nodes, get_watching
-from slime.ray.placement import (
-    ReservedPlacement,
-    create_placement,
-    describe_placement,
-    release_placement,
-    with_replacements,
-)
+from slime.ray.placement import ReservedPlacement, create_placement, release_placement, with_replacements
 from slime.ray.report import Step, Trained, evaluation_line, say, step_line, times
 from slime.ray.restarts import Restarts, death_line, raised_itself
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
 from slime.ray.save_lock import own_save_folders
-from slime.ray.start_order import start_lines, trainer_waits
 from slime.ray.trainer import Trainer
-from slime.ray.turns import Turns, push_is_due
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
@@ -72,7 +66,7 @@ class Run:
         self._reserved: ReservedPlacement | None = None
         self._restarts = Restarts(None, 0, trains=False)
         self._train_steps = TrainSteps(args)
-        self._turns = Turns(args, self._ask)
+        self._alternation = GpuAlternation(args, self._ask)
         self._lost: LostError | None = None
         self._trained: int | None = None
         self._saved = -1
@@ -130,7 +124,7 @@ class Run:
         if self._reserved.placement.actor:
             if trainer_waits(self._reserved.placement):
                 self.wait(self._manager.addresses.remote())  # answers once its engines are up
-            self._turns.before_a_trainer()
+            self._alternation.before_a_trainer()
             self._trainer = Trainer(args, self._reserved)
             self.start_rollout_id = self._trainer.init()
             if self.start_rollout_id - 1 > self._saved:
@@ -146,7 +140,7 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         """Save what a stopped run has trained, and end everything."""
-        self._turns.run_ends = True
+        self._alternation.run_ends = True
         try:
             if self._unsaved() and (kind is None or kind is Stopped):
                 self.save(self._trained)
@@ -186,7 +180,7 @@ class Run:
 
     def _value(self, reference: Any, stop: StopRequested | None) -> Any:
         try:
-            return get_watching(reference, self._nodes(), None if self._turns.run_ends else stop)
+            return get_watching(reference, self._nodes(), None if self._alternation.run_ends else stop)
         except RayActorError as error:
             if isinstance(error, RayTaskError):  # it lives, and was told of another one's death
                 raise
@@ -265,7 +259,7 @@ class Run:
             return Step({}, 0.0, 0.0)
         start = time.monotonic()
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
-        self._turns.for_trainer(self._trainer)
+        self._alternation.for_trainer(self._trainer)
         metrics = self._trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
         self._trained = rollout_id
         step = Step(metrics, time.monotonic() - start, waited=start - self._free_since)
@@ -306,7 +300,7 @@ class Run:
             if push:
                 self._send_weights(connect=connect or self._ask("recover_engines") > 0)
 
-        self._turns.for_engines(self._trainer, send)
+        self._alternation.for_engines(self._trainer, send)
 
     def _send_weights(self, *, connect: bool) -> None:
         """Make the trainer's weights live on all engines, ``PUSH_ATTEMPTS`` times at most.
@@ -347,7 +341,7 @@ class Run:
         """Write a checkpoint of the weights after ``rollout_id`` and the data source; a run resumes from it once both are there."""
         if self._trainer is None or self._manager is None or rollout_id is None:
             return
-        self._turns.for_trainer(self._trainer)
+        self._alternation.for_trainer(self._trainer)
         folder = self._trainer.save(rollout_id)
         self._value(self._manager.save.remote(rollout_id), None)  # to stop here would begin the checkpoint anew
         self._trainer.publish(rollout_id)

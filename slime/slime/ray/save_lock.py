@@ -22,9 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from slime.arguments.at_start import check_still_free
+from slime.arguments.process_environment import JOB_VARIABLE
 from slime.exceptions import ConfigurationError
 from slime.ray.report import say
-from slime.utils.process_environment import JOB_VARIABLE
 
 LOCK = "save.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)

@@ -1,7 +1,7 @@
 """A machine that is not the head: ``python -m slime.ray.worker_node --head-address HOST:PORT --num-gpus N``.
 
 It waits for the head, joins, and ends when the head does (exit status 0) or on a signal. Its processes start with the
-variables of `slime.ray.environment` only.
+variables of `slime.utils.forwarded_environment` only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from slime.arguments.devices import device_problems
 from slime.exceptions import ConfigurationError, SlimeError
-from slime.ray.environment import of_node
 from slime.ray.ray_start import Part, answers, check_token, is_known, node_of_cluster, own_address, resolved
+from slime.utils.forwarded_environment import of_node
 from slime.utils.machine import cuda_facts
 from slime.utils.process import StopRequested, watch_lifeline
 

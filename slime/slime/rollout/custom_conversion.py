@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime.exceptions import PluginError
-from slime.rollout.media import FIELD, image_arrays
-from slime.rollout.routed_experts import FIELD as EXPERTS
+from slime.rollout.media import image_arrays
 from slime.rollout.routed_experts import replayed_experts
 from slime.rollout.train_data import plain_list
 from slime.rollout.train_data_checks import (
@@ -25,7 +24,7 @@ from slime.rollout.train_data_checks import (
     check_token_lists,
     refuse_unsupported,
 )
-from slime.utils.types import Sample
+from slime.utils.types import EXPERTS, IMAGES, Sample
 
 REQUIRED_KEYS = ("tokens", "response_lengths", "rewards", "loss_masks")
 
@@ -89,14 +88,14 @@ def checked(args: Namespace, data: Any) -> dict[str, Any]:
         raise TrainDataError("convert-4", f"rollout_ids has {len(numbered)} entries for {count} samples")
     names = [f"entry {index}" for index in range(count)]
     refuse_unsupported("the batch", data)
-    images, experts = data.pop(FIELD, None), data.pop(EXPERTS, None)
+    images, experts = data.pop(IMAGES, None), data.pop(EXPERTS, None)
     if experts is not None and (not hasattr(experts, "__len__") or len(experts) != count):
         raise TrainDataError("convert-8", f"{EXPERTS} is not a list with an entry for each of {count} samples")
     if images is not None:
         if not hasattr(images, "__len__") or len(images) != count:
-            raise TrainDataError("convert-9", f"{FIELD} is not a list with an entry for each of {count} samples")
+            raise TrainDataError("convert-9", f"{IMAGES} is not a list with an entry for each of {count} samples")
         arrays = [image_arrays(name, inputs) for name, inputs in zip(names, images, strict=True)]
-        data |= {FIELD: arrays} if any(value is not None for value in arrays) else {}
+        data |= {IMAGES: arrays} if any(value is not None for value in arrays) else {}
     for name, tokens, length, mask in zip(
         names, data["tokens"], data["response_lengths"], data["loss_masks"], strict=True
     ):

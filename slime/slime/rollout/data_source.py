@@ -20,11 +20,11 @@ from slime.exceptions import CheckpointError, ConfigurationError
 from slime.rollout.multimodal_prompts import (
     check_places,
     copy_sharing_media,
+    drop_long_prompts,
     fresh_copies,
     image_processor_of,
     with_pictures,
 )
-from slime.rollout.prompt_lengths import drop_long_prompts
 from slime.rollout.rm_hub import check_samples
 from slime.rollout.stored_pictures import decode, record_of
 from slime.utils.misc import load_function

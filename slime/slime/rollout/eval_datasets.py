@@ -8,7 +8,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from slime.arguments.eval_config import EvalDataset
+from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import read_rows, rows_to_samples
 from slime.rollout.multimodal_prompts import fresh_copies

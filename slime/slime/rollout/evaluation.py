@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from slime.arguments.eval_config import EvalDataset
+from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.eval_datasets import eval_group, eval_sampling_params, load_eval_prompts

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from slime.rollout.train_data_checks import TrainDataError
-from slime.utils.types import Sample
+from slime.utils.types import GRID, IMAGES, PIXELS, Sample
 
 logger = logging.getLogger(__name__)
 
-FIELD = "multimodal_train_inputs"
-PIXELS, GRID = "pixel_values", "image_grid_thw"
 # Outputs of processors that say where the images are among the tokens; the trainer finds that in the tokens.
 _OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
 CLAUSE = "convert-9"
@@ -80,7 +78,7 @@ def image_fields(samples: Sequence[Sample]) -> dict[str, list[dict[str, np.ndarr
             made[key] = image_arrays(f"sample {sample.index}", sample.multimodal_train_inputs)
         arrays.append(made[key])
     if any(value is not None for value in arrays):
-        return {FIELD: arrays}
+        return {IMAGES: arrays}
     lost = [sample.index for sample in samples if _has_media(sample)]
     if lost:
         raise TrainDataError(
@@ -94,7 +92,7 @@ def mask_lost_images(samples: Sequence[Sample], fields: Mapping[str, Sequence[An
 
     What they lack cannot be made up for. A sample of text alone lacks nothing and is trained on.
     """
-    lost = [place for place, value in enumerate(fields.get(FIELD, ())) if value is None and _has_media(samples[place])]
+    lost = [place for place, value in enumerate(fields.get(IMAGES, ())) if value is None and _has_media(samples[place])]
     for place in lost:
         masks[place] = [0] * len(masks[place])
     if lost:

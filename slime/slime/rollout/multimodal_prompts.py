@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from slime.exceptions import ConfigurationError
 from slime.utils.images import image_tokens, model_size, open_image
 from slime.utils.processing_utils import load_processor
 from slime.utils.types import MultimodalTypes, Sample
+
+logger = logging.getLogger(__name__)
 
 IMAGE = MultimodalTypes.IMAGE
 
@@ -155,3 +158,25 @@ def _media(item: Any) -> Iterator[Any]:
     for name in ("multimodal_inputs", "multimodal_train_inputs"):
         for values in (entries.get(name) or {}).values():
             yield from values if isinstance(values, list) else [values]
+
+
+def prompt_tokens(tokenizer: Any, prompt: Any) -> int:
+    """Return how many tokens a rendered prompt or a list of messages has."""
+    if isinstance(prompt, str):
+        return len(tokenizer.encode(prompt, add_special_tokens=False))
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def drop_long_prompts(args: Namespace, tokenizer: Any, samples: list[Sample], longest: int) -> list[Sample]:
+    """Return the samples whose prompt, pictures included, has at most ``longest`` tokens."""
+    kept = [
+        sample
+        for sample in samples
+        if prompt_tokens(tokenizer, sample.prompt) + expanded_tokens(args, sample) <= longest
+    ]
+    if len(kept) < len(samples):
+        logger.warning(
+            "%d of %d prompts have over %d tokens: left out", len(samples) - len(kept), len(samples), longest
+        )
+    return kept

@@ -22,11 +22,8 @@ from slime.arguments.model_shape import number_of_experts, text_config
 from slime.exceptions import EngineError
 from slime.rollout.train_data_checks import TrainDataError
 from slime.utils.hf_checkpoint import read_config
-from slime.utils.types import Sample
+from slime.utils.types import EXPERTS, OWN_CHOICE, Sample
 
-FIELD = "rollout_routed_experts"
-# Of a token that has no experts to replay: its router chooses.
-OWN_CHOICE = -1
 _SENT = np.dtype("<i4")
 
 
@@ -55,7 +52,7 @@ def request_fields(args: Namespace, sample: Sample) -> dict[str, Any]:
     """Return what ``/generate`` is asked besides, for the rows that ``sample`` lacks."""
     if not wants_experts(args):
         return {}
-    held = getattr(sample, FIELD)
+    held = getattr(sample, EXPERTS)
     return {"return_routed_experts": True, "routed_experts_start_len": 0 if held is None else len(held)}
 
 
@@ -74,7 +71,7 @@ def take_experts(args: Namespace, sample: Sample, meta: Mapping[str, Any], seen:
     encoded = meta.get("routed_experts")
     if not wants_experts(args) or encoded is None:
         return
-    shape, held = expert_shape(args.hf_checkpoint), getattr(sample, FIELD)
+    shape, held = expert_shape(args.hf_checkpoint), getattr(sample, EXPERTS)
     rows = max(0, seen - 1 - (0 if held is None else len(held)))
     sent = np.frombuffer(base64.b64decode(encoded), dtype=_SENT)
     if sent.size != rows * shape.layers * shape.per_token:
@@ -104,11 +101,11 @@ def replayed_experts(
     if not wants_experts(args):
         for name, array in zip(names, given, strict=True):
             if array is not None:
-                raise TrainDataError("convert-8", f"{name}: {FIELD} needs --use-rollout-routing-replay")
+                raise TrainDataError("convert-8", f"{name}: {EXPERTS} needs --use-rollout-routing-replay")
         return {}
     shape = expert_shape(args.hf_checkpoint)
     samples = zip(names, given, tokens, masks, strict=True)
-    return {FIELD: [_whole(name, array, len(ids), mask, shape) for name, array, ids, mask in samples]}
+    return {EXPERTS: [_whole(name, array, len(ids), mask, shape) for name, array, ids, mask in samples]}
 
 
 def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: ExpertShape) -> np.ndarray:
@@ -118,27 +115,27 @@ def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: Expert
         if needed:
             raise TrainDataError(
                 "convert-8",
-                f"{name}: {FIELD} is missing: engines that run already need --enable-return-routed-experts, and a rollout or "
+                f"{name}: {EXPERTS} is missing: engines that run already need --enable-return-routed-experts, and a rollout or "
                 "generate function of your own must keep what they return; or use --use-routing-replay",
             )
         given = np.empty((0, shape.layers, shape.per_token), np.int16)
     try:
         array = np.asarray(given)
     except (TypeError, ValueError) as error:  # lists of different lengths, a tensor on a GPU
-        raise TrainDataError("convert-8", f"{name}: {FIELD} is no array: {error}") from error
+        raise TrainDataError("convert-8", f"{name}: {EXPERTS} is no array: {error}") from error
     if array.ndim != 3 or array.shape[1:] != (shape.layers, shape.per_token) or array.dtype.kind not in "iu":
         raise TrainDataError(
             "convert-8",
-            f"{name}: {FIELD} is {array.dtype} {array.shape}; {total} tokens in {shape.layers} layers with "
+            f"{name}: {EXPERTS} is {array.dtype} {array.shape}; {total} tokens in {shape.layers} layers with "
             f"{shape.per_token} experts each need whole numbers ({total - 1}, {shape.layers}, {shape.per_token})",
         )
     if not needed <= len(array) <= max(0, total - 1):
         raise TrainDataError(
             "convert-8",
-            f"{name}: {FIELD} has {len(array)} rows; {total} tokens need {total - 1}, one for all but the last",
+            f"{name}: {EXPERTS} has {len(array)} rows; {total} tokens need {total - 1}, one for all but the last",
         )
     if array.size and not 0 <= array.min() <= array.max() < shape.experts:
-        raise TrainDataError("convert-8", f"{name}: {FIELD} names an expert that is none of {shape.experts}")
+        raise TrainDataError("convert-8", f"{name}: {EXPERTS} names an expert that is none of {shape.experts}")
     _check_distinct(name, array)
     whole = np.full((max(0, total - 1), shape.layers, shape.per_token), OWN_CHOICE, np.int16)
     whole[: len(array)] = array
@@ -155,6 +152,6 @@ def _check_distinct(name: str, array: np.ndarray) -> None:
         row, layer = np.argwhere(twice)[0].tolist()
         raise TrainDataError(
             "convert-8",
-            f"{name}: {FIELD} has an expert twice for {int(twice.any(1).sum())} tokens, first {array[row, layer].tolist()} for token "
+            f"{name}: {EXPERTS} has an expert twice for {int(twice.any(1).sum())} tokens, first {array[row, layer].tolist()} for token "
             f"{row} in layer {layer}: what was reported is not what a router chose; use --use-routing-replay",
         )

@@ -19,10 +19,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from slime.backends.megatron_utils.parallel import padded_length
+from slime.arguments.placement import padded_length
 from slime.rollout.media import image_fields, mask_lost_images
 from slime.rollout.rewards import post_process_rewards
-from slime.rollout.routed_experts import FIELD as EXPERTS
 from slime.rollout.routed_experts import replayed_experts
 from slime.rollout.step_wise import step_fields
 from slime.rollout.train_data_checks import (
@@ -34,7 +33,7 @@ from slime.rollout.train_data_checks import (
     refuse_unsupported,
 )
 from slime.rollout.trajectories import mask_sums, rollout_ids
-from slime.utils.types import Sample
+from slime.utils.types import EXPERTS, Sample
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from slime.exceptions import CheckpointError
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Precisions by the names that flags and ``config.json`` give them."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LANGUAGE_MODEL = "model.language_model."
 """Prefix of the language model's weights where it is a part of a larger model."""

@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.progress import track
 
 from slime.exceptions import SlimeError
-from slime.utils.hf_checkpoint import saved_dtype
+from slime.utils.hf_checkpoint import DTYPES, saved_dtype
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Item = TypeVar("Item")
 
 

@@ -16,6 +16,13 @@ from slime.exceptions import SampleError
 
 RolloutBatch = dict[str, list[Any]]
 
+IMAGES, PIXELS, GRID = "multimodal_train_inputs", "pixel_values", "image_grid_thw"
+"""The field of a sample's images in training data, and what it has: all patches, and frames, rows and columns per image."""
+EXPERTS = "rollout_routed_experts"
+"""The field of the experts that an engine chose, ``[rows, layers, K]``."""
+OWN_CHOICE = -1
+"""Stands for a token without experts to replay: its router chooses."""
+
 
 @dataclass(frozen=True)
 class ParamInfo:

@@ -17,44 +17,6 @@ LOADER = "slime.weight_sync.engine_loader.load"
 """What runs in an engine: value of SGLang's ``--custom-weight-loader``, and ``load_format`` of a request to it."""
 
 
-def uses_loader(args: Namespace) -> bool:
-    """Whether policy engines have to be started with :data:`LOADER`."""
-    shared = getattr(args, "update_weight_transport", "nccl") == "shared"
-    delta = getattr(args, "update_weight_mode", "full") == "delta"
-    return shared or delta or bool(getattr(args, "check_weight_update_equal", False))
-
-
-STAGES_REFUSED = (
-    "weights by broadcast or in shared memory do not reach SGLang's pipeline stages, of which the first has to be done with a push "
-    "before the next hears of it; use one stage, or --update-weight-mode full with --update-weight-transport disk"
-)
-
-
-def misses_stages(args: Namespace) -> bool:
-    """Whether the run pushes weights in a way that an engine of several pipeline stages cannot take.
-
-    SGLang hands a request to the next stage when a stage is done with it, and all stages take the same ranks of a group.
-    """
-    pushes = not (getattr(args, "debug_rollout_only", False) or getattr(args, "debug_train_only", False))
-    disk = getattr(args, "update_weight_transport", "nccl") == "disk"
-    return pushes and not disk and getattr(args, "update_weight_mode", "full") != "adapter"
-
-
-def shares_gpus(args: Namespace) -> bool:
-    """Whether trainer and engines are on the same GPUs, between which NCCL has no connection."""
-    return bool(getattr(args, "share_gpu", False) or getattr(args, "colocate", False))
-
-
-def on_one_gpu(args: Namespace) -> bool:
-    """Return whether trainer and policy engine share one GPU, so that one can open memory of the other."""
-    return shares_gpus(args) and bool(getattr(args, "share_gpu", False) or args.rollout_num_gpus == 1)
-
-
-def sends_gpu_handles(args: Namespace) -> bool:
-    """Return whether a push sends CUDA IPC handles of the trainer's memory."""
-    return getattr(args, "update_weight_transport", "nccl") == "shared" and on_one_gpu(args)
-
-
 ADAPTER_NAME = re.compile(r"weights-(\d+)-([0-9a-f]{8})-(\d+)")
 """Weight version, :func:`maker` and number of a push."""
 

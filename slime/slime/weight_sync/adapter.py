@@ -1,7 +1,7 @@
 """LoRA: only the adapter moves, under a new name per version.
 
 Guarantees: engines never pause; a request that is running keeps the adapter it began with, a later one takes the new adapter
-(`slime.backends.sglang_utils.current_adapter`), so versions never mix within a reply; besides the newest adapter the one before
+(`slime.backends.sglang_utils.server_hooks`), so versions never mix within a reply; besides the newest adapter the one before
 stays, and older ones as long as a request uses them; those of this run's trainer that died count as older ones. An engine where
 loading fails is ended, the others hold their requests until the next push. An adapter travels in ``--train-dtype``, as whole weights
 do: the trainer computes with its adapter cast to that type, so the engine applies the same bits.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.backends.trainer.dtypes import DTYPES
+from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync import ADAPTER_NAME, maker
 from slime.weight_sync.engine_sync import EngineWeightSync
 

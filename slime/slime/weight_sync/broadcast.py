@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.weight_sync import shares_gpus
+from slime.arguments.weight_sync import shares_gpus
 from slime.weight_sync.broadcaster import Broadcaster
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls

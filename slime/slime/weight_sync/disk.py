@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slime.backends.trainer.checkpoint_folder import unfinished
-from slime.backends.trainer.dtypes import DTYPES
-from slime.backends.trainer.hf_folder import write_hf
+from slime.checkpoints.checkpoint_folder import unfinished
+from slime.checkpoints.hf_folder import write_hf
+from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync.engine_sync import EngineWeightSync
 
 KEPT = 2

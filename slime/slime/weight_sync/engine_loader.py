@@ -18,10 +18,10 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from slime.weight_sync.buckets import unpack
 from slime.weight_sync.checksums import MODULUS, checksum
+from slime.weight_sync.copy_trace import CopyTrace
 from slime.weight_sync.delta import Mirror, bits
 from slime.weight_sync.engine_stream import MAPPINGS, load_stream
 from slime.weight_sync.group import group_named
-from slime.weight_sync.places import Places
 from slime.weight_sync.requests import DATA, read_request
 
 STORE_SECONDS = 60.0
@@ -58,12 +58,12 @@ def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, s
     Raises:
         TypeError: when the model keeps a tensor in a type that cannot hold the trainer's values.
     """
-    with Places() as places:
+    with CopyTrace() as trace:
         model.load_weights(
-            (name, places.tensor(name, shape, getattr(torch, dtypes[name]))) for name, shape in shapes.items()
+            (name, trace.tensor(name, shape, getattr(torch, dtypes[name]))) for name, shape in shapes.items()
         )
     held: dict[str, tuple[int, int]] = {}
-    for name, part, place in places.found:
+    for name, part, place in trace.found:
         narrow = part.to(place.dtype)
         off = 0
         if part.dtype != place.dtype:

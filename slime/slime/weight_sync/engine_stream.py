@@ -1,7 +1,7 @@
 """Loading a stream of weights inside an engine, straight from the trainer's memory into the parameters.
 
 The first stream that a model takes is loaded from whole tensors, as a checkpoint is. Then the model's own loader is run once without
-data (`slime.weight_sync.places`). Where it copies each tensor, or parts of it, while it has it in hand, later streams need no
+data (`slime.weight_sync.copy_trace`). Where it copies each tensor, or parts of it, while it has it in hand, later streams need no
 whole tensor: at their start the loader runs without data again, and each piece of the stream is copied to where the loader would
 have put it. A model whose loader does anything else keeps getting whole tensors.
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.weight_sync.places import Places, is_part
+from slime.weight_sync.copy_trace import CopyTrace, is_part
 from slime.weight_sync.segments import Mappings
 from slime.weight_sync.stream import StreamReader, WriterGoneError
 
@@ -87,17 +87,17 @@ def parts_of(model: Any, kinds: dict[str, Kind]) -> dict[str, list[Part]]:
 
     def given() -> Iterator[tuple[str, Tensor]]:
         for name, (dtype, shape) in kinds.items():
-            whole = places.tensor(name, shape, dtype)
-            seen = len(places.found)
+            whole = trace.tensor(name, shape, dtype)
+            seen = len(trace.found)
             yield name, whole
-            parts[name] = [(target, place) for _, target, place in places.found[seen:]]
+            parts[name] = [(target, place) for _, target, place in trace.found[seen:]]
             if not parts[name] or not all(_is_copied(target, place, whole) for target, place in parts[name]):
                 raise NotImplementedError(f"{name} is not copied as it is")
 
-    with Places() as places:
+    with CopyTrace() as trace:
         model.load_weights(given())
-    if places.computed:
-        raise NotImplementedError(f"the loader computes with the model's weights ({places.computed})")
+    if trace.computed:
+        raise NotImplementedError(f"the loader computes with the model's weights ({trace.computed})")
     return parts
 
 

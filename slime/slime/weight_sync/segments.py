@@ -10,10 +10,14 @@ import contextlib
 import mmap
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from slime.exceptions import ConfigurationError
+from slime.utils.machine import this_host
 
 HUGE_PAGE = 2 << 20
 
@@ -93,3 +97,17 @@ def unpin(data: Tensor) -> None:
     """Undo :func:`pin`."""
     runtime: Any = torch.cuda.cudart()
     torch.cuda.check_error(runtime.cudaHostUnregister(data.data_ptr()))
+
+
+def check_same_host(hosts: Sequence[Sequence[str]]) -> None:
+    """Compare the machines of each policy engine, in order, with this process's.
+
+    Raises:
+        ConfigurationError: when one cannot share memory with it.
+    """
+    here = this_host()
+    for position, machines in enumerate(hosts):
+        if set(machines) != {here}:
+            raise ConfigurationError(
+                f"policy engine {position} is not on the machine of training rank 0; use --update-weight-transport nccl"
+            )

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.arguments.weight_sync import on_one_gpu
 from slime.exceptions import ConfigurationError
-from slime.weight_sync import LOADER, on_one_gpu
+from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync
-from slime.weight_sync.hosts import check_same_host
 from slime.weight_sync.requests import DATA, REQUEST, request_tensor, serialized
-from slime.weight_sync.segments import Segment
+from slime.weight_sync.segments import Segment, check_same_host
 
 SLOT_BYTES = 128 << 20
 """At most so many bytes per bucket: two segments exist, and small ones overlap filling and loading better."""

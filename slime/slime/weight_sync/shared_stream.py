@@ -15,8 +15,8 @@ from torch import Tensor
 from slime.weight_sync import LOADER
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_sync import EngineWeightSync
-from slime.weight_sync.hosts import check_same_host
 from slime.weight_sync.requests import serialized
+from slime.weight_sync.segments import check_same_host
 from slime.weight_sync.stream import StreamWriter
 
 

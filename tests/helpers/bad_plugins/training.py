@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slime.algorithms.losses.icepop import icepop_function
+from slime.algorithms.losses.rejection import icepop_function
 from tests.helpers.good_plugins import likelihood
 
 

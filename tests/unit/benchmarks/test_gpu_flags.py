@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
-from slime.backends.sglang_utils.server_args import EngineSpec, server_command
+from slime.arguments.placement import EngineSpec
+from slime.backends.sglang_utils.server_args import server_command
 from slime.weight_sync import LOADER
 from tests.helpers.adapter_checks import LORA
 from tests.helpers.driver import COMMON

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.algorithms.advantages import compute_advantages
-from slime.algorithms.advantages.discounted import discounted_returns
-from slime.algorithms.advantages.whiten import on_one_rank, whiten
+from slime.algorithms.advantages.returns import discounted_returns
+from slime.algorithms.advantages.terms import on_one_rank, whiten
 from tests.helpers.reference_policy import reference_advantages
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args

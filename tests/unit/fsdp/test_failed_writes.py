@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.backends.trainer import checkpoint_folder, hf_folder, together
-from slime.backends.trainer.hf_folder import export_hf
+from slime.checkpoints import all_ranks, checkpoint_folder, hf_folder
+from slime.checkpoints.hf_folder import export_hf
 from slime.exceptions import CheckpointError
 
 RANKS = 2
@@ -58,7 +58,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
         get_world_size=lambda: RANKS,
         all_gather_object=group.all_gather_object,
     )
-    for module in (together, hf_folder, checkpoint_folder):
+    for module in (all_ranks, hf_folder, checkpoint_folder):
         monkeypatch.setattr(module, "dist", stand_in)
     return group
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_one_rank_cannot_write_ends_on_all(
 
 def test_without_a_process_group_there_is_one_rank() -> None:
     done: list[str] = []
-    together.on_rank_zero(lambda: done.append("x"))
+    all_ranks.on_rank_zero(lambda: done.append("x"))
     assert done == ["x"]
     with pytest.raises(OSError):
-        together.together(full)
+        all_ranks.on_all_ranks(full)

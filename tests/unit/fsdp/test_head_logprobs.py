@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slime.backends.fsdp_utils.head import head_pairs
-from slime.backends.trainer import head_walk
-from slime.backends.trainer.head_memory import block_width, chunk_rows, head_bytes
-from slime.backends.trainer.logprobs import log_probs_of_head
-from slime.backends.trainer.response_rows import ResponseRows
+from slime.backends.fsdp_utils.model import head_pairs
+from slime.logprobs import head_walk
+from slime.logprobs.response_rows import ResponseRows, log_probs_of_head
+from slime.utils.head_memory import block_width, chunk_rows, head_bytes
 
 ROWS, WIDTH, VOCABULARY, K = 13, 8, 50, 3
 

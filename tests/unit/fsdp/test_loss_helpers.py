@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses, get_values
+from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses, get_values
 from slime.utils.ppo_utils import compute_log_probs
 from slime.utils.vocab_parallel import log_probs_of_ids
 from tests.helpers.float64_losses import VOCABULARY, reference_log_probs, vocabulary_case

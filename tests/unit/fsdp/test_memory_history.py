@@ -10,7 +10,7 @@ import torch
 
 from slime.arguments import parse_args
 from slime.backends.trainer.actor import TrainActor
-from slime.backends.trainer.memory_history import MemoryHistory
+from slime.backends.trainer.profiling import MemoryHistory
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 from tests.helpers.trainer import shards, train_data, trainer_args

@@ -22,8 +22,9 @@ from slime.backends.fsdp_utils import lora, packed_attention
 from slime.backends.fsdp_utils import model as model_module
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.optimizer import build_optimizer, start_moments
-from slime.backends.trainer import head_walk, logprobs
 from slime.backends.trainer.packing import MicroBatch, build
+from slime.logprobs import head_walk
+from slime.logprobs import response_rows as logprobs
 from tests.helpers.arguments import default_args
 
 RANKS, TOKENS, CHUNK = 4, 2048, 128

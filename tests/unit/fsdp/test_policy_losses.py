@@ -15,10 +15,10 @@ from tests.helpers.reference_policy import random_batch, reference_policy_loss
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args
 
-ICEPOP = "slime.algorithms.losses.icepop.icepop_function"
+ICEPOP = "slime.algorithms.losses.rejection.icepop_function"
 TOKENS = "slime.algorithms.losses.rejection.token_rejection"
 SEQUENCES = "slime.algorithms.losses.rejection.sequence_rejection"
-DR_GRPO = "slime.algorithms.losses.dr_grpo.constant_denominator"
+DR_GRPO = "slime.algorithms.losses.reduce.constant_denominator"
 BAND: dict[str, Any] = {"use_tis": True, "tis_clip": 1.3, "tis_clip_low": 0.8}
 LARGEST = 5.0
 """Of the log probabilities of `random_batch`, whose differences are ratios."""

@@ -6,8 +6,7 @@ from argparse import Namespace
 
 import torch
 
-from slime.backends.trainer.postprocess import postprocess
-from slime.backends.trainer.rollout_data import RolloutShard
+from slime.backends.trainer.rollout_data import RolloutShard, postprocess
 from tests.helpers import recording_plugins
 from tests.helpers.recording_plugins import CALLS
 from tests.helpers.trainer import shards, train_data, trainer_args

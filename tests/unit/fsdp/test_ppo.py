@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.algorithms.advantages import compute_advantages
-from slime.algorithms.advantages.ppo import generalized_advantages
+from slime.algorithms.advantages.estimators import generalized_advantages
 from slime.algorithms.losses.reduce import make_reducer
-from slime.algorithms.losses.value_loss import value_loss
+from slime.algorithms.losses.supervised import value_loss
 from slime.backends.trainer.rollout_data import RolloutShard
 from tests.helpers.reference_policy import reference_generalized_advantages, reference_value_loss
 from tests.helpers.tolerance import assert_near

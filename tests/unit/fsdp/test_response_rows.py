@@ -18,10 +18,10 @@ from slime.algorithms.losses.hybrid_distillation import hybrid_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_topk_distillation_loss, topk_distillation_loss
 from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses
 from slime.backends.trainer.micro_batch import micro_batch_loss
-from slime.backends.trainer.response_rows import ResponseRows
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses
+from slime.logprobs.response_rows import ResponseRows
 from tests.helpers.trainer import shards, trainer_args
 
 VOCABULARY, WIDTH = 60, 8

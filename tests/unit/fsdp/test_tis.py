@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from slime.algorithms.losses import LOSSES
+from slime.algorithms.losses.correction import truncated_weights
 from slime.algorithms.losses.reduce import make_reducer
-from slime.algorithms.losses.tis import truncated_weights
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime.backends.fsdp_utils.critic_model import build_critic, value_pass
+from slime.backends.fsdp_utils.critic import build_critic, value_pass
 from slime.backends.fsdp_utils.lora import lora_layers
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.fsdp_utils.vision import token_kinds

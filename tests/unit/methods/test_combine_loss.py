@@ -12,7 +12,7 @@ from combine_loss import combine_loss_function
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import make_reducer
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
+from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args
 

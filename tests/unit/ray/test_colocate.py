@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import train
 
+from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineError, RankLostError
 from slime.ray import run as run_module
-from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.gpu_alternation import GpuAlternation
+from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run, Stopped
-from slime.ray.turns import Turns
 from tests.helpers.arguments import default_args
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
@@ -107,7 +107,7 @@ def started(recorder: Recorder, **flags: Any) -> Run:
     run._reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
     run._manager, run._loaded = recorder.manager(), True
     run._restarts = Restarts("folder", 2)
-    run._turns.before_a_trainer()
+    run._alternation.before_a_trainer()
     run._trainer = recorder.trainer()
     run._hand_over(connect=True)
     return run
@@ -209,11 +209,11 @@ def test_a_rollout_whose_push_or_save_broke_off_behind_its_checkpoint_is_told(
 
 
 def test_roles_with_gpus_of_their_own_are_never_asked() -> None:
-    turns = Turns(Namespace(), lambda *_: pytest.fail("asked"))
-    turns.before_a_trainer()
-    turns.for_trainer(pytest.fail)  # type: ignore[arg-type]
+    alternation = GpuAlternation(Namespace(), lambda *_: pytest.fail("asked"))
+    alternation.before_a_trainer()
+    alternation.for_trainer(pytest.fail)  # type: ignore[arg-type]
     pushed = []
-    turns.for_engines(pytest.fail, lambda: pushed.append(1))  # type: ignore[arg-type]
+    alternation.for_engines(pytest.fail, lambda: pushed.append(1))  # type: ignore[arg-type]
     assert pushed == [1]
 
 

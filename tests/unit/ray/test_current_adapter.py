@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slime.backends.sglang_utils import current_adapter
+from slime.backends.sglang_utils import server_hooks
 from slime.weight_sync import adapter, adapter_version
 
 SPANS = [{"version": "default", "start": 0, "end": 3}, {"version": "7", "start": 3, "end": 9}]
@@ -34,14 +34,14 @@ class Manager:
 
 async def answers(manager: Manager, lora_path: str | None = None) -> list[Any]:
     request = Namespace(lora_path=lora_path)
-    return [answer async for answer in current_adapter.answer_with_newest(Manager.generate, manager, request)]
+    return [answer async for answer in server_hooks.answer_with_newest(Manager.generate, manager, request)]
 
 
 async def load(manager: Manager, name: str, success: bool = True) -> None:
     async def original(*_: Any) -> Any:
         return Namespace(success=success)
 
-    await current_adapter.remember_newest(original, manager, Namespace(lora_name=name))
+    await server_hooks.remember_newest(original, manager, Namespace(lora_name=name))
 
 
 def test_names_of_the_trainer_carry_the_version() -> None:
@@ -104,7 +104,7 @@ def test_an_adapter_in_use_is_not_unloaded(monkeypatch: pytest.MonkeyPatch, runn
         _counters={"x": Namespace(value=lambda: running)},
     )
     request = Namespace(lora_name="weights-1-0123abcd-0")
-    result = asyncio.run(current_adapter.keep_while_used(original, Namespace(lora_registry=registry), request))
+    result = asyncio.run(server_hooks.keep_while_used(original, Namespace(lora_registry=registry), request))
     assert result.success == bool(unloads)
     assert len(done) == unloads
-    assert unloads or result.error_message == current_adapter.IN_USE
+    assert unloads or result.error_message == server_hooks.IN_USE

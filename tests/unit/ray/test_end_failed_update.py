@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.exceptions import EngineNodeLostError
 from tests.helpers.arguments import default_args
 

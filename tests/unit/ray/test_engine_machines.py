@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
+from slime.arguments.placement import EngineSpec, describe_placement
 from slime.backends.sglang_utils import engine_process, other_nodes
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
-from slime.backends.sglang_utils.server_args import EngineSpec, server_command
+from slime.backends.sglang_utils.server_args import server_command
 from slime.exceptions import ConfigurationError, EngineError, EngineNodeLostError
 from slime.ray import engines as engines_module
 from slime.ray.engine_machines import by_machine
 from slime.ray.engines import EngineGroup
-from slime.ray.placement import ReservedPlacement, describe_placement
-from slime.weight_sync.hosts import this_host
+from slime.ray.placement import ReservedPlacement
+from slime.utils.machine import this_host
 from tests.helpers.arguments import default_args
 from tests.helpers.machines import reserved
 

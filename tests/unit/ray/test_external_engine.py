@@ -10,14 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
+from slime.arguments.placement import EngineSpec, describe_placement, tensor_parallel_size
 from slime.arguments.sglang_flags import recorded_flags
 from slime.backends.sglang_utils import engine as engine_module
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
-from slime.backends.sglang_utils.server_args import EngineSpec, server_command, tensor_parallel_size
+from slime.backends.sglang_utils.server_args import server_command
 from slime.exceptions import ConfigurationError, EngineError
 from slime.ray.engines import ExternalEngineGroup, engine_groups
-from slime.ray.placement import ReservedPlacement, describe_placement
+from slime.ray.placement import ReservedPlacement
 
 
 def arguments(tmp_path: Path, **changes: Any) -> Namespace:

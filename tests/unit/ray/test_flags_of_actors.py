@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from slime.arguments.placement import Placement
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.ray import actor_group, rollout
 from slime.ray.actor_group import TrainGroup
-from slime.ray.placement import Placement
 from slime.ray.rollout import RolloutManager
 from slime.ray.trainer import Trainer
 from tests.helpers.arguments import default_args

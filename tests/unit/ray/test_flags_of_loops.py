@@ -12,10 +12,11 @@ import pytest
 import train
 import train_async
 
-from slime.arguments.check_paths import LATEST
+from slime.arguments.checkpoint import LATEST
+from slime.arguments.placement import Placement
 from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module
-from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
 from tests.helpers.arguments import default_args
 

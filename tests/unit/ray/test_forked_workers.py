@@ -16,14 +16,14 @@ from slime.utils.process import LIFELINE_VARIABLE, watch_lifeline
 read_end, write_end = os.pipe()
 os.environ[LIFELINE_VARIABLE] = str(read_end)
 watch_lifeline()
-import slime.backends.sglang_utils.forked_workers as forked_workers
+from slime.backends.sglang_utils import server_process
 
 engine = types.ModuleType("sglang.srt.entrypoints.engine")
 engine._set_envs_and_config = lambda cfg: multiprocessing.set_start_method("spawn", force=True)
 for name in ("sglang", "sglang.srt", "sglang.srt.entrypoints"):
     sys.modules[name] = types.ModuleType(name)
 sys.modules["sglang.srt.entrypoints"].engine = engine
-forked_workers.install()
+server_process.fork_workers()
 engine._set_envs_and_config("cfg")
 imported = "of the server"
 tempfile.tempdir = "/of/the/server"

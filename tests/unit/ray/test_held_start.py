@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slime.backends.sglang_utils import held_start, server
+from slime.backends.sglang_utils import server, server_hooks
 from slime.ray import engines as engines_module
 from slime.ray.engines import EngineGroup
 
@@ -21,7 +21,7 @@ class Manager:
 
 def test_a_manager_begins_as_after_a_pause() -> None:
     manager = Manager.__new__(Manager)
-    held_start.begin_paused(Manager.__init__, manager, "x")
+    server_hooks.begin_paused(Manager.__init__, manager, "x")
     assert (manager.name, manager.is_pause) == ("x", True)
 
 
@@ -37,9 +37,9 @@ def test_the_server_takes_the_flag_for_itself(monkeypatch: pytest.MonkeyPatch, h
     for name, module in sglang.items():
         monkeypatch.setitem(server.sys.modules, name, module)
     monkeypatch.setattr(server, "watch_lifeline", lambda: None)
-    monkeypatch.setattr(server.left_behind, "install", lambda: None)
-    monkeypatch.setattr(server.held_start, "install", lambda: seen.append("held"))
-    monkeypatch.setattr(server.sys, "argv", ["server", "--port", "1", *([held_start.HOLD] if hold else [])])
+    monkeypatch.setattr(server.server_process, "remove_leftovers", lambda: None)
+    monkeypatch.setattr(server.server_hooks, "hold_from_start", lambda: seen.append("held"))
+    monkeypatch.setattr(server.sys, "argv", ["server", "--port", "1", *([server_hooks.HOLD] if hold else [])])
     server.main()
     assert seen == (["held"] if hold else []) + [["--port", "1"]]
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from slime.arguments import build_parser
+from slime.arguments.process_environment import JOB_VARIABLE, NOSET
 from slime.exceptions import ConfigurationError, NodeError, NodeLostError
 from slime.ray import cluster as cluster_module
 from slime.ray import nodes, ray_start, worker_node
 from slime.ray.actor_group import TrainGroup
-from slime.ray.environment import forwarded, of_node
 from slime.ray.ray_start import Part, answers, check_token, node_of_cluster, own_address, split_address, start_command
+from slime.utils.forwarded_environment import forwarded, of_node
 from slime.utils.process import Stopped, StopRequested
-from slime.utils.process_environment import JOB_VARIABLE, NOSET
 from tests.helpers.machines import reserved
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}

@@ -7,18 +7,11 @@ from typing import Any
 
 import pytest
 
+from slime.arguments.placement import Placement, describe_placement
 from slime.backends.sglang_utils.engine_process import process_environment
 from slime.exceptions import ConfigurationError
 from slime.ray.engine_machines import by_machine
-from slime.ray.placement import (
-    ACTOR_GPU_SHARE,
-    ENGINE_GPU_SHARE,
-    Placement,
-    ReservedPlacement,
-    Seen,
-    describe_placement,
-    sorted_bundles,
-)
+from slime.ray.placement import ACTOR_GPU_SHARE, ENGINE_GPU_SHARE, ReservedPlacement, Seen, sorted_bundles
 from tests.helpers.arguments import default_args
 
 

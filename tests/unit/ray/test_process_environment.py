@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from slime.backends.sglang_utils.engine_process import process_environment
-from slime.backends.sglang_utils.server_args import EngineSpec
-from slime.ray import cluster as cluster_module
-from slime.ray.environment import forwarded, of_node, own_of_machine
-from slime.utils.process_environment import (
+from slime.arguments.placement import EngineSpec
+from slime.arguments.process_environment import (
     ALLOCATOR,
     CUMEM,
     JOB_VARIABLE,
@@ -29,6 +26,9 @@ from slime.utils.process_environment import (
     rank_environment,
     without_expandable,
 )
+from slime.backends.sglang_utils.engine_process import process_environment
+from slime.ray import cluster as cluster_module
+from slime.utils.forwarded_environment import forwarded, of_node, own_of_machine
 from tests.helpers.arguments import default_args
 
 SPEC = EngineSpec("policy", 0, 1, (3,))

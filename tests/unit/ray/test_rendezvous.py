@@ -16,7 +16,7 @@ import torch.distributed as dist
 from slime.backends.trainer.rank import TrainRank
 from slime.exceptions import RankLostError
 from slime.ray.actor_group import TrainGroup
-from slime.ray.environment import of_node
+from slime.utils.forwarded_environment import of_node
 
 
 class Bare(TrainRank):

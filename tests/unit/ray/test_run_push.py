@@ -11,8 +11,8 @@ from ray.exceptions import RayTaskError
 from slime.exceptions import ConfigurationError, TrainerError
 from slime.ray import run as run_module
 from slime.ray.execute import execute
+from slime.ray.gpu_alternation import push_is_due
 from slime.ray.run import PUSH_ATTEMPTS, Run
-from slime.ray.turns import push_is_due
 
 
 class Remote:

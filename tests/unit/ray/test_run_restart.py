@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from slime.arguments.placement import Placement
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.ray import execute as execute_module
 from slime.ray import run as run_module
 from slime.ray.execute import execute
-from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts, death_line
 from slime.ray.run import Run, Stopped
 

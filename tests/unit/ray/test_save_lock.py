@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments.check_paths import LATEST
+from slime.arguments.checkpoint import LATEST
+from slime.arguments.placement import Placement
+from slime.arguments.process_environment import JOB_VARIABLE
 from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module
-from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
 from slime.ray.save_lock import own_save_folders
-from slime.utils.process_environment import JOB_VARIABLE
 from tests.helpers.arguments import default_args
 
 HOLDER = """

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils import router
 from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
-from slime.backends.sglang_utils.server_args import EngineSpec, command_line, server_command
+from slime.backends.sglang_utils.server_args import command_line, server_command
 from slime.exceptions import ConfigurationError
 from slime.ray.engines import EngineGroup
-from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.placement import ReservedPlacement
 from slime.utils.http_utils import find_available_port
 from slime.weight_sync import LOADER
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from slime.arguments.placement import Placement, start_lines, start_order
 from slime.ray import rollout
 from slime.ray import run as run_module
-from slime.ray.placement import Placement, ReservedPlacement
+from slime.ray.placement import ReservedPlacement
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run
-from slime.ray.start_order import start_lines, start_order
 from tests.helpers.arguments import default_args
 
 OWN_GPUS = Placement(actor=(0, 1), rollout=(2,), judge=(3,))

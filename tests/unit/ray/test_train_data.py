@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.backends.megatron_utils.parallel import padded_length
+from slime.arguments.placement import padded_length
 from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics, staleness
 from slime.rollout.rewards import constant_groups, post_process_rewards
 from slime.rollout.train_data import convert, split_by_dp, steps_of

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime.arguments.rewards import GRADER_NAMES
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction, grader_problems
 from slime.rollout.rm_hub.f1 import f1_score
@@ -273,6 +274,10 @@ def test_no_reply_makes_extraction_or_the_text_graders_raise(reply: str) -> None
         answer = grader.extract(reply)
         assert answer is None or isinstance(answer, str)
     assert 0.0 <= f1_score(reply, "a b c") <= 1.0
+
+
+def test_every_name_of_the_flag_is_a_grader() -> None:
+    assert sorted(GRADERS) == list(GRADER_NAMES)
 
 
 async def test_metadata_names_the_grader_of_a_sample() -> None:

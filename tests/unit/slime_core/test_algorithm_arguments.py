@@ -27,7 +27,7 @@ def base(tmp_path: Path) -> list[str]:
 
 def test_the_command_line_offers_every_estimator() -> None:
     assert set(ESTIMATORS) == set(KNOWN)
-    from slime.arguments.check_algorithm import GROUP_STANDARDISED
+    from slime.arguments.algorithm import GROUP_STANDARDISED
 
     assert set(GROUP_STANDARDISED) == set(GROUP_RELATIVE)
 
@@ -44,7 +44,7 @@ def test_the_command_line_offers_every_estimator() -> None:
         "--use-kl-loss --kl-loss-coef 0.1 --use-unbiased-kl --use-opsm --opsm-delta 1e-3",
         f"--use-tis --tis-clip 5 --tis-clip-low 0.5 {MISMATCH}",
         f"--get-mismatch-metrics --tis-clip 5 {MISMATCH}",
-        "--custom-pg-loss-reducer-function-path slime.algorithms.losses.dr_grpo.constant_denominator"
+        "--custom-pg-loss-reducer-function-path slime.algorithms.losses.reduce.constant_denominator"
         " --rollout-max-response-len 64",
         f"{PPO} --gamma 0.99 --lambd 0.95 --value-clip 0.2 --kl-coef 0.01 --critic-lr 1e-5 --normalize-advantages",
         f"{PPO} --num-critic-only-steps 5 --critic-lr-warmup-iters 3 --critic-num-gpus-per-node 2 --critic-num-nodes 1",
@@ -93,7 +93,7 @@ def test_what_works_together_parses(base: list[str], words: str) -> None:
             "need the passes",
         ),
         (
-            "--custom-pg-loss-reducer-function-path slime.algorithms.losses.dr_grpo.constant_denominator"
+            "--custom-pg-loss-reducer-function-path slime.algorithms.losses.reduce.constant_denominator"
             " --calculate-per-token-loss",
             "remove --calculate-per-token-loss",
         ),

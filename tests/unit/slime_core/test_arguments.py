@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
-from slime.arguments.fixed import FIXED
-from slime.arguments.refused import REFUSED
+from slime.arguments.refused import FIXED, REFUSED
 from slime.arguments.sglang_flags import RECORD
 from slime.tracking.redact import redacted
 from tests.helpers.arguments import refusal

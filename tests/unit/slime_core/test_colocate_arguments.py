@@ -9,9 +9,9 @@ import pytest
 import train_async
 
 from slime.arguments import parse_args
-from slime.arguments.colocate import COLOCATE
-from slime.backends.sglang_utils.server_args import EngineSpec, server_command
-from slime.ray.placement import describe_placement
+from slime.arguments.cluster import COLOCATE
+from slime.arguments.placement import EngineSpec, describe_placement
+from slime.backends.sglang_utils.server_args import server_command
 from tests.helpers.arguments import default_args, refusal
 
 PPO = "--advantage-estimator ppo --critic-num-gpus-per-node 2"

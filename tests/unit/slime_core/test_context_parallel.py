@@ -7,16 +7,12 @@ import torch
 
 from slime.algorithms.losses.custom import contract_batch
 from slime.algorithms.losses.reduce import make_reducer
-from slime.backends.megatron_utils import context_parallel, loss
-from slime.backends.megatron_utils.context_parallel import (
-    held_positions,
-    joined_chunks,
-    own_part,
-    padded_length,
-    share_of,
-)
+from slime.arguments.placement import padded_length
+from slime.backends.megatron_utils.context_parallel import joined_chunks, own_part, share_of
 from slime.backends.trainer.packing import build
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.logprobs import packed_logits as loss
+from slime.logprobs.context_parallel import held_positions
 from slime.rollout.train_data import split_by_dp
 from tests.helpers import trainer
 from tests.helpers.gradient_cases import data_of
@@ -124,7 +120,6 @@ def test_helpers_give_the_part_that_the_logits_predict(ranks: int, monkeypatch: 
     starts = torch.tensor([0, *given["total_lengths"]]).cumsum(0)
     found = torch.zeros(len(whole))
     for rank in range(ranks):
-        monkeypatch.setattr(context_parallel, "own_place", lambda rank=rank: (rank, ranks))
         monkeypatch.setattr(loss, "own_place", lambda rank=rank: (rank, ranks))
         share = share_of(packed, rank, ranks)
         samples = torch.cat(

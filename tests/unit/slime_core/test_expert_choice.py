@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slime.backends.megatron_utils.expert_choice import ExpertChoice, Mode
 from slime.backends.megatron_utils.routing_replay import RoutingReplay, packed_rows
-from slime.rollout.routed_experts import OWN_CHOICE
+from slime.utils.types import OWN_CHOICE
 
 SCORES = torch.tensor([[0.1, 0.5, 0.2, 0.4], [0.9, 0.1, 0.8, 0.2]])
 BEST = [[1, 3], [0, 2]]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import build_parser, parse_args
-from slime.arguments.check_engines import check_engines
+from slime.arguments.engines import check_engines
+from slime.arguments.placement import EngineSpec, describe_placement
 from slime.arguments.sglang_flags import OWNED, recorded_flags
-from slime.backends.sglang_utils.server_args import EngineSpec, command_line, pass_through, server_command
-from slime.ray.placement import describe_placement
+from slime.backends.sglang_utils.server_args import command_line, pass_through, server_command
 from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime.arguments import parse_args
+from slime.arguments import parse_args, placement
 from slime.backends.megatron_utils import config, model, optimizer, parallel
 from tests.helpers.checkpoints import QWEN3_4B, config_only
 
@@ -161,8 +161,8 @@ def test_groups_of_ranks_are_those_of_the_flags(
         "create_gloo_process_groups": True,
     }
     assert seeds == [5]
-    assert parallel.data_parallel_size(args, 8) == 1
-    assert parallel.data_parallel_size(parse_args(words), 8) == 8
+    assert placement.data_parallel_size(args, 8) == 1
+    assert placement.data_parallel_size(parse_args(words), 8) == 8
 
 
 def my_spec(args: Namespace, config: Any, stage: int | None) -> str:

@@ -13,7 +13,7 @@ from tests.helpers.checkpoints import config_only
 CUSTOM = "--context-parallel-size 2 --loss-type custom_loss --custom-loss-function-path tests.helpers.custom_losses.surrogate"
 PARTS = "of a custom loss needs whole responses, of which --context-parallel-size 2 gives a rank a part"
 TIS = "--custom-tis-function-path slime.algorithms.losses.rejection.sequence_rejection"
-REDUCER = "--custom-pg-loss-reducer-function-path slime.algorithms.losses.dr_grpo.constant_denominator"
+REDUCER = "--custom-pg-loss-reducer-function-path slime.algorithms.losses.reduce.constant_denominator"
 OFFLOAD = "--use-precision-aware-optimizer --optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d"
 REFUSED = {
     "--tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: give 1 or more",

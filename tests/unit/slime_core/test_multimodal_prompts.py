@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from slime.arguments.eval_config import read_eval_datasets
+from slime.arguments.evaluation import read_eval_datasets
 from slime.exceptions import ConfigurationError
 from slime.rollout import stored_pictures
 from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, rows_to_samples, undecoded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime.rollout.debug_data import subsample
+from slime.ray.rollout import subsample
 from slime.rollout.metrics import rollout_metrics
 from slime.utils.types import Sample
 from tests.helpers.arguments import default_args

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.backends.trainer import hf_folder
+from slime.checkpoints import hf_folder
 from slime.weight_sync import adapter_version, engine_sync
 from slime.weight_sync.adapter import AdapterWeightSync
 from slime.weight_sync.disk import DiskWeightSync

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from slime.exceptions import ConfigurationError
+from slime.utils.machine import this_host
 from slime.weight_sync import stream
 from slime.weight_sync.engine_calls import EngineCalls
 from slime.weight_sync.engine_stream import TAKEN, load_stream
-from slime.weight_sync.hosts import check_same_host, this_host
-from slime.weight_sync.segments import Mappings
+from slime.weight_sync.segments import Mappings, check_same_host
 from slime.weight_sync.stream import StreamReader, StreamWriter, WriterGoneError
 
 WAIT = 30.0

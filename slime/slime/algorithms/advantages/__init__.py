@@ -1,6 +1,6 @@
 """Advantages of a rollout: one estimator by name, then the terms that are orthogonal to it.
 
-A new estimator is a file with a function ``(args, rollout) -> list of [R_i]`` and a line in :data:`ESTIMATORS`. ``rollout``
+A new estimator is a function ``(args, rollout) -> list of [R_i]`` and a line in :data:`ESTIMATORS`. ``rollout``
 maps names to per-sample lists: ``rewards``, ``response_lengths``, ``loss_masks``, ``log_probs`` (the old policy), ``kl`` (of
 the old policy to the reference), ``values`` (of a critic), ``teacher_log_probs``, ... gspo and cispo have GRPO's advantages;
 they differ in the loss.
@@ -14,16 +14,17 @@ from typing import Any
 
 from torch import Tensor
 
-from slime.algorithms.advantages.custom import custom_advantages
-from slime.algorithms.advantages.grpo import grpo
-from slime.algorithms.advantages.on_policy_distillation import on_policy_distillation
-from slime.algorithms.advantages.opd_term import add_opd_term
-from slime.algorithms.advantages.ppo import ppo
-from slime.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus
-from slime.algorithms.advantages.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
-from slime.algorithms.advantages.reward_kl import reference_kl
-from slime.algorithms.advantages.step_wise import step_wise
-from slime.algorithms.advantages.whiten import SumOverRanks, on_one_rank, whiten
+from slime.algorithms.advantages.estimators import (
+    custom_advantages,
+    grpo,
+    on_policy_distillation,
+    ppo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    step_wise,
+)
+from slime.algorithms.advantages.returns import reference_kl
+from slime.algorithms.advantages.terms import SumOverRanks, add_opd_term, on_one_rank, whiten
 from slime.utils.misc import load_function
 
 Estimator = Callable[[Namespace, dict[str, Any]], list[Tensor]]

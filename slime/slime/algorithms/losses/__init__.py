@@ -1,6 +1,6 @@
 """Losses by name. A built-in loss is ``(args, batch, log_probs, entropy, reduce) -> (loss, metrics)``.
 
-A new one is a file and a line in :data:`LOSSES`; ``custom_loss`` is the escape hatch of :mod:`slime.algorithms.losses.custom`.
+A new one is a function and a line in :data:`LOSSES`; ``custom_loss`` is the escape hatch of :mod:`slime.algorithms.losses.custom`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import Reducer
-from slime.algorithms.losses.sft_loss import sft_loss
+from slime.algorithms.losses.supervised import sft_loss
 
 Loss = Callable[[Namespace, dict[str, Any], list[Tensor], list[Tensor], Reducer], tuple[Tensor, dict[str, Tensor]]]
 

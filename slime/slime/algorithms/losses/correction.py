@@ -1,23 +1,58 @@
 """The correction for tokens that the engine sampled with other probabilities than the trainer's old policy has.
 
-``--use-tis`` multiplies the policy loss by truncated weights (:mod:`slime.algorithms.losses.tis`); with
+``--use-tis`` multiplies the policy loss by truncated weights (:func:`truncated_weights`); with
 ``--custom-tis-function-path`` a function does it, as its contract says:
 ``fn(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths) -> (pg_loss, masks,
 metrics)``. The masks it returns make the reducer of the loss; its metrics, one value per token, are averaged with the masks
 of the samples. With ``--get-mismatch-metrics`` and without ``--use-tis`` only its metrics are used.
+``--use-opsm`` masks sequences instead (:func:`off_policy_mask`).
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slime.algorithms.losses.reduce import Reducer, rebuild_reducer
-from slime.algorithms.losses.tis import truncated_weights
+from slime.algorithms.losses.reduce import Reducer, rebuild_reducer, sequence_mean
 from slime.utils.misc import load_function
+
+
+def truncated_weights(
+    old_log_probs: Tensor, rollout_log_probs: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """Return the weights and the raw ratios, both without gradient, elementwise.
+
+    Truncated importance sampling: trains the trainer's weights on tokens that other weights, or another program,
+    sampled.
+
+    ``w_t = clip(pi_old(a_t) / pi_rollout(a_t), low, high)`` multiplies the policy loss of token t, where ``pi_old``
+    are the trainer's weights before the step and ``pi_rollout`` is what the engine reported for that token, whichever
+    weight version it had then. Without bounds the weighted loss is an unbiased estimate for ``pi_old``; ``high``
+    bounds its variance (Ionides, "Truncated Importance Sampling", 2008; for engine against trainer: Yao et al., "Your
+    Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025).
+    """
+    ratio = torch.exp(old_log_probs.detach() - rollout_log_probs.detach())
+    return ratio.clamp(low, high), ratio
+
+
+def off_policy_mask(
+    new: Sequence[Tensor], old: Sequence[Tensor], advantages: Sequence[Tensor], masks: Sequence[Tensor], delta: float
+) -> Tensor:
+    """Return the mask ``[sum R_i]`` of zeros and ones, without gradient.
+
+    Off-policy sequence masking: a bad reply that the policy has already moved away from teaches nothing more.
+
+    ``M = 0`` for the tokens with ``A_t < 0`` of a sequence with ``mean_t (log pi_old(a_t) - log pi(a_t)) > delta``,
+    else 1; it multiplies the policy loss (DeepSeek-AI, "DeepSeek-V3.2", 2025). ``pi_old`` is the old policy of the
+    ratio, which is the engine's with ``--use-rollout-logprobs``. Masked tokens stay in the loss's denominator.
+    """
+    differences = [before - now.detach() for before, now in zip(old, new, strict=True)]
+    moved = [mean > delta for mean in sequence_mean(differences, masks)]
+    return torch.cat([1.0 - ((a < 0) & far).float() for a, far in zip(advantages, moved, strict=True)])
 
 
 def correct(

@@ -5,7 +5,7 @@
 the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
 holds and its part of every per-token list; its loss and metrics are a part too, and add up over the ranks.
 
-A loss that reads its logits only through the helpers of ``slime.backends.megatron_utils.loss`` and ``policy_loss_of_logits`` is marked
+A loss that reads its logits only through the helpers of ``slime.logprobs.packed_logits`` and ``policy_loss_of_logits`` is marked
 with :func:`from_response_rows`. The trainer then gives it the rows that predict the response, whose logits the helpers compute
 in chunks: whole logits never exist.
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer
-from slime.backends.trainer.response_rows import ResponseRows
+from slime.logprobs.response_rows import ResponseRows
 
 BATCH_KEYS = (
     "tokens",

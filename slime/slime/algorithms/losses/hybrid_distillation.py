@@ -22,8 +22,8 @@ from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import Reducer
 from slime.algorithms.losses.topk_distillation import support_ids, teacher_of
-from slime.backends.megatron_utils.loss import log_probs_at, predicted_ids
-from slime.backends.trainer.response_rows import ResponseRows
+from slime.logprobs.packed_logits import log_probs_at, predicted_ids
+from slime.logprobs.response_rows import ResponseRows
 from slime.utils.ppo_utils import compute_policy_loss
 
 # Bound of the teacher's advantage on one token of the support.

@@ -14,16 +14,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.algorithms.losses.cispo import cispo_surrogate
-from slime.algorithms.losses.correction import correct
-from slime.algorithms.losses.entropy import with_entropy_bonus
-from slime.algorithms.losses.gspo import gspo_surrogate
-from slime.algorithms.losses.kl import kl_per_token
-from slime.algorithms.losses.opsm import off_policy_mask
-from slime.algorithms.losses.ppo_clip import ppo_clip_surrogate
+from slime.algorithms.losses.correction import correct, off_policy_mask
 from slime.algorithms.losses.reduce import Reducer, policy_reducer
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
-from slime.backends.trainer.response_rows import ResponseRows
+from slime.algorithms.losses.surrogates import cispo_surrogate, gspo_surrogate, ppo_clip_surrogate
+from slime.logprobs.packed_logits import get_log_probs_and_entropy
+from slime.logprobs.response_rows import ResponseRows
+from slime.utils.ppo_utils import compute_approx_kl
+
+
+def with_entropy_bonus(loss: Tensor, entropy: Tensor, coef: float) -> Tensor:
+    """Return ``loss - coef * entropy``; both are already reduced.
+
+    Entropy bonus: the loss gets ``- coef * reduce(H_t)`` with ``H_t = - sum_v pi(v) log pi(v)`` over the vocabulary
+    at token t.
+
+    (Williams and Peng, "Function Optimization Using Connectionist Reinforcement Learning Algorithms", 1991.) The
+    metric ``entropy_loss`` is the reduced ``H`` itself: larger is more random.
+    """
+    return loss - coef * entropy if coef else loss
+
+
+def kl_per_token(args: Namespace, log_probs: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """Return the estimate of ``args.kl_loss_type`` per token; ``use_unbiased_kl`` weighs it by ``pi / pi_old``.
+
+    KL of the policy to the reference policy as a loss term: ``kl_loss_coef * reduce(KL_t)``, estimated at each token.
+
+    ``KL_t`` is a function of ``d = log pi(a_t) - log pi_ref(a_t)``, by ``--kl-loss-type`` (Schulman, "Approximating
+    KL Divergence", 2020; as a loss term: Shao et al., "DeepSeekMath", 2024, equation 4): see
+    :func:`slime.utils.ppo_utils.compute_approx_kl`. With ``--use-unbiased-kl`` it is weighted by ``pi / pi_old``
+    (DeepSeek-AI, "DeepSeek-V3.2", 2025).
+    """
+    ratio = (log_probs - old_log_probs).exp() if args.use_unbiased_kl else None
+    return compute_approx_kl(log_probs, ref_log_probs, args.kl_loss_type, importance_ratio=ratio)
+
 
 Surrogate = Callable[[Namespace, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 

@@ -97,3 +97,33 @@ def policy_reducer(args: Namespace, batch: dict[str, Any], masks: Sequence[Tenso
     extra = {"args": args} if "args" in inspect.signature(function).parameters else {}
     lengths = (batch["total_lengths"], batch["response_lengths"])
     return function(*lengths, list(masks), args.calculate_per_token_loss, **extra)
+
+
+def sequence_mean(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
+    """Return the mean over the unmasked tokens of each ``[R_i]``, as scalars; 0 without an unmasked token."""
+    pairs = [(value, mask.to(value)) for value, mask in zip(values, masks, strict=True)]
+    return [(value * mask).sum() / mask.sum().clamp_min(1.0) for value, mask in pairs]
+
+
+def constant_denominator(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[Tensor],
+    calculate_per_token_loss: bool,
+    args: Namespace,
+) -> Reducer:
+    """Return ``f(x [sum R_i]) = sum_it m_it x_it / args.rollout_max_response_len``.
+
+    Dr.GRPO: a constant denominator, so that a wrong answer does not get cheaper by being longer.
+
+    ``sum_it m_it L_it / C`` with ``C = --rollout-max-response-len``, instead of each sample's own length (Liu et al.,
+    "Understanding R1-Zero-Like Training: A Critical Perspective", 2025). The other half of the method, rewards
+    without division by the group's deviation, is ``--disable-grpo-std-normalization``. Use:
+    ``--custom-pg-loss-reducer-function-path slime.algorithms.losses.reduce.constant_denominator``.
+    """
+    if calculate_per_token_loss:
+        raise ValueError("Dr.GRPO's denominator is constant: remove --calculate-per-token-loss")
+    if not args.rollout_max_response_len:
+        raise ValueError("Dr.GRPO's denominator is the longest response: add --rollout-max-response-len N")
+    total = token_sum(response_lengths, loss_masks)
+    return lambda values: total(values) / args.rollout_max_response_len

@@ -1,21 +1,63 @@
-"""Masked importance sampling: what the engine and the trainer disagree about is taken out of the batch.
+"""What engine and trainer disagree about too much, taken out of the loss (``--custom-tis-function-path``).
 
-Inside ``[--tis-clip-low, --tis-clip]`` the loss is weighted by the token's ratio ``w_t = pi_old(a_t) / pi_rollout(a_t)``;
-outside, the mask becomes 0, so the rest is averaged as if it had not been there. :func:`token_rejection` judges each token by
-``w_t``, :func:`sequence_rejection` each sequence by the geometric mean of its ratios, which does not shrink with length
-(Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch", 2025).
+``w_t = pi_old(a_t) / pi_rollout(a_t)``. Inside the band ``[--tis-clip-low, --tis-clip]`` the loss of a token is weighted by ``w_t``;
+outside there is none. :func:`icepop_function` and :func:`token_rejection` judge each token by ``w_t``, :func:`sequence_rejection`
+each sequence by the geometric mean of its ratios, which does not shrink with length (Liu et al., "When Speed Kills Stability:
+Demystifying RL Collapse from the Training-Inference Mismatch", 2025). The rejections also take the mask of what is outside, so
+the rest is averaged as if it had not been there; IcePop leaves it in the denominator.
 Use: ``--use-tis --custom-tis-function-path slime.algorithms.losses.rejection.sequence_rejection``.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from slime.algorithms.losses.band import Correction, log_ratios, weigh_inside
-from slime.algorithms.losses.sequence import sequence_mean
+from slime.algorithms.losses.reduce import sequence_mean
+
+Correction = tuple[Tensor, list[Tensor], dict[str, Tensor]]
+
+
+def log_ratios(train: Sequence[Tensor], rollout: Sequence[Tensor]) -> list[Tensor]:
+    """Return ``log w`` ``[R_i]`` per sample, without gradient."""
+    return [(old - sampled).detach() for old, sampled in zip(train, rollout, strict=True)]
+
+
+def weigh_inside(args: Namespace, pg_loss: Tensor, own: Sequence[Tensor], judged: Sequence[Tensor]) -> Correction:
+    """Return losses ``[sum R_i]`` times ``w`` inside the band and 0 outside, what is inside ``[R_i]``, and metrics per token.
+
+    ``own`` are the log ratios of the tokens, ``judged`` those that are held against the band.
+    """
+    kept = [(d.exp() >= args.tis_clip_low) & (d.exp() <= args.tis_clip) for d in judged]
+    ratio, inside = torch.exp(torch.cat(list(own))), torch.cat(kept)
+    metrics = {"tis": ratio, "tis_abs": (ratio - 1.0).abs(), "tis_clipfrac": (~inside).float()}
+    return pg_loss * torch.where(inside, ratio, torch.zeros_like(ratio)), kept, metrics
+
+
+def icepop_function(
+    *,
+    args: Namespace,
+    pg_loss: Tensor,
+    train_log_probs: Sequence[Tensor],
+    rollout_log_probs: Sequence[Tensor],
+    loss_masks: Sequence[Tensor],
+    **lengths: Any,
+) -> Correction:
+    """Return the weighted losses ``[sum R_i]``, the masks as they were, and the metrics per token.
+
+    IcePop: a token whose two probabilities, trainer's and engine's, are too far apart has no loss.
+
+    ``w_t = pi_old(a_t) / pi_rollout(a_t)`` where that lies in ``[--tis-clip-low, --tis-clip]``, else 0 (Ling team,
+    "Small Leak Can Sink a Great Ship: Boost RL Training on MoE with IcePop", 2025). Tokens outside stay in the
+    denominator. Use: ``--use-tis --custom-tis-function-path slime.algorithms.losses.rejection.icepop_function``.
+    """
+    ratios = log_ratios(train_log_probs, rollout_log_probs)
+    losses, _, metrics = weigh_inside(args, pg_loss, ratios, ratios)
+    return losses, list(loss_masks), metrics
 
 
 def token_rejection(**given: Any) -> Correction:

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.reduce import Reducer
-from slime.backends.megatron_utils.loss import log_probs_at, predicted_ids
-from slime.backends.trainer.response_rows import ResponseRows
+from slime.logprobs.packed_logits import log_probs_at, predicted_ids
+from slime.logprobs.response_rows import ResponseRows
 
 # Smallest probability of the tail: float32 sums of a support that holds nearly everything may pass 1.
 SMALLEST_TAIL = 1e-6

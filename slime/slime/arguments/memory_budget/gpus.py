@@ -1,7 +1,7 @@
 """Which role needs what on which GPU, and for how many tokens the caches have room.
 
 Roles of one GPU add up, unless ``--offload-train`` or ``--offload-rollout`` lets them alternate. Engines are sized in the order
-of `slime.ray.start_order`: each finds what those before it have left.
+of `slime.arguments.placement`: each finds what those before it have left.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from slime.arguments.memory_budget.engine import EnginePlan, engine_plan
 from slime.arguments.memory_budget.parts import DRIVER, Need
 from slime.arguments.memory_budget.shape import Shape, judge_shape, policy_shape
 from slime.arguments.memory_budget.trainer import longest_sample, trainer_need
+from slime.arguments.placement import describe_placement, start_order
 
 TRAINERS = ("actor", "critic")
 
@@ -70,9 +71,6 @@ def layout(args: Namespace, capacity: float) -> Layout | None:
     Raises:
         ConfigurationError: when the roles have no placement.
     """
-    from slime.ray.placement import describe_placement  # which imports slime.arguments
-    from slime.ray.start_order import start_order
-
     policy = policy_shape(args)
     if policy is None:
         return None

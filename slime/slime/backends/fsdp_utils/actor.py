@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,18 +11,22 @@ from typing import Any
 import torch
 
 from slime.backends.fsdp_utils import checkpoint, moving_reference
-from slime.backends.fsdp_utils.device_memory import tensors_of
-from slime.backends.fsdp_utils.export import export_adapter
 from slime.backends.fsdp_utils.lora import adapters_off
-from slime.backends.fsdp_utils.megatron_group import group_of_one
 from slime.backends.fsdp_utils.model import PolicyModel, build_policy
-from slime.backends.fsdp_utils.optimizer import build_optimizer
+from slime.backends.fsdp_utils.optimizer import build_optimizer, tensors_of
 from slime.backends.fsdp_utils.train_step import log_prob_pass, logprob_pass_with_entropy, optimizer_step
-from slime.backends.fsdp_utils.weights import adapter_weights, full_weights
+from slime.backends.fsdp_utils.weights import adapter_weights, export_adapter, full_weights
 from slime.backends.trainer.actor import TrainActor
-from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.utils.hf_checkpoint import DTYPES
+
+
+def group_of_one() -> None:
+    """Initialise Megatron's groups with no parallelism of the model, where a plugin has imported Megatron; collective."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is not None and not state.model_parallel_is_initialized():
+        state.initialize_model_parallel(tensor_model_parallel_size=1)
 
 
 class FSDPTrainActor(TrainActor):

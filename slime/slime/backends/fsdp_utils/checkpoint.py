@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from slime.backends.fsdp_utils.optimizer import start_moments
-from slime.backends.trainer.checkpoint_folder import LATEST, find, folder_of, publish, read_meta, restore_rng, write
+from slime.checkpoints.checkpoint_folder import LATEST, find, folder_of, publish, read_meta, restore_rng, write
 from slime.exceptions import CheckpointError
 
 __all__ = ["LATEST", "find", "folder_of", "load", "publish", "save"]

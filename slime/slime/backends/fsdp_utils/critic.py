@@ -1,21 +1,64 @@
-"""One rank of the critic with FSDP2: owns its shard of the critic."""
+"""The critic with FSDP2: the backbone of a Hugging Face language model, and a linear head that gives one number per token.
+
+Guarantees: the value of a response token is read where the policy reads its probability, from the hidden state before it; the
+head starts at zero, so that a new critic expects a return of 0 everywhere, and computes in float32.
+"""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from slime.backends.fsdp_utils import checkpoint
-from slime.backends.fsdp_utils.critic_model import build_critic, value_pass
-from slime.backends.fsdp_utils.device_memory import tensors_of
-from slime.backends.fsdp_utils.optimizer import build_optimizer
-from slime.backends.fsdp_utils.train_step import optimizer_step
+from slime.backends.fsdp_utils.model import hidden_states, load_hf, sharded
+from slime.backends.fsdp_utils.optimizer import build_optimizer, tensors_of
+from slime.backends.fsdp_utils.train_step import optimizer_step, per_sample_pass
 from slime.backends.trainer.critic import CriticActor
 from slime.backends.trainer.micro_batch import Metrics, value_micro_batch_loss
+from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
+
+
+class ValueModel(nn.Module):
+    """Backbone and value head in one forward, so that FSDP sees one root."""
+
+    def __init__(self, hf: Any, implementation: str) -> None:
+        super().__init__()
+        self.hf = hf
+        self.implementation = implementation
+        device = next(hf.parameters()).device
+        self.head = nn.Linear(hf.config.get_text_config().hidden_size, 1, dtype=torch.float32, device=device)
+        if device.type != "meta":
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Return the values ``[N]`` float32 of the response rows."""
+        values = self.head(hidden_states(self.hf, self.implementation, batch)[batch.rows])
+        return values.squeeze(-1).clone()  # FSDP wants no view as the output of a root
+
+
+def build_critic(args: Namespace, path: str, *, device: torch.device) -> ValueModel:
+    """Return the sharded critic with the backbone of the checkpoint folder ``path``; collective over all ranks."""
+    from transformers import AutoModel
+
+    def construct(empty: bool) -> ValueModel:
+        hf, implementation = load_hf(args, path, AutoModel, torch.float32, empty=empty)
+        if args.gradient_checkpointing:
+            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        return ValueModel(hf, implementation)
+
+    return sharded(args, construct, device=device, trainable=True, head="head")
+
+
+def value_pass(args: Namespace, model: ValueModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
+    """Return ``[R_i]`` values of every sample of the shard, on the CPU."""
+    return per_sample_pass(args, model, shard, device, model)
 
 
 class FSDPCriticActor(CriticActor):

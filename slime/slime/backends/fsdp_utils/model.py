@@ -21,11 +21,33 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.fsdp_utils import lora, packed_attention, vision
-from slime.backends.fsdp_utils.head import head_pairs
-from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.packing import MicroBatch
-from slime.backends.trainer.response_rows import ResponseRows
 from slime.backends.trainer.trainable import choose_trainable
+from slime.logprobs.response_rows import HeadPairs, ResponseRows
+from slime.utils.hf_checkpoint import DTYPES
+
+
+def head_pairs(lm_head: Any, hidden: Tensor) -> HeadPairs:
+    """Return inputs ``[N, H_i]`` and weights ``[V, H_i]`` whose logits ``sum_i x_i W_i^T`` are ``lm_head(hidden)``.
+
+    Raises:
+        TypeError: the head is no linear layer.
+    """
+    with_adapter = hasattr(lm_head, "lora_A")
+    linear = lm_head.get_base_layer() if with_adapter else lm_head
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"the LM head is a {type(linear).__name__}; a model needs a linear one to be trained here")
+    pairs = [(hidden, linear.weight)]
+    if linear.bias is not None:
+        pairs.append((hidden.new_ones(len(hidden), 1), linear.bias.unsqueeze(-1)))
+    if with_adapter and not lm_head.disable_adapters:
+        for name in lm_head.active_adapters:
+            down, up = lm_head.lora_A[name], lm_head.lora_B[name]
+            dropped: Any = lm_head.lora_dropout[name]
+            rows = dropped(hidden.to(down.weight.dtype))
+            pairs.append((down(rows) * lm_head.scaling[name], up.weight))
+    return pairs
+
 
 # Configuration fields that change logits after the LM head; models that use them need code here first.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")

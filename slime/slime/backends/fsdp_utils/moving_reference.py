@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
-from slime.backends.fsdp_utils.device_memory import free_whole_parameters
+from slime.backends.fsdp_utils.optimizer import free_whole_parameters
 
 logger = logging.getLogger(__name__)
 

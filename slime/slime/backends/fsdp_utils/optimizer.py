@@ -1,4 +1,4 @@
-"""AdamW over the trainable parameters, and the one place where gradients become an update.
+"""AdamW over the trainable parameters, the one place where gradients become an update, and what of both is in device memory.
 
 Guarantees: a step with a NaN or infinite gradient norm changes nothing (weights, moments, schedule) on any rank, because the
 decision is taken on the global norm; weight decay applies to matrices only.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
+from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from slime.backends.trainer.schedule import Schedule
@@ -70,3 +72,21 @@ def apply_gradients(
         logger.error("gradient norm is %s: this optimizer step is skipped, the weights stay as they were", norm.item())
     optimizer.zero_grad(set_to_none=True)
     return float(norm), rate, taken
+
+
+def free_whole_parameters(model: nn.Module) -> None:
+    """Leave only this rank's shards of a model of any number of ranks; a forward pass leaves the root's parameters whole."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[torch.Tensor]:
+    """Yield this rank's parameters, their gradients, the buffers, and the moments of ``optimizer``."""
+    free_whole_parameters(model)
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
+    for state in optimizer.state.values() if optimizer is not None else ():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slime.backends.trainer.images import Images
 from slime.backends.trainer.packing import MicroBatch
+from slime.backends.trainer.rollout_data import Images
 
 
 def has_tower(base: nn.Module) -> bool:

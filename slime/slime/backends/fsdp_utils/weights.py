@@ -1,4 +1,4 @@
-"""Whole weights under the names of the Hugging Face checkpoint, one tensor at a time.
+"""Whole weights under the names of the Hugging Face checkpoint, one tensor at a time, and a LoRA adapter in PEFT's format.
 
 A weight is cast before it is gathered, which moves half the bytes of float32 shards and gives the same bits, because a cast looks at
 one element at a time. Weights with an adapter are gathered and merged in float32 and cast last: the sum is rounded once.
@@ -9,7 +9,9 @@ the embedding; every rank sees the same names in the same order, so gathering is
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,7 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from slime.backends.fsdp_utils import lora
 from slime.backends.fsdp_utils.model import PolicyModel
-from slime.backends.trainer.lora import merged_weight
+from slime.backends.trainer.lora import merged_weight, write_adapter
+from slime.checkpoints.all_ranks import on_rank_zero
 
 Of = Callable[[Tensor], Tensor]
 
@@ -57,3 +60,9 @@ def adapter_weights(policy: PolicyModel, *, device: torch.device, of: Of = torch
         for name, parameter in policy.hf.named_parameters()
         if ".lora_" in name
     }
+
+
+def export_adapter(args: Namespace, policy: PolicyModel, path: Path, *, device: torch.device) -> None:
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json`` as ``PeftModel.from_pretrained`` reads them."""
+    tensors = adapter_weights(policy, device=device)
+    on_rank_zero(lambda: write_adapter(args, tensors, path))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from slime.backends.megatron_utils import parallel, snapshot
+from slime.backends.megatron_utils import parallel, rank_memory
 from slime.backends.megatron_utils.config import Shape, read_config, shape_of
 from slime.backends.megatron_utils.load_hf import load_hf_weights
 from slime.backends.megatron_utils.lora import adapters_off, add_adapters
@@ -24,18 +24,18 @@ from slime.backends.megatron_utils.schedule import Around
 from slime.backends.megatron_utils.train_step import log_prob_pass, optimizer_step, policy_loss_of
 from slime.backends.megatron_utils.weights import adapter_weights, full_weights
 from slime.backends.trainer.actor import TrainActor
-from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.lora import write_adapter
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.backends.trainer.together import on_rank_zero
+from slime.checkpoints.all_ranks import on_rank_zero
+from slime.utils.hf_checkpoint import DTYPES
 
 
 class MegatronTrainActor(MegatronRank, TrainActor):
     """See the module and :class:`TrainActor`."""
 
     shape: Shape
-    _reference: snapshot.Snapshot | None = None
+    _reference: rank_memory.Snapshot | None = None
     _replay: RoutingReplay | None = None
 
     def _build(self) -> None:
@@ -50,7 +50,7 @@ class MegatronTrainActor(MegatronRank, TrainActor):
         elif self._needs_reference():
             if reference != start:
                 load_hf_weights(unwrapped(model), reference, self.shape)
-            self._reference = snapshot.take(unwrapped(model))
+            self._reference = rank_memory.take(unwrapped(model))
             if reference != start:
                 load_hf_weights(unwrapped(model), start, self.shape)
         if args.use_routing_replay:
@@ -64,7 +64,7 @@ class MegatronTrainActor(MegatronRank, TrainActor):
             with adapters_off(unwrapped(self.model)):
                 return self._pass(data, "ref_")
         assert self._reference is not None
-        with snapshot.weights_of(unwrapped(self.model), self._reference):
+        with rank_memory.weights_of(unwrapped(self.model), self._reference):
             return self._pass(data, "ref_")
 
     def _pass(self, data: RolloutShard, prefix: str) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ import torch
 from slime.backends.megatron_utils.cpu_device import model_device
 from slime.backends.megatron_utils.lora import adapters_of
 from slime.backends.megatron_utils.parallel import groups
-from slime.backends.trainer.checkpoint_folder import read_meta
+from slime.checkpoints.checkpoint_folder import read_meta
 from slime.exceptions import CheckpointError
 
 BACKEND = "megatron"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slime.arguments.model_shape import number_of_experts
-from slime.backends.trainer.dtypes import DTYPES
 from slime.exceptions import ConfigurationError
+from slime.utils.hf_checkpoint import DTYPES
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig

@@ -1,9 +1,6 @@
-"""How the ranks of a context-parallel group share the samples of a pack.
+"""What one rank of a context-parallel group holds of a pack, and how the ranks' parts become whole again.
 
-A sample is padded at its end to ``2 n`` chunks of equal length, ``n`` the ranks; rank ``r`` holds chunks ``r`` and
-``2 n - 1 - r``, so that causal attention is the same work for every rank (the layout of Megatron and Transformer Engine).
-Guarantees: no real token attends to padding, which comes after it; every response token is predicted on exactly one rank;
-one rank holds samples whole and without padding. Pure functions, but for :func:`own_place` and :func:`whole_responses`.
+The layout is that of `slime.logprobs.context_parallel`. Pure functions, but for :func:`whole_responses`.
 """
 
 from __future__ import annotations
@@ -15,44 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.backends.megatron_utils.parallel import padded_length
+from slime.arguments.placement import padded_length
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import PER_TOKEN
+from slime.logprobs.context_parallel import held_positions, held_sources, predicting_rows
 from slime.utils.vocab_parallel import megatron_state
-
-
-def own_place() -> tuple[int, int]:
-    """Return this process's rank in its context-parallel group and the group's size; ``(0, 1)`` without Megatron."""
-    state = megatron_state()
-    if state is None:
-        return 0, 1
-    return state.get_context_parallel_rank(), state.get_context_parallel_world_size()
-
-
-def held_positions(length: int, rank: int, ranks: int) -> Tensor:
-    """Return the positions, ascending, of a sample of ``length`` tokens that ``rank`` holds; from ``length`` on padding."""
-    if ranks == 1:
-        return torch.arange(length)
-    chunk = padded_length(length, ranks) // (2 * ranks)
-    starts = (rank * chunk, (2 * ranks - 1 - rank) * chunk)
-    return torch.cat([torch.arange(start, start + chunk) for start in starts])
-
-
-def held_sources(lengths: list[int], rank: int, ranks: int) -> Tensor:
-    """Return ``[T]`` where in a pack of samples of these lengths each token is that ``rank`` holds; -1 is padding."""
-    sources, start = [], 0
-    for length in lengths:
-        places = held_positions(length, rank, ranks)
-        sources.append(torch.where(places < length, places + start, -1))
-        start += length
-    return torch.cat(sources)
-
-
-def predicting_rows(total: int, response: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
-    """Return which of the positions that ``rank`` holds predict a response token, and which tokens of the response these are."""
-    places = held_positions(total, rank, ranks) - (total - response - 1)
-    rows = ((places >= 0) & (places < response)).nonzero().squeeze(1)
-    return rows, places[rows]
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,60 @@
-"""One rank of the critic with Megatron: owns its part of the critic; the layout is the policy's, but for the number of copies."""
+"""The critic: Megatron's model with a linear head that gives one number per token in the place of its output layer.
+
+Guarantees: as of every critic, a value is read where the policy reads the token's probability, a new head starts at zero and
+computes in float32. Its weights have the dtype of the model's, because Megatron-core 0.16.1 cannot store an optimizer whose groups mix
+dtypes (the optimizer's own copy is float32), and are whole on every rank of the last pipeline stage. Tensor-parallel ranks
+compute the values alike, so their gradients are equal; those of context-parallel ranks add up.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from argparse import Namespace
+from typing import Any
 
-from slime.backends.megatron_utils.critic_model import build_critic, value_pass, values_of
-from slime.backends.megatron_utils.model import unwrapped
+import torch
+from torch import Tensor, nn
+
+from slime.backends.megatron_utils.context_parallel import share_of, whole_responses
+from slime.backends.megatron_utils.model import build_model, unwrapped
 from slime.backends.megatron_utils.rank import MegatronRank
-from slime.backends.megatron_utils.train_step import optimizer_step
+from slime.backends.megatron_utils.train_step import optimizer_step, per_sample_pass
 from slime.backends.trainer.critic import CriticActor
 from slime.backends.trainer.micro_batch import Metrics, value_micro_batch_loss
+from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
+from slime.logprobs.context_parallel import own_place
+
+
+def build_critic(args: Namespace, path: str, *, device: torch.device) -> tuple[Any, Any]:
+    """Return this stage's critic with the backbone of the Hugging Face folder ``path``, and its configuration."""
+    model, config = build_model(args, path, device=device, lm_head=False)
+    inner = unwrapped(model)
+    if inner.post_process:
+        head = nn.Linear(config.hidden_size, 1, dtype=config.params_dtype, device=device)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        inner.output_layer = head
+    return model, config
+
+
+def values_of(model: Any, hidden: Tensor, batch: MicroBatch) -> Tensor:
+    """Return the values ``[N]`` float32 of the response rows of ``batch``, on every rank of the last stage the same.
+
+    ``hidden`` ``[T, 1, H]`` is what the unwrapped ``model`` returned; with sequence parallelism this rank's part.
+    """
+    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+    if model.config.sequence_parallel:
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+    share = share_of(batch, *own_place())
+    head, rows = model.output_layer, hidden.squeeze(1)[share.rows]
+    values = nn.functional.linear(rows.float(), head.weight.float(), head.bias.float())
+    return whole_responses(values.squeeze(-1), share.owned, len(batch.targets))
+
+
+def value_pass(args: Namespace, model: Any, shard: RolloutShard, device: torch.device) -> list[Tensor]:
+    """Return ``[R_i]`` values of every sample of the shard, on the CPU of every rank."""
+    return per_sample_pass(args, model, shard, device, lambda hidden, batch: values_of(unwrapped(model), hidden, batch))
 
 
 class MegatronCriticActor(MegatronRank, CriticActor):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.rollout.routed_experts import OWN_CHOICE
+from slime.utils.types import OWN_CHOICE
 
 
 class Mode(Enum):

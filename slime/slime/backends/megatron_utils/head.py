@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.backends.megatron_utils.context_parallel import own_place, share_of, whole_responses
+from slime.backends.megatron_utils.context_parallel import share_of, whole_responses
 from slime.backends.trainer.packing import MicroBatch
-from slime.backends.trainer.response_rows import ResponseRows
+from slime.logprobs.context_parallel import own_place
+from slime.logprobs.response_rows import ResponseRows
 from slime.utils.vocab_parallel import tensor_parallel_group
 
 # Logit of a row that no token has: its probability is exactly 0 in float32.

@@ -1,8 +1,4 @@
-"""Megatron's process groups, and what of them is plain arithmetic of the arguments.
-
-Ranks are numbered with the tensor-parallel rank running fastest, then data, then pipeline (Megatron's order
-"tp-cp-ep-dp-pp"). Nothing is imported from Megatron before it is used.
-"""
+"""Megatron's process groups, joined and left. Nothing is imported from Megatron before it is used."""
 
 from __future__ import annotations
 
@@ -12,34 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-
-def model_parallel_size(args: Namespace) -> int:
-    """Ranks that hold one copy of the model."""
-    return args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
-
-
-def data_parallel_size(args: Namespace, world_size: int) -> int:
-    """Copies of the model, each with its own samples; 1 per rank without Megatron."""
-    return world_size // model_parallel_size(args) if args.train_backend == "megatron" else world_size
-
-
-def data_parallel_rank(args: Namespace, rank: int, world_size: int) -> int:
-    """Which shard of the data ``rank`` trains on."""
-    if args.train_backend != "megatron":
-        return rank
-    inner = args.tensor_model_parallel_size * args.context_parallel_size
-    return rank // inner % data_parallel_size(args, world_size)
-
-
-def shard_of_rank(args: Namespace, shards: list[Any], world_size: int) -> list[Any]:
-    """Return what each rank trains on, given one shard per copy of the model."""
-    return [shards[data_parallel_rank(args, rank, world_size)] for rank in range(world_size)]
-
-
-def padded_length(length: int, ranks: int) -> int:
-    """Tokens of a sample of ``length`` tokens with its padding to two chunks for each of ``ranks`` context-parallel ranks."""
-    return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
 
 
 def groups() -> Any:

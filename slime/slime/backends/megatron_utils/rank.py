@@ -10,11 +10,11 @@ import torch
 
 from slime.backends.megatron_utils import parallel
 from slime.backends.megatron_utils.checkpoint import BACKEND, load_state, save_state
-from slime.backends.megatron_utils.device_memory import gradients_of, tensors_of
 from slime.backends.megatron_utils.model import data_parallel, unwrapped
 from slime.backends.megatron_utils.optimizer import build_optimizer
-from slime.backends.trainer import checkpoint_folder
+from slime.backends.megatron_utils.rank_memory import gradients_of, tensors_of
 from slime.backends.trainer.rank import TrainRank
+from slime.checkpoints import checkpoint_folder
 from slime.utils.misc import load_function
 
 

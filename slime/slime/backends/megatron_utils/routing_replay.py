@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.backends.megatron_utils.context_parallel import held_sources, own_place
 from slime.backends.megatron_utils.expert_choice import ExpertChoice, Mode
 from slime.backends.megatron_utils.parallel import groups
 from slime.backends.megatron_utils.schedule import Around
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.exceptions import ConfigurationError
-from slime.rollout.routed_experts import FIELD, OWN_CHOICE
+from slime.logprobs.context_parallel import held_sources, own_place
+from slime.utils.types import EXPERTS, OWN_CHOICE
 
 
 class RoutingReplay:
@@ -73,7 +73,7 @@ class RoutingReplay:
             RuntimeError: when other micro-batches are recorded than those that run, or not every router gets their experts.
         """
         if self._from_engines and shard.experts is None:
-            raise ValueError(f"--use-rollout-routing-replay needs {FIELD} in the training data")
+            raise ValueError(f"--use-rollout-routing-replay needs {EXPERTS} in the training data")
         counts = [len(batches) for batches in shard.micro_batches]
         if not self._from_engines and len(self._recorded) != sum(counts):
             raise RuntimeError(f"experts of {len(self._recorded)} micro-batches are recorded, and {sum(counts)} run")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.backends.megatron_utils.context_parallel import own_part, own_place
+from slime.backends.megatron_utils.context_parallel import own_part
 from slime.backends.megatron_utils.head import Head
 from slime.backends.megatron_utils.model import unwrapped
 from slime.backends.megatron_utils.optimizer import apply_gradients
@@ -26,6 +26,7 @@ from slime.backends.trainer.micro_batch import Metrics, mean_over_ranks, micro_b
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.backends.trainer.schedule import Schedule
+from slime.logprobs.context_parallel import own_place
 
 LossOfHidden = Callable[[list[int], Tensor], tuple[Tensor, dict[str, Tensor]]]
 """From samples and the last stage's hidden states of them to their summed loss and metrics."""

@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 
+from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.memory_calls import MemoryCalls
 from slime.backends.sglang_utils.other_nodes import ANSWER_SECONDS, OtherNodes
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.backends.sglang_utils.weight_calls import WeightCalls
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.utils.http_utils import find_available_port

@@ -13,14 +13,15 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-from slime.backends.sglang_utils.held_start import HOLD
+from slime.arguments.placement import EngineSpec
+from slime.arguments.process_environment import engine_variables
 from slime.backends.sglang_utils.server import engine_environment
-from slime.backends.sglang_utils.server_args import EngineSpec, gives_memory_away, server_command
-from slime.ray.environment import own_of_machine
+from slime.backends.sglang_utils.server_args import gives_memory_away, server_command
+from slime.backends.sglang_utils.server_hooks import HOLD
+from slime.utils.forwarded_environment import own_of_machine
 from slime.utils.http_utils import find_available_port
+from slime.utils.machine import this_host
 from slime.utils.process import ChildProcess, spawn
-from slime.utils.process_environment import engine_variables
-from slime.weight_sync.hosts import this_host
 
 # SGLang's workers end at SIGTERM; its server takes that for a crash of theirs and sleeps five seconds before it ends.
 _STOP_SECONDS = 1.0
@@ -69,7 +70,7 @@ class EngineProcess:
         Args:
             port: where it listens; 0 for any.
             rendezvous: ``host:port`` where the ranks of an engine of several machines meet.
-            hold: see `held_start`.
+            hold: see `server_hooks.hold_from_start`.
         """
         port = port or find_available_port(host=self._spec.host)
         command = server_command(self._args, self._spec, port=port, cpu=self._cpu, rendezvous=rendezvous)

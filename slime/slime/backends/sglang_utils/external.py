@@ -2,7 +2,7 @@
 
 Guarantees: its facts come from its ``/server_info``; it gets the trainer's weights like an engine of our own; it is never
 started, restarted or ended from here. When the run ends while it holds the engine, however it ends, the engine continues its requests
-(`left_held`).
+(`external_release`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 
 import httpx
 
-from slime.backends.sglang_utils import left_held
+from slime.arguments.placement import EngineSpec
+from slime.arguments.weight_sync import STAGES_REFUSED, misses_stages, uses_loader
+from slime.backends.sglang_utils import external_release as external_release
 from slime.backends.sglang_utils.engine import SGLangEngine
-from slime.backends.sglang_utils.server_args import EngineSpec
 from slime.backends.sglang_utils.weight_calls import PauseMode
 from slime.exceptions import ConfigurationError, EngineError
 from slime.utils.cleanup import start_script, tell
-from slime.weight_sync import LOADER, STAGES_REFUSED, misses_stages, uses_loader
-from slime.weight_sync.hosts import this_host
+from slime.utils.machine import this_host
+from slime.weight_sync import LOADER
 
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
 STALE_IMAGES = (
@@ -123,10 +124,10 @@ class ExternalEngine(SGLangEngine):
         self._note("free")
 
     def _note(self, word: str) -> None:
-        """Tell `left_held` what is done to the engine; it is started when there is something to tell."""
+        """Tell `external_release` what is done to the engine; it is started when there is something to tell."""
         if self._helper is None:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            self._helper = start_script(Path(left_held.__file__), self.url(), str(self._log_path))
+            self._helper = start_script(Path(external_release.__file__), self.url(), str(self._log_path))
             self._helper.wait()  # it goes on in a process that is no child of this one
         tell(self._helper, word)
 

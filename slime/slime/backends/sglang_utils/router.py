@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from slime.arguments.placement import Role
 from slime.backends.sglang_utils.server import engine_environment
-from slime.backends.sglang_utils.server_args import Role, command_line
+from slime.backends.sglang_utils.server_args import command_line
 from slime.exceptions import ConfigurationError, EngineError
 from slime.utils.http_utils import find_available_port, is_port_available
 from slime.utils.process import ChildProcess, spawn, watch_lifeline

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from slime.backends.sglang_utils import current_adapter, forked_workers, held_start, left_behind
+from slime.backends.sglang_utils import server_hooks, server_process
 from slime.utils.machine import with_programs
 from slime.utils.process import watch_lifeline
 
@@ -49,7 +49,7 @@ def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the SGLang server with the arguments of the command line (and `held_start.HOLD`) until it is told to stop."""
+    """Run the SGLang server with the arguments of the command line (and `server_hooks.HOLD`) until it is told to stop."""
     watch_lifeline()
     warnings.filterwarnings("ignore", category=UserWarning)
     from sglang.launch_server import run_server
@@ -58,14 +58,14 @@ def main() -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
-    left_behind.install()
+    server_process.remove_leftovers()
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-        forked_workers.install()
+        server_process.fork_workers()
     if "--enable-lora" in sys.argv:
-        current_adapter.install()
-    options = [option for option in sys.argv[1:] if option != held_start.HOLD]
+        server_hooks.serve_newest_adapter()
+    options = [option for option in sys.argv[1:] if option != server_hooks.HOLD]
     if len(options) < len(sys.argv) - 1:
-        held_start.install()
+        server_hooks.hold_from_start()
     try:
         run_server(prepare_server_args(options))
     finally:

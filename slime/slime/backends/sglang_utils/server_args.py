@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
-from typing import Literal
 
-from slime.exceptions import ConfigurationError
-from slime.weight_sync import LOADER, uses_loader
-
-Role = Literal["policy", "prm"]
-GpuId = int | str
-"""A GPU as ``CUDA_VISIBLE_DEVICES`` names it: its number on a machine, or ``GPU-`` and a UUID."""
+from slime.arguments.placement import STAGES, EngineSpec, Role, tensor_parallel_size
+from slime.arguments.weight_sync import uses_loader
+from slime.weight_sync import LOADER
 
 SERVER_MODULE = "slime.backends.sglang_utils.server"
 # Attributes of the run that start with sglang_ but are not server options, or that the run decides itself.
@@ -41,7 +36,6 @@ OWNED = frozenset(
         "incremental_streaming_output",
     }
 )
-_STAGES = ("pp_size", "pipeline_parallel_size")
 CPU_OPTIONS: dict[str, object] = {
     "device": "cpu",
     "dtype": "float32",
@@ -53,34 +47,6 @@ CPU_OPTIONS: dict[str, object] = {
     "max_total_tokens": 65536,
     "sleep_on_idle": True,
 }
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """One engine, or of an engine of several machines what is on one of them.
-
-    Attributes:
-        role: which role it serves.
-        index: its place among the engines of the role.
-        num_gpus: GPUs of the whole engine.
-        gpu_ids: those of this machine; before machines are known, numbers over the whole cluster.
-        host: where it listens.
-        nodes: number of the engine's machines; each has the same number of its GPUs.
-        node_rank: which of them this is; the first serves.
-    """
-
-    role: Role
-    index: int
-    num_gpus: int
-    gpu_ids: tuple[GpuId, ...] = ()
-    host: str = "127.0.0.1"
-    nodes: int = 1
-    node_rank: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name in logs: ``engine-policy-0``, on its second machine ``engine-policy-0-node-1``."""
-        return f"engine-{self.role}-{self.index}" + (f"-node-{self.node_rank}" if self.node_rank else "")
 
 
 def model_path(args: Namespace, role: Role) -> str:
@@ -139,30 +105,11 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool, r
     return [sys.executable, "-m", SERVER_MODULE, *command_line(options)]
 
 
-def pipeline_stages(args: Namespace) -> int:
-    """Pipeline stages of each engine: ``--sglang-pp-size``, which SGLang also calls ``--pipeline-parallel-size``."""
-    return next((size for name in _STAGES if (size := getattr(args, f"sglang_{name}", None))), 1)
-
-
-def tensor_parallel_size(args: Namespace, num_gpus: int) -> int:
-    """GPUs of an engine over its pipeline stages.
-
-    Raises:
-        ConfigurationError: when they do not divide.
-    """
-    stages = pipeline_stages(args)
-    if num_gpus % stages:
-        raise ConfigurationError(
-            f"an engine of {num_gpus} GPUs does not divide into {stages} pipeline stages (--sglang-pp-size)"
-        )
-    return num_gpus // stages
-
-
 def pass_through(args: Namespace, *, cpu: bool) -> dict[str, object]:
     """Server options given as ``--sglang-*``; on a CPU the kernels cannot be chosen."""
     fixed_on_cpu = {"device", "dtype", "attention_backend", "sampling_backend", "disable_cuda_graph"} if cpu else set()
     if cpu:
-        fixed_on_cpu |= {"mem_fraction_static", *_STAGES}
+        fixed_on_cpu |= {"mem_fraction_static", *STAGES}
     options: dict[str, object] = {}
     for attribute, value in vars(args).items():
         name = attribute.removeprefix("sglang_")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from typing import Any, Literal
 
-from slime.backends.sglang_utils.current_adapter import IN_USE
+from slime.backends.sglang_utils.server_hooks import IN_USE
 from slime.exceptions import EngineError
 
 PauseMode = Literal["retract", "in_place", "abort"]

@@ -1,1 +1,1 @@
-"""What every training back end shares: its data, its schedule, and the folders it writes."""
+"""What the training back ends share: the actors, their data and micro-batches, the schedule, offloading. FSDP2 and Megatron build on it."""

@@ -22,22 +22,20 @@ import torch
 import torch.distributed as dist
 
 from slime.algorithms.advantages import compute_advantages
-from slime.backends.trainer import checkpoint_folder
-from slime.backends.trainer.dtypes import DTYPES
 from slime.backends.trainer.flops import forward_flops, speeds, step_flops
-from slime.backends.trainer.hf_folder import export_hf
-from slime.backends.trainer.memory_history import MemoryHistory
 from slime.backends.trainer.micro_batch import Metrics
-from slime.backends.trainer.postprocess import postprocess
+from slime.backends.trainer.profiling import MemoryHistory
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
-from slime.backends.trainer.rollout_data import RolloutShard
-from slime.backends.trainer.together import on_rank_zero
+from slime.backends.trainer.rollout_data import RolloutShard, postprocess
+from slime.checkpoints import checkpoint_folder
+from slime.checkpoints.all_ranks import on_rank_zero
+from slime.checkpoints.hf_folder import export_hf
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
-from slime.utils.hf_checkpoint import read_config
+from slime.utils.hf_checkpoint import DTYPES, read_config
 from slime.utils.misc import load_function
 from slime.weight_sync import WeightSync
-from slime.weight_sync.choose import make_weight_sync
+from slime.weight_sync.transports import make_weight_sync
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from slime.backends.trainer import checkpoint_folder
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
-from slime.backends.trainer.together import on_rank_zero
+from slime.checkpoints import checkpoint_folder
+from slime.checkpoints.all_ranks import on_rank_zero
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from slime.backends.trainer.checkpoint_folder import fresh_folder, replace_folder
+from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder
 from slime.exceptions import CheckpointError
 
 DEFAULT_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"

@@ -13,10 +13,10 @@ from torch import Tensor
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss, reads_response_rows
 from slime.algorithms.losses.reduce import Reducer, make_reducer
-from slime.algorithms.losses.value_loss import value_loss
+from slime.algorithms.losses.supervised import value_loss
 from slime.backends.trainer.packing import MicroBatch, build
-from slime.backends.trainer.response_rows import ResponseRows
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
+from slime.logprobs.response_rows import ResponseRows
 from slime.utils.misc import load_function
 
 Metrics = dict[str, float]

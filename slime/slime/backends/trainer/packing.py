@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slime.backends.trainer.images import Images, SampleImages, join
+from slime.backends.trainer.rollout_data import Images, SampleImages, join_images
 
 
 @dataclass(frozen=True)
@@ -88,5 +88,5 @@ def build(
         targets=torch.tensor(targets or [0], device=device),
         token_rows=torch.tensor(token_rows, device=device),
         is_filler=is_filler,
-        images=None if images is None else join(sequences, images or [None], device),
+        images=None if images is None else join_images(sequences, images or [None], device),
     )

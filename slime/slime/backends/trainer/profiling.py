@@ -1,17 +1,21 @@
-"""Traces of PyTorch's profiler: ``--use-pytorch-profiler`` over some rollouts of one phase.
+"""What a rank spends: traces of PyTorch's profiler, and who allocated what on its GPU.
 
-Guarantee: without the flag nothing is measured; a trace is a file that ``chrome://tracing`` and Perfetto read.
+Guarantee: without ``--use-pytorch-profiler`` and ``--record-memory-history`` nothing is measured. A trace is a file that
+``chrome://tracing`` and Perfetto read; a memory snapshot one that https://pytorch.org/memory_viz reads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+logger = logging.getLogger(__name__)
 
 # Phase of the trainer, and the value of --profile-target that means it.
 TARGETS = {"train": "train_overall", "actor_train": "train_actor", "log_probs": "train_log_probs"}
@@ -31,3 +35,49 @@ def profiled(args: Namespace, phase: str, rollout_id: int, rank: int) -> Iterato
     file = Path(args.run_dir) / "profile" / f"{target}_rollout{rollout_id}_rank{rank}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     trace.export_chrome_trace(str(file))
+
+
+MAX_ENTRIES = 1_000_000
+"""Events that are kept, the newest."""
+
+
+class MemoryHistory:
+    """Owned by one rank.
+
+    Who allocated what on a rank's GPU: ``--record-memory-history``.
+
+    Guarantees: recording begins before the model is built and ends with the snapshot, which is written once: after
+    the rollouts of ``--memory-snapshot-num-steps``, or when the rank runs out of memory. The file is what
+    https://pytorch.org/memory_viz reads.
+    """
+
+    def __init__(self, args: Namespace, rank: int) -> None:
+        """Begin to record."""
+        self._file = Path(args.memory_snapshot_dir).resolve() / f"rank{rank}_{args.memory_snapshot_path}"
+        self._left = args.memory_snapshot_num_steps or 1
+        self._records = True
+        torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Write the snapshot when what is done within the context runs out of memory."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            self._write()
+            raise
+
+    def trained(self) -> None:
+        """A rollout was trained on."""
+        self._left -= 1
+        if self._left <= 0:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._records:
+            return
+        self._records = False
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(self._file))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        logger.info("memory snapshot: %s", self._file)

@@ -23,8 +23,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from slime.backends.trainer.checkpoint_folder import read_meta
-from slime.backends.trainer.determinism import use_deterministic_kernels
 from slime.backends.trainer.lora import check_same_adapters, shape_of_adapters
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.offload import HostMemory
@@ -32,8 +30,9 @@ from slime.backends.trainer.profiling import TARGETS, profiled
 from slime.backends.trainer.schedule import Schedule
 from slime.backends.trainer.trainable import PATTERNS, check_same_parameters
 from slime.backends.trainer.wandb_folders import remove_at_the_end
+from slime.checkpoints.checkpoint_folder import read_meta
 from slime.exceptions import CheckpointError, TrainerError
-from slime.ray.environment import own_of_machine
+from slime.utils.forwarded_environment import own_of_machine
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,8 @@ class TrainRank(ABC):
         self.device = self._join()
         self._host_memory = HostMemory(self.device)
         if args.deterministic_mode:
-            use_deterministic_kernels()
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.benchmark = False
 
     def open_rendezvous(self) -> int:
         """Listen for the other ranks and return the port, a free one unless it was given; rank 0 only."""

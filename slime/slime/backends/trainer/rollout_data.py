@@ -1,21 +1,51 @@
 """One rank's shard of a rollout, as tensors on the CPU, and the batch dictionary of a micro-batch on the device.
 
 Guarantees: every per-token list has the length of its response, checked once on arrival; values reach the device one
-micro-batch at a time.
+micro-batch at a time; the images of a micro-batch are joined for one pass of the vision tower.
 """
 
 from __future__ import annotations
 
+import inspect
+from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slime.backends.trainer.images import SampleImages
-from slime.rollout.media import FIELD, GRID
-from slime.rollout.routed_experts import FIELD as EXPERTS
+from slime.utils.misc import load_function
+from slime.utils.types import EXPERTS, GRID, IMAGES, PIXELS
+
+SampleImages = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Present in every micro-batch of a rollout that has an image anywhere, so that all ranks run the tower or none does.
+
+    Attributes:
+        pixels: ``[patches, D]`` of all images, sample after sample; None when no sample of this micro-batch has one.
+        grids: ``[images, 3]`` of each sample on the CPU: frames, rows and columns of patches.
+        tokens: the token ids of each sample.
+    """
+
+    pixels: Tensor | None
+    grids: list[Tensor]
+    tokens: list[list[int]]
+
+
+def join_images(tokens: Sequence[Sequence[int]], images: Sequence[SampleImages | None], device: torch.device) -> Images:
+    """Return the images of samples, of which some may have none."""
+    pixels = [sample[PIXELS] for sample in images if sample]
+    return Images(
+        pixels=torch.cat(pixels).to(device) if pixels else None,
+        grids=[sample[GRID] if sample else torch.empty(0, 3, dtype=torch.int64) for sample in images],
+        tokens=[list(ids) for ids in tokens],
+    )
+
 
 # Per-sample lists of one number per response token, or K of them (None where a sample has none).
 _FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "rollout_topk_log_probs")
@@ -32,8 +62,8 @@ _COMPUTED = ("log_probs", "ref_log_probs", "values", "entropy", "advantages", "r
 PER_TOKEN = (*_STREAMS, *_COMPUTED)
 
 
-# Of each sample None, or the arrays that a processor made of its images; and how many images it has.
-IMAGES, NUM_IMAGES = FIELD, "multimodal_num_items"
+# How many images a sample has.
+NUM_IMAGES = "multimodal_num_items"
 
 
 class RolloutShard:
@@ -122,3 +152,27 @@ class RolloutShard:
 
 def _tensors(arrays: dict[str, Any] | None) -> SampleImages | None:
     return None if arrays is None else {name: torch.tensor(array) for name, array in arrays.items()}
+
+
+def postprocess(args: Namespace, rollout_id: int, data: RolloutShard) -> None:
+    """Call the function of ``--rollout-data-postprocess-path`` on the rank's data, if there is one.
+
+    The plugin that sees a training rank's data after log probabilities and advantages, before the first optimizer
+    step.
+
+    ``fn(args, rollout_id, rollout_data)``; a function of older methods that takes fewer than three values is called
+    as ``fn(args)``. ``rollout_data`` maps names to per-sample lists; what the plugin changes in place is what the
+    steps train on.
+    """
+    path = args.rollout_data_postprocess_path
+    if not path:
+        return
+    function = load_function(path)
+    if len(inspect.signature(function).parameters) < 3:
+        function(args)
+        return
+    data.fields["tokens"] = data.tokens
+    try:
+        function(args, rollout_id, data.fields)
+    finally:
+        del data.fields["tokens"]

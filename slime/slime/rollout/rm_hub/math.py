@@ -1,10 +1,13 @@
-"""``--rm-type math``: 1 when the last ``\\boxed{}`` of the reply equals the label, else 0."""
+"""``--rm-type math``: 1 when the last ``\\boxed{}`` of the reply equals the label, else 0.
+
+``--rm-type deepscaler`` is the same, but only what follows the thinking counts, and a reply that never ends it gets 0.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from slime.rollout.rm_hub.extraction import last_boxed
+from slime.rollout.rm_hub.extraction import boxed_after_thinking, last_boxed
 from slime.rollout.rm_hub.grader import Grader, needs_label, references
 from slime.rollout.rm_hub.workers import pool
 from slime.utils.types import Sample
@@ -21,3 +24,4 @@ async def equals_label(args: Any, sample: Sample, answer: str) -> float:
 
 
 GRADER = Grader(extract=last_boxed, compare=equals_label, wrong=0.0, check=needs_label)
+AFTER_THINKING = Grader(extract=boxed_after_thinking, compare=equals_label, wrong=0.0, check=needs_label)

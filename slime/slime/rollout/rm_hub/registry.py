@@ -1,26 +1,33 @@
-"""The graders by their ``--rm-type`` name."""
+"""The graders by their ``--rm-type`` name, one for each of `slime.arguments.rewards.GRADER_NAMES`."""
 
 from __future__ import annotations
 
 import dataclasses
+import random
+from typing import Any
 
-from slime.exceptions import ConfigurationError
-from slime.rollout.rm_hub import deepscaler, f1, gpqa, ifbench, math, math_dapo_utils, random, remote
-from slime.rollout.rm_hub.extraction import last_boxed
-from slime.rollout.rm_hub.grader import Grader
+from slime.arguments.rewards import BOXED, grader_name
+from slime.rollout.rm_hub import f1, gpqa, ifbench, math, math_dapo_utils, remote
+from slime.rollout.rm_hub.extraction import last_boxed, whole
+from slime.rollout.rm_hub.grader import Grader, needs_nothing
+from slime.utils.types import Sample
+
+
+async def _by_chance(args: Any, sample: Sample, answer: str) -> float:
+    """Return 0 or 1 by chance, to see what a run learns from nothing."""
+    return float(random.getrandbits(1))
+
 
 GRADERS = {
     "math": math.GRADER,
     "dapo": math_dapo_utils.GRADER,
-    "deepscaler": deepscaler.GRADER,
+    "deepscaler": math.AFTER_THINKING,
     "f1": f1.GRADER,
     "gpqa": gpqa.GRADER,
     "ifbench": ifbench.GRADER,
-    "random": random.GRADER,
+    "random": Grader(extract=whole, compare=_by_chance, wrong=0.0, check=needs_nothing),
     "remote_rm": remote.GRADER,
 }
-BOXED = "boxed_"
-REWARD_KEYS = {"dapo": "score"}
 
 
 def find_grader(name: str) -> Grader:
@@ -29,18 +36,5 @@ def find_grader(name: str) -> Grader:
     Raises:
         ConfigurationError: naming those there are.
     """
-    grader = GRADERS.get(name.removeprefix(BOXED))
-    if grader is None:
-        known = ", ".join(sorted(GRADERS))
-        raise ConfigurationError(f"no grader {name!r}; there are {known}, each also as {BOXED}NAME")
+    grader = GRADERS[grader_name(name)]
     return dataclasses.replace(grader, extract=last_boxed) if name.startswith(BOXED) else grader
-
-
-def reward_key_of(name: str) -> str | None:
-    """Return the key to train on when the grader's reward is a dict."""
-    return REWARD_KEYS.get(name.removeprefix(BOXED))
-
-
-def is_remote(name: str) -> bool:
-    """Return whether the grader asks the server at ``--rm-url``."""
-    return name.removeprefix(BOXED) == "remote_rm"

@@ -1,17 +1,44 @@
-"""The program of a grader worker: it reads ``[function, arguments]``, answers ``["done", value]``, and ends with its parent.
+"""The program of a grader worker, and what it grades: whether two mathematical answers are equal, by math-verify.
 
-Guarantee: a grade that outlasts its time is ended by the kernel (SIGALRM is not handled), whatever code it is in.
+It reads ``[function, arguments]``, answers ``["done", value]``, and ends with its parent. Guarantee: a grade that outlasts its time
+is ended by the kernel (SIGALRM is not handled), whatever code it is in: symbolic comparison may take any time, and the
+library's own limits need the main thread.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
 
-from slime.rollout.rm_hub.math_equal import equal_answers
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
+_CONFIG = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+
+
+def equal_answers(answer: str, labels: list[str]) -> bool:
+    """Return whether ``answer`` equals one of ``labels``: as text, or as the expression, set, interval or number it writes."""
+    text = _plain(answer)
+    if not text:
+        return False
+    if any(text == _plain(label) for label in labels):
+        return True
+    parsed = _parse(text)
+    return bool(parsed) and any(verify(_parse(_plain(label)), parsed, timeout_seconds=0) for label in labels)
+
+
+def _plain(text: str) -> str:
+    return text.strip().strip("$").strip().rstrip(".").strip()
+
+
+def _parse(text: str) -> list:
+    return parse(f"\\boxed{{{text}}}", _CONFIG, fallback_mode="no_fallback", parsing_timeout=0)
+
 
 FUNCTIONS = {"equal_answers": equal_answers}
 

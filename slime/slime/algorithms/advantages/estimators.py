@@ -1,0 +1,152 @@
+"""The advantage estimators, one function each, with formula and source.
+
+An estimator is ``(args, rollout) -> list of [R_i]``; :mod:`slime.algorithms.advantages` says what ``rollout`` holds. Guarantee: a
+stream that an estimator needs and the rollout lacks is an error that names it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.algorithms.advantages.returns import discounted_returns, token_rewards
+
+
+def grpo(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+    """Return ``[R_i]`` float32 per sample from ``rewards`` and ``response_lengths``.
+
+    GRPO: the (normalised) reward of a sample is the advantage of each of its response tokens.
+
+    ``A_t = r`` (Shao et al. 2024, outcome supervision). The group normalisation happened where the rewards were
+    collected.
+    """
+    pairs = zip(rollout["rewards"], rollout["response_lengths"], strict=True)
+    return [torch.full((length,), float(reward), dtype=torch.float32) for reward, length in pairs]
+
+
+def reinforce_plus_plus(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+    """Return ``[R_i]`` float32 per sample from ``rewards``, ``kl`` and ``loss_masks``.
+
+    REINFORCE++: discounted returns of a per-token reward, whitened over the whole batch instead of within groups.
+
+    ``r_t = - kl_coef * KL_t``, plus the sample's reward on its last unmasked token; ``A_t = sum_{s >= t} gamma^(s -
+    t) r_s`` (Hu, "REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models", 2025). ``s - t``
+    counts response tokens, masked ones too. The whitening is ``--normalize-advantages``, without which this estimator
+    is refused. A sample without an unmasked token has advantage zero.
+    """
+    streams = zip(rollout["rewards"], rollout["kl"], rollout["loss_masks"], strict=True)
+    return [discounted_returns(token_rewards(args, *stream), args.gamma).float() for stream in streams]
+
+
+def reinforce_plus_plus_baseline(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+    """Return ``[R_i]`` float32 per sample from the centred ``rewards`` and ``kl``.
+
+    REINFORCE++ with a group baseline: ``A_t = (r - mean of the group) - kl_coef * KL_t``, whitened over the whole
+    batch.
+
+    (Hu, "REINFORCE++", 2025, the variant for several replies per prompt.) The mean was subtracted where the rewards
+    were collected; a group of one keeps its reward. The whitening is ``--normalize-advantages``, without which this
+    estimator is refused.
+    """
+    return [float(reward) - args.kl_coef * kl for reward, kl in zip(rollout["rewards"], rollout["kl"], strict=True)]
+
+
+def ppo(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+    """Return ``[R_i]`` float32 per sample from ``rewards``, ``kl``, ``values`` and ``loss_masks``.
+
+    PPO with a critic: generalized advantage estimation over the response's tokens.
+
+    ``r_t`` are the token rewards of :func:`slime.algorithms.advantages.returns.token_rewards`, ``delta_t = r_t +
+    gamma V_{t+1} - V_t`` with ``V = 0`` after the last token, and ``A_t = sum_{s >= t} (gamma lambd)^(s - t)
+    delta_s`` (Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation", 2016;
+    Ouyang et al. 2022 for the token rewards). ``V_t`` is the critic's value before token t was sampled. The policy
+    decided the unmasked tokens only, so the sums run over those as if the others were not there: what a tool answered
+    is part of a transition. Masked tokens have advantage 0.
+    """
+    if rollout.get("values") is None:
+        raise ValueError("--advantage-estimator ppo needs the values of a critic; none came with the rollout")
+    advantages = []
+    streams = zip(rollout["rewards"], rollout["kl"], rollout["values"], rollout["loss_masks"], strict=True)
+    for reward, kl, values, mask in streams:
+        kept = mask.bool()
+        rewards = token_rewards(args, reward, kl, mask)
+        advantage = torch.zeros_like(rewards)
+        advantage[kept] = generalized_advantages(rewards[kept], values[kept].double(), args.gamma, args.lambd)
+        advantages.append(advantage.float())
+    return advantages
+
+
+def generalized_advantages(rewards: Tensor, values: Tensor, gamma: float, lambd: float) -> Tensor:
+    """Return ``A`` ``[T]`` of an episode of ``T`` actions with ``rewards`` and ``values`` ``[T]``, which ends after the last."""
+    following = torch.cat([values[1:], values.new_zeros(min(1, len(values)))])
+    return discounted_returns(rewards + gamma * following - values, gamma * lambd)
+
+
+def step_wise(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+    """Return ``[R_i]`` float32 per sample from the steps' rewards and spans; 0 under a zero mask.
+
+    Step-wise credit: the tokens of an agent's step have the standardised score of that step, all others have 0.
+
+    ``A_t = (R_k - mean) / deviation`` for the tokens ``t`` of step ``k``, over the steps with the same index in the
+    task group; ``R_k`` holds the outcome and the process reward (OpenClaw-RL, arXiv 2603.10165, general agents). The
+    scores were standardised where they were collected (:mod:`slime.rollout.step_wise`) and are not whitened again.
+    """
+    rewards, spans = rollout.get("step_wise_step_rewards"), rollout.get("step_wise_step_token_spans")
+    if rewards is None or spans is None:
+        raise ValueError(
+            "--advantage-estimator step_wise needs step_wise_step_rewards and step_wise_step_token_spans in the training "
+            "data: the function of --custom-convert-samples-to-train-data-path must return them"
+        )
+    advantages = []
+    for values, places, mask in zip(rewards, spans, rollout["loss_masks"], strict=True):
+        advantage = torch.zeros(len(mask), dtype=torch.float32)
+        for value, (start, end) in zip(values, places, strict=True):
+            advantage[start:end] = value
+        advantages.append(advantage * mask)
+    return advantages
+
+
+def on_policy_distillation(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+    """Return ``[R_i]`` per sample from ``teacher_log_probs`` and ``log_probs``; every sample needs a teacher.
+
+    On-policy distillation: the advantage of a token is how much more the teacher likes it than the sampling policy.
+
+    ``A_t = log pi_teacher(a_t) - log pi_old(a_t)``: the policy gradient of the reverse KL to the teacher (Agarwal et
+    al. 2024; Lu, "On-Policy Distillation", 2025). The teacher may be the same model with a hint in its prompt.
+    """
+    teacher = rollout.get("teacher_log_probs")
+    if teacher is None or any(values is None for values in teacher):
+        missing = "all samples" if teacher is None else str([i for i, values in enumerate(teacher) if values is None])
+        raise ValueError(
+            f"--advantage-estimator on_policy_distillation needs teacher_log_probs, which are missing on {missing}; "
+            "for samples with and without a teacher use --advantage-estimator grpo --use-opd"
+        )
+    return [t - old for t, old in zip(teacher, rollout["log_probs"], strict=True)]
+
+
+def custom_advantages(
+    function: Callable[[Namespace, dict[str, Any]], None], args: Namespace, rollout: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Call ``function`` and return the advantages and returns ``[R_i]`` float32 that it set.
+
+    Advantages by a plugin: ``fn(args, rollout)`` sets ``rollout["advantages"]`` and ``rollout["returns"]`` in place.
+
+    ``rollout`` has the streams an estimator reads, ``kl`` among them. What is missing or has a wrong length is named.
+    """
+    function(args, rollout)
+    results = []
+    for name in ("advantages", "returns"):
+        values = rollout.pop(name, None)
+        where = f"custom advantage function {getattr(function, '__name__', repr(function))}"
+        if values is None:
+            raise ValueError(f'{where} did not set rollout["{name}"]')
+        tensors = [torch.as_tensor(value, dtype=torch.float32) for value in values]
+        found, expected = [len(tensor) for tensor in tensors], list(rollout["response_lengths"])
+        if found != expected:
+            raise ValueError(f"{where} set {name} of lengths {found} for responses of {expected} tokens")
+        results.append(tensors)
+    return results[0], results[1]

@@ -1,0 +1,60 @@
+"""What is applied to the advantages of any estimator: the teacher's term, and whitening over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def add_opd_term(advantages: list[Tensor], rollout: dict[str, Any], coef: float) -> list[Tensor]:
+    """Return new advantages ``[R_i]``; reads ``teacher_log_probs`` (list, entries may be None) and ``log_probs``.
+
+    The teacher's term on top of any estimator: ``A_t += coef * (log pi_teacher(a_t) - log pi_old(a_t))``.
+
+    A sample without a teacher keeps its advantage. This is the combination of reward and on-policy distillation
+    (OpenClaw-RL, arXiv 2603.10165, ``A_t = w_rl r + w_opd (log pi_T - log pi_old)``).
+    """
+    teacher = rollout.get("teacher_log_probs")
+    if teacher is None:
+        return list(advantages)
+    return [
+        a if t is None else a + coef * (t - old)
+        for a, t, old in zip(advantages, teacher, rollout["log_probs"], strict=True)
+    ]
+
+
+_EPSILON = 1e-8
+
+SumOverRanks = Callable[[Tensor], Tensor]
+
+
+def on_one_rank(values: Tensor) -> Tensor:
+    """The sum over the ranks when there is only this one: ``values``."""
+    return values
+
+
+def whiten(advantages: Sequence[Tensor], masks: Sequence[Tensor], sum_over_ranks: SumOverRanks) -> list[Tensor]:
+    """Return whitened ``[R_i]`` float32 per sample; masked tokens are shifted and scaled like the others.
+
+    Advantages with mean zero and variance one over the unmasked tokens of a rollout, on all ranks together.
+
+    ``A_t <- (A_t - mean) / sqrt(var + 1e-8)``, with the unbiased variance (``n - 1``). Guarantees: every rank gets
+    the same statistics, whatever samples it holds; sums are float64, and the variance is taken around the mean in a
+    second pass. Equal advantages become zero. With fewer than two unmasked tokens there is nothing to compare and the
+    values stay as they are.
+
+    ``sum_over_ranks`` adds a float64 tensor up over the data-parallel ranks; all of them must call this together.
+    """
+    pairs = [(values.double(), mask.double()) for values, mask in zip(advantages, masks, strict=True)]
+    sums = [torch.stack([(values * mask).sum(), mask.sum()]) for values, mask in pairs]
+    total, count = sum_over_ranks(torch.stack([torch.zeros(2, dtype=torch.float64), *sums]).sum(0)).tolist()
+    mean = total / max(count, 1.0)
+    squares = [((values - mean).square() * mask).sum() for values, mask in pairs]
+    deviation = float(sum_over_ranks(torch.stack([torch.zeros((), dtype=torch.float64), *squares]).sum()))
+    if count < 2:
+        return list(advantages)
+    scale = (deviation / (count - 1) + _EPSILON) ** -0.5
+    return [((values - mean) * scale).float() for values, _ in pairs]

@@ -1,0 +1,48 @@
+"""Losses with a target to match: demonstrations (``--loss-type sft_loss``), and the returns that a critic predicts."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.algorithms.losses.reduce import Reducer
+
+
+def sft_loss(
+    args: Namespace, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the reduced loss and its metrics; needs neither old log probabilities nor advantages.
+
+    Supervised fine-tuning: the negative log likelihood of the response, ``L = reduce(-log pi(a_t))``.
+
+    Maximum likelihood on demonstrations (Ouyang et al., "Training language models to follow instructions with human
+    feedback", 2022, section 3.5); tokens under a zero mask, such as those of the user, have no part in it.
+    """
+    loss = reduce(-torch.cat(log_probs))
+    return loss, {"loss": loss.detach(), "entropy_loss": reduce(torch.cat(entropy)).detach()}
+
+
+def value_loss(
+    args: Namespace, batch: dict[str, Any], values: list[Tensor], reduce: Reducer
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the reduced loss and its detached metrics.
+
+    The critic's loss: squared distance to the returns, clipped around the values before the step.
+
+    ``L_t = max((V_t - R_t)^2, (clip(V_t, V_old_t - c, V_old_t + c) - R_t)^2)`` with ``c`` = ``--value-clip``: a value
+    that has moved by more than ``c`` towards its return has no gradient (Schulman et al., "Proximal Policy
+    Optimization Algorithms", 2017, in the form of its public implementation).
+
+    Args:
+        batch: per-sample lists of ``[R_i]``: ``values`` (before the step) and ``returns``.
+        values: new values with gradient, ``[R_i]`` per sample.
+    """
+    new, old, returns = torch.cat(values), torch.cat(batch["values"]), torch.cat(batch["returns"])
+    near = old + (new - old).clamp(-args.value_clip, args.value_clip)
+    free, clipped = (new - returns).square(), (near - returns).square()
+    loss = reduce(torch.maximum(free, clipped))
+    metrics = {"value_loss": loss, "value_clipfrac": reduce((clipped > free).float())}
+    return loss, {name: value.detach() for name, value in metrics.items()}

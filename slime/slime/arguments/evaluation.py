@@ -1,0 +1,191 @@
+"""The evaluation sets of a run, from ``--eval-config`` (YAML) or ``--eval-prompt-data``.
+
+Guarantee: every set that comes out has all its values: its own, else the file's ``defaults``, else the ``--eval-*`` flags, else
+those of the rollout. A key that is none is an error that names the nearest one.
+
+A run that evaluates nothing refuses the flags of evaluation, but for four that launch scripts of the contract give whether or not
+they evaluate: those say so in ``--help``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slime.arguments.option import flag_of
+from slime.arguments.rewards import check_grader
+from slime.exceptions import ConfigurationError
+
+_ONLY_NAME = "eval"
+DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
+
+
+@dataclass(frozen=True)
+class EvalDataset:
+    """One evaluation set.
+
+    Attributes:
+        name: in metrics, ``eval/<name>``.
+        path: its file, as ``--prompt-data`` takes it.
+        input_key: prompt column.
+        label_key: label column; None without labels.
+        tool_key: tools column.
+        n_samples_per_eval_prompt: samples per prompt.
+        temperature: of sampling.
+        top_p: nucleus bound.
+        top_k: top-k bound; -1: off.
+        max_response_len: longest response in tokens.
+        min_new_tokens: no end of response before as many tokens.
+        max_prompt_len: longer prompts are left out.
+        rm_type: grader of this set, before any reward function of the run.
+        custom_rm_path: reward function of this set.
+        custom_generate_function_path: generation of one sample of this set.
+    """
+
+    name: str
+    path: str
+    input_key: str
+    label_key: str | None
+    tool_key: str
+    n_samples_per_eval_prompt: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_response_len: int
+    min_new_tokens: int | None = None
+    max_prompt_len: int | None = None
+    rm_type: str | None = None
+    custom_rm_path: str | None = None
+    custom_generate_function_path: str | None = None
+
+
+_NAMES = tuple(field.name for field in fields(EvalDataset))
+_ALIASES = {"n_samples": "n_samples_per_eval_prompt"}
+_INTEGERS = ("n_samples_per_eval_prompt", "top_k", "max_response_len", "min_new_tokens", "max_prompt_len")
+_NUMBERS = ("temperature", "top_p")
+
+
+def read_eval_datasets(args: Namespace) -> list[EvalDataset]:
+    """Return the evaluation sets; empty when none is named.
+
+    Raises:
+        ConfigurationError: when the file or a pair is not what it should be.
+    """
+    if args.eval_config and args.eval_prompt_data:
+        raise ConfigurationError("--eval-config and --eval-prompt-data both name evaluation sets; remove one of them")
+    entries = _file_entries(args.eval_config) if args.eval_config else _pair_entries(args.eval_prompt_data or [])
+    shared = {
+        name: getattr(args, f"eval_{name}")
+        for name in (
+            *("input_key", "label_key", "tool_key", *_NUMBERS),
+            *("top_k", "max_response_len", "min_new_tokens", "max_prompt_len"),
+        )
+    }
+    shared["n_samples_per_eval_prompt"] = args.n_samples_per_eval_prompt
+    datasets = [EvalDataset(**(shared | entry)) for entry in entries]
+    names = [dataset.name for dataset in datasets]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"evaluation sets have the same name: {', '.join(twice)}")
+    return datasets
+
+
+def check_eval_datasets(args: Namespace) -> list[str]:
+    """Return what is wrong with single evaluation sets, one line each."""
+    problems = []
+    for dataset in args.eval_datasets:
+        where = f"evaluation set {dataset.name}:"
+        if dataset.rm_type and dataset.custom_rm_path:
+            problems.append(f"{where} rm_type has no effect beside custom_rm_path; remove one of them")
+        problems += check_grader(
+            f"{where} rm_type", dataset.rm_type, args.rm_url, args.eval_reward_key, "--eval-reward-key"
+        )
+        if not dataset.max_response_len and args.eval_function_path == DEFAULT_ROLLOUT:
+            problems.append(f"{where} no longest response; add --eval-max-response-len N")
+        if dataset.n_samples_per_eval_prompt < 1:
+            problems.append(f"{where} n_samples_per_eval_prompt must be 1 or more")
+    return problems
+
+
+def _pair_entries(words: list[str]) -> list[dict[str, Any]]:
+    if len(words) == 1:
+        words = [_ONLY_NAME, *words]
+    if len(words) % 2:
+        raise ConfigurationError("--eval-prompt-data needs pairs: NAME PATH NAME PATH ...")
+    return [{"name": name, "path": path} for name, path in zip(words[::2], words[1::2], strict=True)]
+
+
+def _file_entries(path: str) -> list[dict[str, Any]]:
+    where = f"--eval-config {path}"
+    if not Path(path).is_file():
+        raise ConfigurationError(f"{where}: no such file")
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+    tree = content.get("eval") if isinstance(content, Mapping) else None
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("datasets"), list) or not tree["datasets"]:
+        raise ConfigurationError(f"{where} needs `eval:` with `datasets:`, a list of `name` and `path`")
+    surplus = set(tree) - {"defaults", "datasets"}
+    if surplus:
+        raise ConfigurationError(f"{where}: eval has defaults and datasets, not {', '.join(map(str, surplus))}")
+    defaults = _entry(f"{where}: defaults", tree.get("defaults") or {})
+    entries = []
+    for number, dataset in enumerate(tree["datasets"]):
+        entry = _entry(f"{where}: dataset {number}", dataset)
+        if not entry.get("name") or not entry.get("path"):
+            raise ConfigurationError(f"{where}: dataset {number} needs name and path")
+        own = {"rm_type", "custom_rm_path"} & entry.keys()
+        inherited = {
+            name: value for name, value in defaults.items() if not own or name not in ("rm_type", "custom_rm_path")
+        }
+        entries.append(inherited | entry)
+    return entries
+
+
+def _entry(where: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{where} needs `key: value` lines")
+    entry: dict[str, Any] = {}
+    for key, value in values.items():
+        name = _ALIASES.get(key, key)
+        if name not in _NAMES:
+            near = difflib.get_close_matches(str(key), _NAMES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(_NAMES)}"
+            raise ConfigurationError(f"{where} has no key {key!r}{hint}")
+        entry[name] = _checked(f"{where}: {key}", name, value)
+    return entry
+
+
+def _checked(where: str, name: str, value: Any) -> Any:
+    kinds, words = (str,), "text"
+    if name in _INTEGERS:
+        kinds, words = (int,), "a whole number"
+    elif name in _NUMBERS:
+        kinds, words = (int, float), "a number"
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise ConfigurationError(f"{where} must be {words}, not {value!r}")
+    return value
+
+
+_NEED_EVALUATION = (
+    *("eval_input_key", "eval_label_key", "eval_tool_key", "eval_reward_key", "eval_top_k", "eval_min_new_tokens"),
+    *("eval_max_context_len", "eval_max_prompt_len", "custom_eval_rollout_log_function_path"),
+)
+_EVALUATES = ("eval_interval", "eval_config", "eval_prompt_data", "eval_function_path")
+
+
+def check_evaluation(args: Namespace) -> list[str]:
+    """Return the problems, one line each; ``args`` as they were given, before any derivation."""
+    if any(getattr(args, name) for name in _EVALUATES):
+        return []
+    given = [flag_of(name) for name in _NEED_EVALUATION if getattr(args, name) is not None]
+    if not given:
+        return []
+    return [f"{', '.join(given)} has no effect without evaluation: add --eval-interval N --eval-prompt-data NAME PATH"]

@@ -1,0 +1,247 @@
+"""The environment of a training rank and of an engine: what the run sets, with which value, and why.
+
+Guarantees: pure, without torch and Ray, so a dry run prints what a run does. Variables of a communicator that ranks and
+engines share (``SHARED``) have one value on both sides: the user's, or that of an SGLang flag, or the default here.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slime.arguments.weight_sync import sends_gpu_handles
+
+CUMEM, NVLS, MNNVL = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"
+SHARED = (CUMEM, NVLS, MNNVL)
+"""What SGLang sets in its own process unless it is set already; a rank with another value cannot exchange handles with it."""
+NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+"""With 1 Ray shows every rank all GPUs of the machine, and all ranks would take the first."""
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Torch reads the first that is set; every version of it knows the first one."""
+THREADS = "OMP_NUM_THREADS"
+MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""What `ray job submit` was given, as JSON; Ray sets it for the driver."""
+EXPANDABLE = "expandable_segments"
+# cuBLAS and flash attention read these when they are first used.
+DETERMINISTIC_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
+_SYMMETRIC, _SHARDED, _NVLS = (
+    "sglang_enable_symm_mem",
+    "sglang_enable_kv_cache_sharding",
+    "sglang_enable_nccl_nvls",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable, as a dry run shows it.
+
+    Attributes:
+        name: of the variable.
+        value: None where the run leaves it unset.
+        processes: ``ranks``, or ``ranks and engines``.
+        source: who decided: ``env``, a flag, or ``default``, with a reason where there is one.
+    """
+
+    name: str
+    value: str | None
+    processes: str
+    source: str
+
+
+def of_user(args: Namespace, environment: Mapping[str, str], name: str) -> tuple[str, str] | None:
+    """Return the user's value of a variable and where it comes from; None when the user did not set it.
+
+    ``--train-env-vars`` wins over the environment. `ray job submit` starts its driver with one thread, which is Ray's
+    choice unless the job's ``env_vars`` name it.
+    """
+    given = getattr(args, "train_env_vars", None) or {}
+    if name in given:
+        return str(given[name]), "--train-env-vars"
+    if name not in environment or (name == THREADS and _threads_are_rays(environment)):
+        return None
+    return environment[name], "env"
+
+
+def _threads_are_rays(environment: Mapping[str, str]) -> bool:
+    return JOB_VARIABLE in environment and THREADS not in variables_of_job(environment)
+
+
+def variables_of_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the ``env_vars`` that `ray job submit` was given; Ray sets them for all actors, and refuses them twice."""
+    job = json.loads(environment.get(JOB_VARIABLE) or "{}")
+    return (job.get("runtime_env") or {}).get("env_vars") or {}
+
+
+def _flag(attribute: str) -> str:
+    return "--" + attribute.replace("_", "-")
+
+
+def _given(args: Namespace, *attributes: str) -> str | None:
+    """Return the first of these flags that is given."""
+    return next((_flag(name) for name in attributes if getattr(args, name, None)), None)
+
+
+def _forced(args: Namespace) -> dict[str, str | None]:
+    """Return the SGLang flag that makes a variable 1 in the engine whatever was set; None without one."""
+    return {CUMEM: _given(args, _SYMMETRIC), NVLS: _given(args, _SYMMETRIC, _NVLS)}
+
+
+def shared_settings(args: Namespace, environment: Mapping[str, str]) -> list[Setting]:
+    """Return the variables of the communicator between ranks and engines; none on a CPU."""
+    if args.device != "cuda":
+        return []
+    both = "ranks and engines"
+    found = []
+    forced = _forced(args)
+    wanted = {CUMEM: _given(args, _SHARDED), NVLS: None}
+    for name in (CUMEM, NVLS):
+        user = of_user(args, environment, name)
+        if flag := forced[name]:
+            found.append(Setting(name, "1", both, flag))
+        elif user:
+            found.append(Setting(name, user[0], both, user[1]))
+        else:
+            flag = wanted[name]
+            found.append(Setting(name, "1" if flag else "0", both, flag or "default, as SGLang's"))
+    user = of_user(args, environment, MNNVL)
+    if user:
+        found.append(Setting(MNNVL, user[0], both, user[1]))
+    elif found[0].value == "0" and _engines_span_machines(args):
+        found.append(Setting(MNNVL, "0", both, f"default, because {CUMEM} is 0"))
+    return found
+
+
+def _engines_span_machines(args: Namespace) -> bool:
+    largest = max(getattr(args, f"{role}_num_gpus_per_engine", None) or 1 for role in ("rollout", "prm"))
+    return largest > (getattr(args, "num_gpus_per_node", None) or largest)
+
+
+def check_shared(args: Namespace, environment: Mapping[str, str]) -> list[str]:
+    """Return a line per variable whose value an engine would overwrite, so that the two sides could not agree."""
+    problems = []
+    for name, flag in _forced(args).items() if args.device == "cuda" else ():
+        user = of_user(args, environment, name)
+        if flag and user and user[0] != "1":
+            problems.append(f"{name}={user[0]}: {flag} needs 1, which SGLang sets; unset {name}, or remove {flag}")
+    return problems
+
+
+def rank_settings(
+    args: Namespace, environment: Mapping[str, str], *, cores: int | None = None, ranks: int | None = None
+) -> list[Setting]:
+    """Return what a training rank gets besides its place among the ranks.
+
+    Args:
+        args: of the run.
+        environment: of the driver.
+        cores: that the rank's machine gives to its processes; None where it is not known yet.
+        ranks: training ranks on that machine.
+    """
+    if args.device != "cuda":
+        return [Setting(THREADS, "1", "ranks", "default on a CPU")]
+    found = [*shared_settings(args, environment), _allocator(args, environment)]
+    for threads in (_threads(args, environment, cores, ranks), _connections(args, environment)):
+        found += [threads] if threads else []
+    return found
+
+
+def _allocator(args: Namespace, environment: Mapping[str, str]) -> Setting:
+    for name in ALLOCATOR:
+        if user := of_user(args, environment, name):
+            return Setting(name, user[0], "ranks", user[1])
+    if sends_gpu_handles(args):
+        # The receiver would need the right to trace the sender (pidfd_getfd), which containers and Ubuntu refuse.
+        return Setting(ALLOCATOR[0], None, "ranks", "default, because this transport sends CUDA IPC handles")
+    return Setting(ALLOCATOR[0], f"{EXPANDABLE}:True", "ranks", "default")
+
+
+def _threads(args: Namespace, environment: Mapping[str, str], cores: int | None, ranks: int | None) -> Setting | None:
+    """Return the threads of a rank whose optimizer runs on the CPU; Ray gives every other rank one."""
+    flag = _given(args, "fsdp_cpu_offload", "optimizer_cpu_offload")
+    if not flag:
+        return None
+    if user := of_user(args, environment, THREADS):
+        return Setting(THREADS, user[0], "ranks", user[1])
+    value = str(max(1, cores // max(1, ranks))) if cores and ranks else "cores / ranks"
+    return Setting(THREADS, value, "ranks", f"{flag}: cores of the machine / its ranks")
+
+
+def _connections(args: Namespace, environment: Mapping[str, str]) -> Setting | None:
+    """Return the hardware queues of a tensor-parallel rank; with one Megatron-core overlaps its communication."""
+    if args.train_backend != "megatron" or getattr(args, "tensor_model_parallel_size", 1) < 2:
+        return None
+    user = of_user(args, environment, MAX_CONNECTIONS)
+    value, source = user or ("1", "default, because --tensor-model-parallel-size is above 1")
+    return Setting(MAX_CONNECTIONS, value, "ranks", source)
+
+
+def rank_environment(
+    args: Namespace,
+    environment: Mapping[str, str],
+    *,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    cores: int | None = None,
+    ranks: int | None = None,
+) -> dict[str, str]:
+    """Return the variables that a training rank starts with, beside those its machine has.
+
+    Args:
+        args: of the run.
+        environment: of the driver.
+        rank: among the ranks of its role.
+        world_size: number of those.
+        local_rank: its place on its machine; on CUDA it is 0, because Ray shows a rank its own GPU only.
+        cores: see :func:`rank_settings`.
+        ranks: see :func:`rank_settings`.
+    """
+    cuda = args.device == "cuda"
+    variables = {
+        "WORLD_SIZE": str(world_size),
+        "RANK": str(rank),
+        "LOCAL_RANK": "0" if cuda else str(local_rank),
+        "TQDM_DISABLE": "1",
+        **({NOSET: "0"} if cuda else {}),
+    }
+    settings = rank_settings(args, environment, cores=cores, ranks=ranks)
+    variables |= {setting.name: setting.value for setting in settings if setting.value is not None}
+    if args.deterministic_mode:
+        variables |= DETERMINISTIC_ENVIRONMENT
+    return variables | {name: str(value) for name, value in args.train_env_vars.items()}
+
+
+def engine_variables(args: Namespace, environment: Mapping[str, str], *, gives_memory_away: bool) -> dict[str, str]:
+    """Return what an engine on CUDA gets of the run; empty on a CPU.
+
+    Args:
+        args: of the run.
+        environment: of the engine's machine, with the variables of the driver that travel.
+        gives_memory_away: whether the engine's memory has a saver, which refuses expandable segments.
+    """
+    found = {setting.name: setting.value for setting in shared_settings(args, environment) if setting.value is not None}
+    if gives_memory_away:
+        found |= {name: without_expandable(environment[name]) for name in ALLOCATOR if name in environment}
+    return found
+
+
+def without_expandable(settings: str) -> str:
+    """Return settings of torch's allocator (``a:1,b:[x:1,y:2]``) without expandable segments."""
+    parts, depth = [""], 0
+    for letter in settings:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return ",".join(part for part in parts if part.partition(":")[0].strip() != EXPANDABLE)
+
+
+def environment_lines(args: Namespace, environment: Mapping[str, str]) -> list[str]:
+    """Return a line per variable for a dry run: name, value, processes, source."""
+    settings = rank_settings(args, environment)
+    rows = [(entry.name, entry.value or "(unset)", entry.processes, entry.source) for entry in settings]
+    return [f"{name:<28} {value:<26} {processes:<18} {source}" for name, value, processes, source in rows]

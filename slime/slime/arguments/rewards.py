@@ -1,0 +1,57 @@
+"""Whether the flags about rewards name a grader that exists and have what it needs."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from slime.exceptions import ConfigurationError
+
+GRADER_NAMES = ("dapo", "deepscaler", "f1", "gpqa", "ifbench", "math", "random", "remote_rm")
+REMOTE = "remote_rm"
+"""The grader that asks the server at ``--rm-url``."""
+BOXED = "boxed_"
+"""Prefix of a grader's name: it grades what the last ``\\boxed{}`` holds."""
+_REWARD_KEYS = {"dapo": "score"}
+
+
+def grader_name(name: str) -> str:
+    """Return ``name`` without the prefix ``boxed_``.
+
+    Raises:
+        ConfigurationError: naming the graders there are.
+    """
+    bare = name.removeprefix(BOXED)
+    if bare not in GRADER_NAMES:
+        known = ", ".join(GRADER_NAMES)
+        raise ConfigurationError(f"no grader {name!r}; there are {known}, each also as {BOXED}NAME")
+    return bare
+
+
+def check_rewards(args: Namespace) -> list[str]:
+    """Return a line per problem."""
+    problems = []
+    if args.rm_type and args.custom_rm_path:
+        problems.append(f"--rm-type {args.rm_type} has no effect beside --custom-rm-path; remove one of them")
+    problems += check_grader("--rm-type", args.rm_type, args.rm_url, args.reward_key)
+    if args.rm_url and (args.rm_type or "").removeprefix(BOXED) != REMOTE and not args.eval_config:
+        problems.append("--rm-url has no effect without --rm-type remote_rm")
+    return problems
+
+
+def check_grader(
+    where: str, name: str | None, rm_url: str | None, reward_key: str | None, key_flag: str = "--reward-key"
+) -> list[str]:
+    """Return what is wrong with the grader ``name`` that was given at ``where``; nothing when none was."""
+    if not name:
+        return []
+    try:
+        grader = grader_name(name)
+    except ConfigurationError as error:
+        return [f"{where}: {error}"]
+    problems = []
+    if grader == REMOTE and not rm_url:
+        problems.append(f"{where} {name} needs --rm-url http://HOST:PORT/PATH")
+    key = _REWARD_KEYS.get(grader)
+    if key and not reward_key:
+        problems.append(f"{where} {name} gives several numbers; say which to use: {key_flag} {key}")
+    return problems

@@ -1,0 +1,58 @@
+"""What a rank with Megatron has in the memory of its device, copies of it in host memory, and running the model with those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.backends.megatron_utils.model import unwrapped
+
+
+def tensors_of(model: Any, optimizer: Any) -> Iterator[Tensor]:
+    """Yield the parameters, which are views of Megatron's flat ones, the module's buffers, and the optimizer's weights and moments."""
+    yield from model.parameters()
+    yield from unwrapped(model).buffers()
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = part.optimizer
+        if inner is None:  # a rank whose part of the model has nothing to train
+            continue
+        for group in inner.param_groups:
+            yield from group["params"]
+        for state in inner.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def gradients_of(model: Any) -> Iterator[Tensor]:
+    """Yield the flat gradients, which are zero between two steps."""
+    for buffer in [*model.buffers, *model.expert_parallel_buffers]:
+        yield buffer.grad_data
+
+
+Snapshot = dict[str, Tensor]
+
+
+def take(model: Any) -> Snapshot:
+    """Copy every parameter of ``model`` to the CPU."""
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def put(model: Any, snapshot: Snapshot) -> None:
+    """Give ``model`` the values of ``snapshot``, in place."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(snapshot[name])
+
+
+@contextmanager
+def weights_of(model: Any, snapshot: Snapshot) -> Iterator[None]:
+    """Within the context ``model`` has the weights of ``snapshot``; afterwards exactly its own."""
+    own = take(model)
+    put(model, snapshot)
+    try:
+        yield
+    finally:
+        put(model, own)

@@ -1,0 +1,118 @@
+"""Lets an external engine answer again when the run that held it is gone: ``python -I -S external_release.py URL LOG``.
+
+It is told on stdin, a word a line, what the run does: ``held`` (requests wait), ``loading`` (the weights may be half new), ``loaded`` and
+``free``. Guarantee: when stdin ends, which is when the run's actor does, however it ends, requests that wait are continued within
+seconds if the weights are whole, else once the engine has read the model that its server was started with again, as version
+``default``. A trainer that has come meanwhile keeps the engine. An engine that does not answer stays as it is, and LOG says so.
+Imports little, because it stays in memory for the whole run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable
+
+CALL_SECONDS = 600.0
+DEFAULT_VERSION = "default"
+"""What SGLang calls the weights that it was started with."""
+
+
+class Refused(Exception):
+    """The engine did not do what it was asked for."""
+
+
+def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
+    """GET ``url``, or POST ``body`` to it, and return the answer's JSON.
+
+    Raises:
+        Refused: with the engine's words, or why there are none.
+    """
+    import http.client
+    import json
+    import urllib.error
+    import urllib.request
+
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=CALL_SECONDS) as answer:
+            text = answer.read()
+    except urllib.error.HTTPError as error:
+        raise Refused(f"{url}: {error.code} {error.read().decode(errors='replace')}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Refused(f"{url}: {error!r}") from error
+    try:
+        return json.loads(text) if text.startswith(b"{") else {}
+    except ValueError as error:
+        raise Refused(f"{url} answered {text[:200]!r}") from error
+
+
+def close_session(url: str) -> None:
+    """Close the update session, if one is open."""
+    try:
+        call(f"{url}/end_weight_update", {})
+    except Refused as error:
+        if "no weight-update session is open" not in str(error):
+            raise
+
+
+def release(url: str, *, half_new: bool) -> str:
+    """Have the engine continue its requests, with whole weights; return what was done.
+
+    Raises:
+        Refused: when it cannot be done.
+    """
+    close_session(url)
+    done = "with the weights of the last update"
+    if half_new:
+        call(f"{url}/pause_generation", {"mode": "retract"})  # another mode would not let the prefix cache be emptied
+        model = call(f"{url}/model_info").get("model_path")
+        if model is None:
+            raise Refused(f"{url}/model_info names no model_path")
+        words = {"model_path": model, "flush_cache": True, "weight_version": DEFAULT_VERSION}
+        call(f"{url}/update_weights_from_disk", words)
+        try:
+            call(f"{url}/begin_weight_update", {})
+        except Refused as error:
+            if "already open" in str(error):
+                return "is with a new trainer"
+            raise
+        close_session(url)
+        done = f"with the weights of {model}: the update of the run that is gone was not whole"
+    call(f"{url}/continue_generation", {"torch_empty_cache": False})
+    return f"answers again, {done}"
+
+
+def follow(url: str, lines: Iterable[str]) -> str | None:
+    """Take note of the run's words until they end, and release the engine if it is held then; return what became of it."""
+    held = half_new = False
+    for line in lines:
+        word = line.strip()
+        held = word != "free" and (held or word == "held")
+        half_new = word == "loading" or (half_new and word != "loaded")
+    if not held:
+        return None
+    try:
+        return release(url, half_new=half_new)
+    except Refused as error:
+        return f"may wait with its requests for ever; start it again ({error})"
+
+
+def main() -> None:
+    """Wait for the run's end, then release its engine."""
+    if os.fork():
+        return
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # who ends the run may tell all that it finds
+        signal.signal(number, signal.SIG_IGN)
+    url, log = sys.argv[1:]
+    said = follow(url, sys.stdin)
+    if said is not None:
+        with open(log, "a") as file:
+            file.write(f"the run is gone; {url} {said}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Hooks around SGLang's tokenizer manager, in the process of the server.
+
+:func:`hold_from_start` lets a server hold its requests from its first moment until it is told to continue: an engine that is
+started again in a run has the start weights, and its old clients reach it as soon as it listens.
+
+:func:`serve_newest_adapter` lets requests use the newest adapter of the trainer without knowing its name. Guarantees: a request
+that names no adapter takes the newest one that was loaded under a name of `slime.weight_sync.adapter` when it is admitted, and
+keeps it to its end, so no reply mixes weights or key/value caches of two versions (SGLang's prefix cache is per adapter); what it
+reports as its weight version is that adapter's; an adapter that a request uses is not unloaded. State: one name per server, in
+SGLang's tokenizer manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from slime.weight_sync import adapter_version
+
+MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+
+def hook(functions: Mapping[str, Callable[..., Any]], need: str) -> None:
+    """Call each of ``functions`` around the function of SGLang it is listed under, with that one as its first argument.
+
+    Raises:
+        RuntimeError: when this SGLang has not what is hooked; ``need`` says what it then cannot do.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for target, function in functions.items():
+        HookRegistry.register(target, function, HookType.AROUND)
+    HookRegistry.apply_hooks()
+    missing = set(functions) - HookRegistry._patched
+    if missing:
+        raise RuntimeError(f"this SGLang cannot {need}: {sorted(missing)} could not be hooked")
+
+
+HOLD = "--hold-requests"
+"""On the server's command line, beside SGLang's options."""
+
+
+def begin_paused(original: Callable[..., Any], manager: Any, *arguments: Any, **keywords: Any) -> None:
+    """Around the making of a tokenizer manager: it begins as after a pause."""
+    original(manager, *arguments, **keywords)
+    manager.is_pause = True
+
+
+def hold_from_start() -> None:
+    """Hook SGLang's tokenizer manager.
+
+    Raises:
+        RuntimeError: see :func:`~slime.backends.sglang_utils.server_hooks.hook`.
+    """
+    hook({f"{MANAGER}.__init__": begin_paused}, "hold requests from its start")
+
+
+IN_USE = "requests use it"
+
+
+async def answer_with_newest(
+    original: Callable[..., Any], manager: Any, request: Any, *rest: Any
+) -> AsyncIterator[Any]:
+    """Around a request: give it the newest adapter once requests are no longer held, and tag its answers."""
+    if not request.lora_path:
+        async with manager.is_pause_cond:
+            await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
+        request.lora_path = getattr(manager, "newest_adapter", None)
+    version = adapter_version(request.lora_path) if isinstance(request.lora_path, str) else None
+    async for answer in original(manager, request, *rest):
+        for part in answer if isinstance(answer, list) else [answer]:
+            if version is not None and "meta_info" in part:
+                _tag(part["meta_info"], version)
+        yield answer
+
+
+def _tag(meta: dict[str, Any], version: str) -> None:
+    meta["weight_version"] = version
+    spans = meta.get("weight_versions")
+    if spans:
+        meta["weight_versions"] = [{"version": version, "start": spans[0]["start"], "end": spans[-1]["end"]}]
+
+
+async def remember_newest(original: Callable[..., Any], manager: Any, request: Any, *rest: Any) -> Any:
+    """Around the loading of an adapter."""
+    result = await original(manager, request, *rest)
+    if result.success and adapter_version(request.lora_name) is not None:
+        manager.newest_adapter = request.lora_name
+    return result
+
+
+async def keep_while_used(original: Callable[..., Any], manager: Any, request: Any, *rest: Any) -> Any:
+    """Around the unloading of an adapter: refuse at once instead of waiting, with later loads, for its last request."""
+    from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqOutput
+
+    found = manager.lora_registry.get_all_adapters().get(request.lora_name)
+    counter = manager.lora_registry._counters.get(found.lora_id) if found is not None else None
+    if counter is not None and counter.value() > 0:
+        return UnloadLoRAAdapterReqOutput(success=False, error_message=IN_USE)
+    return await original(manager, request, *rest)
+
+
+HOOKS = {
+    f"{MANAGER}.generate_request": answer_with_newest,
+    f"{MANAGER}.load_lora_adapter_from_tensors": remember_newest,
+    f"{MANAGER}.unload_lora_adapter": keep_while_used,
+}
+
+
+def serve_newest_adapter() -> None:
+    """Hook SGLang's tokenizer manager.
+
+    Raises:
+        RuntimeError: see :func:`~slime.backends.sglang_utils.server_hooks.hook`; such a server would answer with the base model.
+    """
+    hook(HOOKS, "serve the trainer's adapter")

@@ -1,0 +1,145 @@
+"""The folder of a resumable checkpoint: ``<save>/iter_<n>/`` after n rollouts, and ``latest_checkpointed_iteration.txt``.
+
+Layout: ``state/`` is the back end's, in a form that another number of ranks can load; ``rng_<rank>.pt``; ``meta.json``
+(rollout_id, weight_version, steps, world_size, ...).
+
+Guarantees: a folder appears by rename when it is whole, and the latest file is replaced after that; a crash at any moment
+leaves the previous checkpoint valid. Rollout r is stored as n = r + 1, which is also the rollout to start with on resume.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
+
+logger = logging.getLogger(__name__)
+
+LATEST = "latest_checkpointed_iteration.txt"
+
+
+def replace_folder(temporary: Path, final: Path) -> None:
+    """Put ``temporary`` in the place of ``final``; an existing one is set aside until the new one is there."""
+    old = final.with_name(final.name + ".old")
+    if old.exists():
+        shutil.rmtree(old)
+    if final.exists():
+        os.replace(final, old)
+    os.replace(temporary, final)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def unfinished(final: Path) -> Path:
+    """Return the path of the folder that becomes ``final`` when it is whole."""
+    return final.with_name(final.name + ".tmp")
+
+
+def fresh_folder(final: Path) -> Path:
+    """Return an empty folder next to ``final`` to write into."""
+    temporary = unfinished(final)
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def folder_of(root: Path, iteration: int) -> Path:
+    """The folder of a checkpoint after ``iteration`` rollouts."""
+    return root / f"iter_{iteration:07d}"
+
+
+def find(path: Path) -> Path | None:
+    """Return the checkpoint folder that ``path`` means (a root, or the folder itself), None when there is none."""
+    if (path / "meta.json").exists():
+        return path
+    latest = path / LATEST
+    if not latest.exists():
+        return None
+    folder = folder_of(path, int(latest.read_text().strip()))
+    if not (folder / "meta.json").exists():
+        raise FileNotFoundError(f"{latest} names {folder.name}, which is not there: write the number of one that is")
+    return folder
+
+
+def rng_state() -> dict[str, Any]:
+    """The random state of this process: Python, NumPy, torch, CUDA."""
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callable[[Path], None]) -> Path:
+    """Write a checkpoint and return its folder, not yet named by the latest file; collective.
+
+    ``write_state`` fills the folder ``state`` and is called on every rank. What fails on one rank fails on all.
+    """
+    final = folder_of(root, iteration)
+    temporary = unfinished(final)
+
+    def write_random_state() -> None:
+        torch.save(rng_state(), temporary / f"rng_{dist.get_rank()}.pt")
+
+    def finish() -> None:
+        (temporary / "meta.json").write_text(json.dumps(meta, indent=2))
+        replace_folder(temporary, final)
+
+    on_rank_zero(lambda: (fresh_folder(final) / "state").mkdir())
+    write_state(temporary / "state")
+    on_all_ranks(write_random_state)
+    on_rank_zero(finish)
+    return final
+
+
+def publish(root: Path, iteration: int, keep: int) -> None:
+    """Name ``iteration`` as the latest one, then delete all but the ``keep`` newest (0 keeps all). Rank 0 only."""
+    temporary = root / (LATEST + ".tmp")
+    with temporary.open("w") as file:
+        file.write(str(iteration))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, root / LATEST)
+    if keep <= 0:
+        return
+    folders = sorted(
+        path for path in root.glob("iter_*") if path.is_dir() and path.name.removeprefix("iter_").isdigit()
+    )
+    for folder in folders[: max(0, len(folders) - keep)]:
+        if folder != folder_of(root, iteration):
+            shutil.rmtree(folder)
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return what ``meta.json`` of a checkpoint says."""
+    return json.loads((folder / "meta.json").read_text())
+
+
+def restore_rng(folder: Path, meta: dict[str, Any]) -> None:
+    """Restore this rank's random state when the number of ranks is the saved one."""
+    if meta["world_size"] == dist.get_world_size():
+        set_rng_state(torch.load(folder / f"rng_{dist.get_rank()}.pt", weights_only=False))
+        return
+    logger.warning(
+        "%s was written by %d ranks and is loaded by %d: random states start anew",
+        folder, meta["world_size"], dist.get_world_size(),
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""Log probabilities of response tokens from hidden states, without the logits of a whole sequence.
+
+Guarantees: old, new, reference and distillation log probabilities take this one path: LM head in the model's dtype, float32
+from there on, divided by the temperature; the logits that exist at a time are no more than ``chunk`` rows of this rank's
+vocabulary have, in the forward and in the backward pass. Rows are in the order of the samples; a context-parallel rank has
+the rows it holds. Memory: :mod:`slime.utils.head_memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime.logprobs.head_walk import HeadWalk, Walk
+from slime.utils.head_memory import block_width, chunk_rows
+from slime.utils.vocab_parallel import is_split
+
+HeadPairs = Sequence[tuple[Tensor, Tensor]]
+"""Inputs ``[N, H_i]`` and weights ``[V/n, H_i]``, whose logits are ``sum_i x_i W_i^T``: an LM head, its bias, its adapter."""
+
+
+def log_probs_of_head(
+    pairs: HeadPairs,
+    ids: Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+    with_entropy: bool = True,
+    group: Any = None,
+    vocab_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return log probabilities of ``ids`` in the shape of ``ids``, and entropies ``[N]``, float32 each.
+
+    Args:
+        pairs: inputs and weights whose logits are ``[N, V/n]``.
+        ids: ``[N]``, or ``[N, K]`` for several tokens per row.
+        temperature: divisor of the logits.
+        chunk: bounds the logits that exist at a time to as many numbers as this many whole rows have.
+        with_entropy: whether to compute entropies; without it they are zero and carry no gradient.
+        group: the ranks that the vocabulary is split over, which all call together.
+        vocab_size: tokens of the whole vocabulary, where padding follows them.
+
+    Raises:
+        ValueError: an id is outside the vocabulary.
+    """
+    width = pairs[0][1].size(0)
+    first, whole = (group.rank() * width, group.size() * width) if is_split(group) else (0, width)
+    vocabulary = whole if vocab_size is None else min(vocab_size, whole)
+    _check_ids(ids, vocabulary)
+    columns = min(width, max(0, vocabulary - first))
+    walk = Walk(temperature, block_width(len(ids), columns, chunk), first, columns, with_entropy, group)
+    flat = ids.unsqueeze(-1) if ids.dim() == 1 else ids
+    tensors = [tensor for rows, weight in pairs for tensor in (rows.to(weight.dtype), weight)]
+    log_probs, entropy = HeadWalk.apply(flat, walk, *tensors)  # pyright: ignore[reportGeneralTypeIssues]
+    return log_probs.reshape(ids.shape), entropy
+
+
+def _check_ids(ids: Tensor, vocabulary: int) -> None:
+    low, high = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)
+    if low < 0 or high >= vocabulary:
+        raise ValueError(
+            f"token ids {low} to {high} do not fit a vocabulary of {vocabulary} tokens; "
+            "the ids come from another tokenizer than the model's"
+        )
+
+
+@dataclass(frozen=True)
+class ResponseRows:
+    """Hidden states of response rows and the head that they go through.
+
+    Attributes:
+        pairs: inputs ``[N, H_i]`` and weights ``[V/n, H_i]`` of the head.
+        chunk: rows of logits that may exist at a time; not positive: as many as fit the default.
+        group: the ranks that share the vocabulary, or None.
+        vocab_size: tokens of the vocabulary, where padding follows them.
+    """
+
+    pairs: HeadPairs
+    chunk: int
+    group: Any = None
+    vocab_size: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.pairs[0][0])
+
+    def log_probs(self, ids: Tensor, *, temperature: float, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
+        """Return log probabilities of ``ids`` ``[N]`` or ``[N, K]``, and entropies ``[N]``; see :func:`log_probs_of_head`."""
+        return log_probs_of_head(
+            self.pairs,
+            ids,
+            temperature=temperature,
+            chunk=chunk_rows(self.chunk, self.pairs[0][1].size(0)),
+            with_entropy=with_entropy,
+            group=self.group,
+            vocab_size=self.vocab_size,
+        )
+
+    def nothing(self) -> Tensor:
+        """Return zero with a gradient path to the head and the hidden states."""
+        rows = self.pairs[0][0]
+        ids = rows.new_zeros(len(rows)).long()
+        return self.log_probs(ids, temperature=1.0, with_entropy=False)[0].sum() * 0.0
