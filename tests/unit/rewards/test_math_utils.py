@@ -32,7 +32,9 @@ def test_the_last_closed_box(passage: str, answer: str | None) -> None:
     assert extract_answer(passage) == answer
 
 
-braces = st.recursive(st.text("ab1 ", max_size=3), lambda inner: st.builds("{{{}}}{}".format, inner, inner), max_leaves=5)
+braces = st.recursive(
+    st.text("ab1 ", max_size=3), lambda inner: st.builds("{{{}}}{}".format, inner, inner), max_leaves=5
+)
 
 
 @given(before=st.text("ab{}\\ ", max_size=8), content=braces, after=st.text("ab ", max_size=4))
