@@ -319,8 +319,8 @@ class Sample:
 
         try:
             take_experts(args, self, meta_info, len(self.tokens))
-        except EngineError as error:
-            raise SampleError(str(error)) from error
+        except (EngineError, ValueError) as error:  # other experts than the model has, or no base64 of them
+            raise SampleError(f"meta_info['routed_experts']: {error}") from error
 
     def validate(self) -> None:
         """Check that per-token lists fit, and that a token precedes the response, which predicts its first.

@@ -157,6 +157,8 @@ def test_routed_experts_are_decoded(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     state = {**vars(sample), "weight_versions": ["1"]}
     with pytest.raises(SampleError, match="the engine sent 10 experts for 2 tokens in 2 layers"):
         sample.append_response_tokens(args, tokens=[4, 5], log_probs=[-0.5, -0.5], meta_info=meta(5))
+    with pytest.raises(SampleError, match="routed_experts"):
+        sample.append_response_tokens(args, text="b", meta_info={"routed_experts": "A"})
     assert vars(sample) == state
     sample.append_response_tokens(args, tokens=[4, 5], log_probs=[-0.5, -0.5], meta_info=meta(2))
     assert sample.rollout_routed_experts.shape == (4, 2, 1)
