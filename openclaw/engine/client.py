@@ -37,6 +37,7 @@ FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 ABORT_SECONDS = 5.0
 GRAMMAR_PARAMETER = "structural_tag"
+MIN_NEW_TOKENS = "min_new_tokens"
 AWAY_STATUS = (429, 500, 502, 503, 504)
 
 
@@ -170,10 +171,7 @@ class EngineClient:
         payload = {
             "rid": name,
             "input_ids": [*input_ids, *progress.ids],
-            "sampling_params": {
-                **sampling_params,
-                "max_new_tokens": sampling_params["max_new_tokens"] - base,
-            },
+            "sampling_params": _rest_of(sampling_params, base),
             "return_logprob": True,
             "stream": True,
         }
@@ -223,6 +221,14 @@ class EngineClient:
                         continue
         except (EngineBrokeOffError, TimeoutError) as error:
             logger.info("abort of %s was not delivered: %s", name, error)
+
+
+def _rest_of(sampling_params: Mapping[str, Any], delivered: int) -> dict[str, Any]:
+    """Return the parameters for the rest of a reply of which ``delivered`` tokens are there."""
+    rest = {**sampling_params, "max_new_tokens": sampling_params["max_new_tokens"] - delivered}
+    if MIN_NEW_TOKENS in rest:
+        rest[MIN_NEW_TOKENS] = max(0, rest[MIN_NEW_TOKENS] - delivered)
+    return rest
 
 
 async def _event_groups(answer: Answer) -> AsyncGenerator[list[bytes], None]:

@@ -15,6 +15,7 @@ from openclaw.gateway.detokenize import Detokenizer
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart, merged
 from openclaw.gateway.parsers.reply import ReplyParser
+from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
 from openclaw.ledger.records import Message, Turn, VersionSpan
 from openclaw.sessions import TurnContext
@@ -33,11 +34,8 @@ class Prompt:
         tools: as they were sent, None when the model may not call any.
         ids: the rendered prompt.
         inside_reasoning: whether the prompt ends in the first tag of a thought.
-        sampling: what the engine is asked.
-        temperature: of sampling.
-        top_p: of sampling.
+        plan: how the reply is sampled.
         created_at: when the request arrived, seconds since the epoch.
-        excluded: why the turn must not be trained, known before it is answered; or None.
     """
 
     id: str
@@ -46,11 +44,13 @@ class Prompt:
     tools: list[dict[str, Any]] | None
     ids: list[int]
     inside_reasoning: bool
-    sampling: dict[str, Any]
-    temperature: float
-    top_p: float
+    plan: SamplingPlan
     created_at: float
-    excluded: str | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What the engine is asked."""
+        return self.plan.parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,17 @@ class Step:
 
 @dataclass
 class Capture:
-    """Collects one reply, choice number ``index``, to ``prompt``; ``entries`` when the client asked for logprobs."""
+    """Collects one reply, choice number ``index``, to ``prompt``.
+
+    ``entries`` is there when the client asked for logprobs; ``unsaid`` are tokens without text where the engine ends at one.
+    """
 
     prompt: Prompt
     detokenizer: Detokenizer
     parser: ReplyParser
     index: int = 0
     entries: LogprobEntries | None = None
+    unsaid: frozenset[int] = frozenset()
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
@@ -107,10 +111,13 @@ class Capture:
 
     def _read(self, chunk: TokenChunk) -> list[Delta]:
         """Return the deltas of a chunk; token by token where it matters which token a text came from."""
+        ids = chunk.ids
+        if chunk.finish == "stop" and ids and ids[-1] in self.unsaid:
+            ids = ids[:-1]
         if self.entries is None and not self.parser.thinking:
-            return self._push(chunk.ids)
+            return self._push(ids)
         deltas: list[Delta] = []
-        for position, token in enumerate(chunk.ids):
+        for position, token in enumerate(ids):
             if self.entries is not None and not self.parser.stopped:
                 alternatives = chunk.top[position] if chunk.top else ()
                 self.entries.add(self.characters, token, chunk.logprobs[position], alternatives)
@@ -161,12 +168,12 @@ class Capture:
             response_logprobs=self.logprobs,
             finish_reason=self.finish_reason or "abort",
             response_message=self.builder.message(),
-            temperature=self.prompt.temperature,
-            top_p=self.prompt.top_p,
+            temperature=self.prompt.plan.temperature,
+            top_p=self.prompt.plan.top_p,
             weight_versions=self.spans,
             tools=self.prompt.tools,
             chat_template_kwargs=self.prompt.request.template_kwargs,
-            reason=self.prompt.excluded,
+            reason=exclusion(self.prompt.plan, self.ids),
         )
 
     def _finish(self, engine_reason: str | None) -> list[Delta]:

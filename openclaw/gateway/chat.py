@@ -96,8 +96,12 @@ class ChatService:
             inside_reasoning=prompt.inside_reasoning,
             stops=request.stops,
         )
-        entries = LogprobEntries(self._vocabulary, request.top_logprobs or 0) if request.logprobs else None
-        return Capture(prompt, self._vocabulary.detokenizer(), parser, index, entries)
+        vocabulary, unsaid = self._vocabulary, frozenset(request.stop_token_ids or ())
+        silent = vocabulary.silent
+        if request.shows_special_tokens:
+            silent, unsaid = frozenset[int](), unsaid | vocabulary.silent
+        entries = LogprobEntries(vocabulary, request.top_logprobs or 0, silent) if request.logprobs else None
+        return Capture(prompt, vocabulary.detokenizer(silent), parser, index, entries, unsaid)
 
     async def whole(self, reply: Reply) -> dict[str, Any]:
         """Return a reply as one JSON object."""
@@ -167,7 +171,7 @@ class ChatService:
                 code="context_length_exceeded",
             )
         grammar = reply_grammar(request, self._format.tools, self._format.reasoning, thought)
-        plan = plan_sampling(request, self.config, room, grammar)
+        plan = plan_sampling(request, self.config, room, grammar, vocabulary=self._vocabulary)
         return Prompt(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             request=request,
@@ -175,11 +179,8 @@ class ChatService:
             tools=tools,
             ids=list(ids),
             inside_reasoning=thought == "open",
-            sampling=plan.parameters,
-            temperature=plan.temperature,
-            top_p=plan.top_p,
+            plan=plan,
             created_at=created_at,
-            excluded=plan.excluded,
         )
 
 

@@ -33,13 +33,19 @@ class Detokenizer(Protocol):
 
 
 class Vocabulary:
-    """What is known of a tokenizer before any reply: which ids are silent, and the bytes of each token if it has any."""
+    """What is known of a tokenizer before any reply.
+
+    ``silent`` ids have no text, ``ends`` are those with which the model ends a reply, ``size`` is how many ids there are, and
+    ``bytes_of`` has the bytes of each token if they are known.
+    """
 
     def __init__(self, tokenizer: Any, markers: Collection[str] = MARKERS) -> None:
         """Read ``tokenizer``, a moment's work for a large one; ``markers`` are the special tokens that have a text."""
         self.tokenizer = tokenizer
         self._added = added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
         self.silent = frozenset(index for index in tokenizer.all_special_ids if added.get(index, "") not in markers)
+        self.size = len(tokenizer)
+        self.ends = frozenset({tokenizer.eos_token_id}) - {None}
         self.bytes_of = _bytes_of_tokens(tokenizer, added) if _is_byte_level(tokenizer) else None
 
     def token_bytes(self, index: int) -> bytes:
@@ -53,18 +59,18 @@ class Vocabulary:
             return bytes([int(match.group(1), 16)])
         return piece.replace(SPACE_PIECE, " ").encode()
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a fresh detokenizer for one reply."""
-        return WindowDetokenizer(self) if self.bytes_of is None else ByteDetokenizer(self)
+    def detokenizer(self, silent: frozenset[int] | None = None) -> Detokenizer:
+        """Return a fresh detokenizer for one reply; ``silent`` replaces the ids without text."""
+        return WindowDetokenizer(self, silent) if self.bytes_of is None else ByteDetokenizer(self, silent)
 
 
 class ByteDetokenizer:
     """For byte-level BPE: each token is a run of bytes, so one incremental UTF-8 decoder is all it takes."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, silent: frozenset[int] | None = None) -> None:
         assert vocabulary.bytes_of is not None
         self._bytes_of = vocabulary.bytes_of
-        self._silent = vocabulary.silent
+        self._silent = vocabulary.silent if silent is None else silent
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, ids: Iterable[int]) -> str:
@@ -80,9 +86,9 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For any other tokenizer: decodes a short window of tokens again and emits what was added to it."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, silent: frozenset[int] | None = None) -> None:
         self._tokenizer = vocabulary.tokenizer
-        self._silent = vocabulary.silent
+        self._silent = vocabulary.silent if silent is None else silent
         self._window: list[int] = []
         self._emitted = ""
 

@@ -20,9 +20,10 @@ IMPOSSIBLE = -1e30
 class LogprobEntries:
     """The entries of one reply, held until their text is out."""
 
-    def __init__(self, vocabulary: Vocabulary, top: int) -> None:
-        """Start a reply with ``top`` alternatives a token."""
+    def __init__(self, vocabulary: Vocabulary, top: int, silent: frozenset[int] | None = None) -> None:
+        """Start a reply with ``top`` alternatives a token; ``silent`` replaces the ids without text."""
         self._vocabulary = vocabulary
+        self._silent = vocabulary.silent if silent is None else silent
         self._top = top
         self._held: deque[tuple[int, dict[str, Any]]] = deque()
 
@@ -35,7 +36,7 @@ class LogprobEntries:
             logprob: as the engine sent it.
             alternatives: ``[logprob, id, ...]`` of the likeliest tokens; impossible ones among them are left out.
         """
-        if token in self._vocabulary.silent:
+        if token in self._silent:
             return
         entry = self._entry(token, logprob)
         likely = [item for item in alternatives if item[0] is not None and item[0] > IMPOSSIBLE][: self._top]

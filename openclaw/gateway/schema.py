@@ -41,6 +41,7 @@ ADVICE = {
 MAX_DEPTH = 100
 """Deepest nesting of a body; what reads it further on, in Python and in the engine, is recursive."""
 MAX_STOPS = 16
+MAX_STOP_TOKENS = 64
 MAX_CHOICES = 8
 MAX_TOP_LOGPROBS = 20
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
@@ -156,6 +157,10 @@ class ChatRequest(_Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=MAX_STOP_TOKENS)
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    skip_special_tokens: bool | None = None
     seed: int | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: bool | None = None
@@ -172,6 +177,11 @@ class ChatRequest(_Strict):
     def stops(self) -> list[str]:
         """The stop strings, as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """Whether control tokens have their text in the reply, but for the one that ends it."""
+        return self.skip_special_tokens is False
 
     @property
     def choices(self) -> int:
@@ -311,6 +321,11 @@ def _check_meaning(request: ChatRequest) -> None:
         raise bad_request("top_logprobs: send 'logprobs': true with it", param="top_logprobs")
     if len(request.stops) > MAX_STOPS or any(not stop for stop in request.stops):
         raise bad_request(f"stop: send up to {MAX_STOPS} strings that are not empty", param="stop")
+    if request.ignore_eos and request.stop_token_ids:
+        raise bad_request(
+            "stop_token_ids: with 'ignore_eos' the engine ends a reply at no token; send one of them, or a 'stop' string",
+            param="stop_token_ids",
+        )
     if any(not TOKEN_ID.fullmatch(token) for token in request.logit_bias or ()):
         raise bad_request("logit_bias: name tokens by their ids, like {'1734': -5}", param="logit_bias")
     if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -31,10 +30,11 @@ from slime.arguments.cluster import check_asynchronous
 from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import ADDRESS_VARIABLE, OWN_CLUSTER, named_cluster
 from slime.arguments.memory_budget import Budget
+from slime.arguments.model_shape import shape_flags
 from slime.arguments.parser import parser_for, read_arguments
+from slime.exceptions import ConfigurationError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODEL_FOLDER = REPOSITORY / "slime" / "scripts" / "models"
 VOTES = ("PRM_M", "MAJORITY_VOTE_N")
 # Flags that need the trainer's own pass of old log probabilities, which --use-rollout-logprobs skips.
 OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})
@@ -97,22 +97,15 @@ class Plan:
 
 
 def model_flags(model: str | None) -> tuple[str, ...]:
-    """Return ``MODEL_ARGS`` of ``slime/scripts/models/<model>.sh``; nothing without a model.
+    """Return the flags of a model shape; nothing without a model.
 
     Raises:
-        ConfigError: naming the files there are.
+        ConfigError: naming the shapes there are.
     """
-    if model is None:
-        return ()
-    file = MODEL_FOLDER / f"{model}.sh"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in MODEL_FOLDER.glob("*.sh")))
-        raise ConfigError(f"no model shape {model!r} in slime/scripts/models; there are: {known}")
-    script = 'set -euo pipefail; source "$1"; printf "%s\\0" "${MODEL_ARGS[@]}"'
-    output = subprocess.run(
-        ["bash", "-c", script, "bash", str(file)], capture_output=True, text=True, check=True
-    ).stdout
-    return tuple(output.split("\0")[:-1])
+    try:
+        return shape_flags(model)
+    except ConfigurationError as error:
+        raise ConfigError(str(error)) from error
 
 
 def model_folder(model: str) -> str:

@@ -19,6 +19,7 @@ from slime.ray import rollout as ray_rollout
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.utils import http_utils, logging_utils, processing_utils
+from slime.utils.types import Sample
 
 LOGITS = "logits, *, args, unconcat_tokens, total_lengths, response_lengths"
 # Names as they are imported, and the parameters that callers use; None: a name that is not called.
@@ -42,6 +43,15 @@ IMPORT_MAP: dict[str, dict[str, str | None]] = {
     "slime.rollout.sft_rollout": {"generate_rollout": "args, rollout_id, data_source, evaluation=False"},
     "slime.rollout.rm_hub.math_dapo_utils": {
         "compute_score": "solution_str, ground_truth, strict_box_verify=False, pause_tokens_index=None"
+    },
+    "slime.rollout.rm_hub": {"grade_answer_verl": "solution_str, ground_truth"},
+    "slime.rollout.rm_hub.math_utils": {
+        "extract_answer": "passage",
+        "grade_answer_verl": "solution_str, ground_truth",
+    },
+    "slime.rollout.filter_hub.base_types": {
+        "DynamicFilterOutput": "keep, reason=None, keep_when_insufficient=False",
+        "should_drop_dynamic_filter_output": "output, *, remaining_batch_size, target_data_size",
     },
     "slime.rollout.filter_hub.dynamic_sampling_filters": {"check_reward_nonzero_std": "args, group, **kwargs"},
     "slime.utils.mask_utils": {"MultiTurnLossMaskGenerator": 'tokenizer, tokenizer_type="qwen"'},
@@ -72,6 +82,7 @@ IMPORT_MAP: dict[str, dict[str, str | None]] = {
         "load_tokenizer": "name, **kwargs",
         "load_processor": "name, **kwargs",
         "process_vision_info": "messages, processor",
+        "build_processor_kwargs": "multimodal_inputs=None",
         "encode_image_for_rollout_engine": "image",
     },
     "slime.utils.misc": {
@@ -88,11 +99,22 @@ IMPORT_MAP: dict[str, dict[str, str | None]] = {
         "MultimodalType": "name, placeholder",
         "MultimodalTypes": None,
     },
+    "slime.utils.data": {"read_file": "path"},
+    "slime.utils.external_utils.command_utils": {
+        "execute_train": 'train_args, num_gpus_per_node, megatron_model_type, train_script="train.py", '
+        "before_ray_job_submit=None, extra_env_vars=None, config=None"
+    },
     "slime.utils.arguments": {"parse_args": "add_custom_arguments=None"},
     "slime.backends.megatron_utils.loss": {
         "get_responses": f"{LOGITS}, max_seq_lens=None",
         "get_log_probs_and_entropy": f"{LOGITS}, with_entropy=False, non_loss_data=True, max_seq_lens=None",
         "get_values": f"{LOGITS}, with_entropy=False, non_loss_data=True, max_seq_lens=None",
+    },
+    "slime.backends.megatron_utils.cp_utils": {
+        "slice_log_prob_with_cp": "log_prob, total_length, response_length",
+        "all_gather_with_cp": "tensor, total_length, response_length",
+        "get_sum_of_sample_mean": "total_lengths, response_lengths, loss_masks, sample_denoms=None, "
+        "calculate_per_token_loss=False",
     },
     "slime.utils.ppo_utils": {
         "compute_policy_loss": "ppo_kl, advantages, eps_clip, eps_clip_high, eps_clip_c=None",
@@ -170,6 +192,14 @@ def test_every_name_of_the_map_is_there_and_takes_what_callers_give(module: str,
     parameters = IMPORT_MAP[module][name]
     if parameters is not None:
         assert mismatch(parameters, found) is None
+
+
+def test_a_sample_appends_tokens_as_callers_ask() -> None:
+    parameters = (
+        "self, args=None, *, tokens=None, log_probs=None, trainable=True, meta_info=None, text=None, "
+        "update_terminal_info=True"
+    )
+    assert mismatch(parameters, Sample.append_response_tokens) is None
 
 
 def test_the_comparison_of_signatures_sees_differences() -> None:

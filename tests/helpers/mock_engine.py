@@ -112,9 +112,13 @@ class MockEngine:
 
     async def _stream(self, payload: dict[str, Any]) -> AsyncIterator[str]:
         rid, prompt = payload.get("rid", f"unnamed-{len(self.requests)}"), payload["input_ids"]
-        reply = list(self.script(prompt))
-        limit = payload["sampling_params"]["max_new_tokens"]
+        parameters = payload["sampling_params"]
+        reply, limit = list(self.script(prompt)), parameters["max_new_tokens"]
+        stops = set(parameters.get("stop_token_ids", ()))
+        reply = reply[: next((n + 1 for n, token in enumerate(reply) if token in stops), len(reply))]
         finish = {"type": "stop", "matched": reply[-1] if reply else None}
+        if parameters.get("ignore_eos"):
+            reply = (reply * (limit // max(1, len(reply)) + 1))[: limit + 1]
         if len(reply) > limit:
             reply, finish = reply[:limit], {"type": "length", "length": limit}
         self.running.add(rid)

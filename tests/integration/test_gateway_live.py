@@ -208,6 +208,33 @@ async def test_a_changed_distribution_is_served_and_not_trained(
     ledger.close()
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"min_tokens": 10}, "min_tokens"),
+        ({"stop_token_ids": [20]}, None),
+        ({"skip_special_tokens": False}, None),
+    ],
+)
+async def test_the_end_of_a_reply_is_the_requests(
+    engine_url: str, tiny_random_model: Path, tmp_path: Path, change: dict[str, Any], reason: str | None
+) -> None:
+    async with gateway(engine_url, tiny_random_model, tmp_path) as (client, ledger, _):
+        reply = await client.chat.completions.create(model="any", messages=ASKED, max_tokens=10, extra_body=change)
+    (record,) = ledger.export_turns()
+    end = AutoTokenizer.from_pretrained(tiny_random_model).eos_token_id
+    ids = record.turn.response_ids
+    if reason is not None:
+        assert len(ids) == 10
+        assert "min_tokens" not in change or end not in ids[:-1]
+    elif 20 in ids and "stop_token_ids" in change:
+        assert (ids.index(20), reply.choices[0].finish_reason) == (len(ids) - 1, "stop")
+        reason = "stop_token_ids"
+    assert record.turn.reason == reason
+    ledger.close()
+
+
 def worst_error(turn: Turn, models: list[Any]) -> float:
     """Largest difference to a forward with the weights that each token is tagged with."""
     worst = 0.0

@@ -7,9 +7,16 @@ train, before anything is loaded.
 
 from __future__ import annotations
 
+import subprocess
 from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
 
 from slime.arguments.option import Group, Option
+from slime.exceptions import ConfigurationError
+
+SLIME_FOLDER = Path(__file__).resolve().parents[2]
+MODEL_FOLDER = SLIME_FOLDER / "scripts" / "models"
 
 MODEL_SHAPE = Group(
     "model shape (must agree with the checkpoint's config.json)",
@@ -42,6 +49,24 @@ MODEL_SHAPE = Group(
 
 VISION_LANGUAGE_TYPES = ("qwen3_vl",)
 """Values of ``model_type`` whose vision tower is trained with the language model, by the back end ``fsdp``."""
+
+
+def shape_flags(model: str | None, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return ``MODEL_ARGS`` of ``slime/scripts/models/<model>.sh``, read in ``environment``; nothing without a model.
+
+    Raises:
+        ConfigurationError: naming the files there are.
+    """
+    if model is None:
+        return ()
+    file = MODEL_FOLDER / f"{model}.sh"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in MODEL_FOLDER.glob("*.sh")))
+        raise ConfigurationError(f"no model shape {model!r} in slime/scripts/models; there are: {known}")
+    script = 'set -euo pipefail; source "$1"; printf "%s\\0" "${MODEL_ARGS[@]}"'
+    words = ["bash", "-c", script, "bash", str(file)]
+    output = subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
+    return tuple(output.split("\0")[:-1])
 
 
 def text_config(config: dict) -> dict:

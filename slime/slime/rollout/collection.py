@@ -13,7 +13,7 @@ from typing import Any
 
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.drop_streak import ABORTED, EMPTY, DropStreak
-from slime.rollout.filter_hub.base_types import call_dynamic_filter
+from slime.rollout.filter_hub.base_types import call_dynamic_filter, should_drop_dynamic_filter_output
 from slime.rollout.metrics import flatten
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -34,8 +34,11 @@ class Collection:
         self._dropped: Counter[str] = Counter()
         self._streak = DropStreak(args)
 
-    def add(self, group: Group) -> bool:
-        """Take a finished group; False when it is not trained on, at least for now.
+    def add(self, group: Group, remaining: int | None = None) -> bool:
+        """Take a finished group; False when the batch does not grow, at least for now.
+
+        A rejected group that may fill up waits as a spare one. Where dropping it would leave fewer groups than a batch, of
+        the ``remaining`` that were asked for, the batch takes the oldest spare group; None: more can always be asked for.
 
         One without samples, from a generate function that returned empty lists, is dropped as ``empty``, and one with an aborted
         sample without a reward, though nobody aborted it, as ``aborted``; no filter sees them.
@@ -52,15 +55,21 @@ class Collection:
         verdict = call_dynamic_filter(self._filter, self._args, group)
         self._finished.append(group)
         reason = verdict.reason or "filter"
-        if verdict.keep:
-            self.kept.append(group)
-        elif verdict.keep_when_insufficient:
-            self.spare.append((group, reason))
-        else:
+        if not (verdict.keep or verdict.keep_when_insufficient):
             self._drop(reason)
             return False
         self._streak.end()
-        return verdict.keep
+        if verdict.keep:
+            self.kept.append(group)
+            return True
+        self.spare.append((group, reason))
+        wanted = self._args.rollout_batch_size
+        if remaining is None or should_drop_dynamic_filter_output(
+            verdict, remaining_batch_size=remaining, target_data_size=wanted
+        ):
+            return False
+        self.kept.append(self.spare.pop(0)[0])
+        return True
 
     def _drop(self, reason: str) -> None:
         self._dropped[reason] += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import json
 import random
-import re
 import threading
 from argparse import Namespace
 from collections.abc import Callable
@@ -27,10 +26,9 @@ from slime.rollout.multimodal_prompts import (
 )
 from slime.rollout.rm_hub import check_samples
 from slime.rollout.stored_pictures import decode, record_of
+from slime.utils.data import read_file, split_slice
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
-
-_SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
 
 
 class DataSource(abc.ABC):
@@ -77,32 +75,19 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     Raises:
         ConfigurationError: when there is no such file or it has another form.
     """
-    match = _SLICE.match(path)
-    start = end = None
-    if match:
-        path = match["path"]
-        start, end = (int(match[name]) if match[name] else None for name in ("start", "end"))
-    file = Path(path)
+    name, start, end = split_slice(path)
+    file = Path(name)
     if not file.is_file():
-        raise ConfigurationError(f"--prompt-data {path}: no such file")
-    if file.suffix == ".parquet":
-        import pyarrow.parquet
-
-        rows = pyarrow.parquet.read_table(file).to_pylist()
-    elif file.suffix in (".jsonl", ".json"):
-        text = file.read_text()
-        try:
-            if file.suffix == ".json":
-                rows = json.loads(text)
-            else:
-                rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(f"--prompt-data {path}: {error}") from error
-    else:
-        raise ConfigurationError(f"--prompt-data {path}: use a .jsonl, .json or .parquet file")
+        raise ConfigurationError(f"--prompt-data {name}: no such file")
+    if file.suffix not in (".jsonl", ".json", ".parquet"):
+        raise ConfigurationError(f"--prompt-data {name}: use a .jsonl, .json or .parquet file")
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else list(read_file(path))
+    except ValueError as error:
+        raise ConfigurationError(f"--prompt-data {name}: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigurationError(f"--prompt-data {path}: every row must be an object with columns, of .json in a list")
-    return rows[start:end]
+        raise ConfigurationError(f"--prompt-data {name}: every row must be an object with columns, of .json in a list")
+    return rows[start:end] if file.suffix == ".json" else rows
 
 
 def rows_to_samples(

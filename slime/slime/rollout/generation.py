@@ -201,7 +201,8 @@ def append_answer(args: Namespace, sample: Sample, entries: list[list[Any]], tex
     if cut:
         text = state.tokenizer.decode(token_ids[:kept], skip_special_tokens=args.rollout_skip_special_tokens)
         sample.metadata[CUT] = True
-    sample.append_response_tokens(token_ids[:kept], [float(entry[0]) for entry in entries[:kept]], text=text)
+    log_probs = [float(entry[0]) for entry in entries[:kept]]
+    sample.append_response_tokens(tokens=token_ids[:kept], log_probs=log_probs, text=text)
     return cut
 
 

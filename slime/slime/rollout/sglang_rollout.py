@@ -55,8 +55,8 @@ async def generate_rollout_async(
 ) -> tuple[RolloutFnTrainOutput, list[Group]]:
     """Collect ``rollout_batch_size`` groups that the filter keeps; return them and the groups to go on with later.
 
-    A batch is filled up with what the filter would keep when there is too little as soon as that makes it whole and nothing
-    is under way; otherwise more prompts are asked for.
+    A batch is filled up with what the filter would keep when there is too little, as soon as dropping it would leave fewer
+    groups than a batch; only if that does not suffice more prompts are asked for.
 
     Raises:
         ValueError: when the data source has no more prompts.
@@ -84,7 +84,7 @@ async def generate_rollout_async(
                 elif not await staleness.admits(group):
                     again.append(state.prompts[task])
                     state.remaining_batch_size -= 1
-                elif not collection.add(group):
+                elif not collection.add(group, state.remaining_batch_size):
                     state.remaining_batch_size -= 1
                     if args.partial_rollout and not is_whole(group):
                         again.append(to_go_on(group, state.prompts[task], rollout_id))

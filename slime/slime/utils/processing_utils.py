@@ -41,6 +41,15 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
     return None if isinstance(processor, PreTrainedTokenizerBase) else processor
 
 
+def build_processor_kwargs(multimodal_inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return keyword arguments for a processor's call on ``multimodal_inputs``: lists of token ids, tensors of media."""
+    found = dict(multimodal_inputs or {})
+    media = ("audio_kwargs", "images_kwargs", "videos_kwargs")
+    forced: dict[str, dict[str, Any]] = {name: {"return_tensors": "pt"} for name in media}
+    forced["text_kwargs"] = {"return_tensors": None, "return_mm_token_type_ids": False}
+    return found | {name: {**(found.get(name) or {}), **keywords} for name, keywords in forced.items()}
+
+
 def encode_image_for_rollout_engine(image: Any) -> str:
     """Return a PIL image as a ``data:image/png;base64,…`` URL."""
     buffer = io.BytesIO()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from slime.exceptions import SampleError
+from slime.exceptions import EngineError, SampleError
 
 RolloutBatch = dict[str, list[Any]]
 
@@ -22,6 +22,8 @@ EXPERTS = "rollout_routed_experts"
 """The field of the experts that an engine chose, ``[rows, layers, K]``."""
 OWN_CHOICE = -1
 """Stands for a token without experts to replay: its router chooses."""
+# Per-token lists that are computed for a whole response and cannot grow with it.
+FIXED_STREAMS = ("teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices", "rollout_topk_log_probs")
 
 
 @dataclass(frozen=True)
@@ -232,42 +234,99 @@ class Sample:
 
     def append_response_tokens(
         self,
-        token_ids: Sequence[int],
+        args: Any = None,
+        *,
+        tokens: Sequence[int] | None = None,
         log_probs: Sequence[float] | None = None,
-        loss_mask: Sequence[int] | None = None,
-        text: str = "",
-        metadata: dict | None = None,
+        trainable: bool = True,
+        meta_info: dict | None = None,
+        text: str | None = None,
+        update_terminal_info: bool = True,
     ) -> None:
-        """Append tokens with their logprobs and mask, keeping all per-token lists aligned.
+        """Append response tokens and keep every per-token list as long as the response.
+
+        A refused call changes nothing.
 
         Args:
-            token_ids: [N] ids to append to the response.
-            log_probs: [N] logprobs they were sampled with; None for tokens the policy did not sample (stored as 0.0 under a
-                zero mask, where no loss reads them).
-            loss_mask: [N] 1 where the policy is trained; default 1 with ``log_probs``, else 0.
+            args: of the run; needed where ``meta_info`` holds routed experts, and to count drafts of speculative decoding.
+            tokens: [N] ids to append; None appends none.
+            log_probs: [N] logprobs that the policy sampled them with. A token that is not ``trainable`` has none.
+            trainable: whether the loss reads the tokens (mask 1) or not (mask 0, logprob 0.0), as the output of a tool.
+            meta_info: of the engine's answer that brought the tokens; see `update_from_meta_info`.
             text: what the tokens say.
-            metadata: entries to set in ``self.metadata``.
+            update_terminal_info: take the status from the finish reason in ``meta_info``.
 
         Raises:
-            SampleError: when the lengths differ, tokens without logprobs are to be trained on, or there is no prompt token.
+            SampleError: (a ValueError) when the lengths differ, trainable tokens come without logprobs or others with them,
+                earlier response tokens have no logprobs, or no prompt token comes before the response.
         """
-        count = len(token_ids)
-        mask = list(loss_mask) if loss_mask is not None else [int(log_probs is not None)] * count
-        if len(mask) != count or (log_probs is not None and len(log_probs) != count):
-            raise SampleError(f"{count} tokens need as many logprobs and mask entries")
-        if log_probs is None and any(mask):
-            raise SampleError("tokens without logprobs cannot carry loss; pass loss_mask of zeros")
-        before = self.response_length
-        self.loss_mask = [*(self.loss_mask if self.loss_mask is not None else [1] * before), *mask]
-        self.rollout_log_probs = [
-            *(self.rollout_log_probs or []),
-            *(log_probs if log_probs is not None else [0.0] * count),
+        new = list(tokens) if tokens is not None else []
+        sampled = list(log_probs) if log_probs is not None else [] if trainable else [0.0] * len(new)
+        self._check_append(new, log_probs, sampled, trainable, meta_info, args)
+        state = dict(vars(self))
+        before, unlogged = self.response_length, self.rollout_log_probs is None and self.response_length > 0
+        self.tokens = [*self.tokens, *new]
+        self.response_length = before + len(new)
+        self.response += text or ""
+        self.loss_mask = [
+            *(self.loss_mask if self.loss_mask is not None else [1] * before),
+            *[int(trainable)] * len(new),
         ]
-        self.tokens = [*self.tokens, *token_ids]
-        self.response_length = before + count
-        self.response += text
-        self.metadata.update(metadata or {})
+        if not unlogged:
+            self.rollout_log_probs = [*(self.rollout_log_probs or []), *sampled]
+        if meta_info is None:
+            return
+        try:
+            self._take_experts(args, meta_info)
+        except SampleError:
+            vars(self).update(state)
+            raise
+        self.update_from_meta_info(args, meta_info, terminal=update_terminal_info)
+
+    def _check_append(
+        self,
+        tokens: list[int],
+        log_probs: Sequence[float] | None,
+        sampled: list[float],
+        trainable: bool,
+        meta_info: dict | None,
+        args: Any,
+    ) -> None:
+        """Raise SampleError when `append_response_tokens` cannot keep its promises."""
         self.validate()
+        count = len(tokens)
+        if not trainable and log_probs is not None:
+            raise SampleError("tokens that are not trainable have no log_probs; leave them out, or pass trainable=True")
+        if len(sampled) != count:
+            given = "no" if log_probs is None else str(len(sampled))
+            raise SampleError(f"{count} trainable tokens came with {given} log_probs; pass one for each token")
+        if not all(math.isfinite(value) for value in sampled):
+            raise SampleError("log_probs has a value that is not finite")
+        if trainable and count and self.rollout_log_probs is None and self.response_length:
+            raise SampleError(
+                f"the {self.response_length} response tokens so far have no rollout_log_probs; set them before tokens with "
+                "log_probs are appended"
+            )
+        if count and not self.tokens:
+            raise SampleError(f"all {count} tokens are response: it needs a prompt token before it")
+        fixed = [name for name in FIXED_STREAMS if getattr(self, name) is not None] if count else []
+        if fixed:
+            raise SampleError(
+                f"{fixed[0]} is there for {self.response_length} response tokens; append before it is set"
+            )
+        if meta_info is not None and meta_info.get("routed_experts") is not None and args is None:
+            raise SampleError("meta_info has routed_experts; pass args, which say how the model's experts are laid out")
+
+    def _take_experts(self, args: Any, meta_info: dict) -> None:
+        """Decode the routed experts of an engine's answer whose tokens are appended; raise SampleError when they do not fit."""
+        if meta_info.get("routed_experts") is None:
+            return
+        from slime.rollout.routed_experts import take_experts
+
+        try:
+            take_experts(args, self, meta_info, len(self.tokens))
+        except (EngineError, ValueError) as error:  # other experts than the model has, or no base64 of them
+            raise SampleError(f"meta_info['routed_experts']: {error}") from error
 
     def validate(self) -> None:
         """Check that per-token lists fit, and that a token precedes the response, which predicts its first.
@@ -279,14 +338,7 @@ class Sample:
             raise SampleError(f"response_length {self.response_length} does not fit {len(self.tokens)} tokens")
         if self.response_length and self.response_length == len(self.tokens):
             raise SampleError(f"all {len(self.tokens)} tokens are response: it needs a prompt token before it")
-        for name in (
-            "loss_mask",
-            "rollout_log_probs",
-            "teacher_log_probs",
-            "teacher_topk_log_probs",
-            "teacher_topk_indices",
-            "rollout_topk_log_probs",
-        ):
+        for name in ("loss_mask", "rollout_log_probs", *FIXED_STREAMS):
             values = getattr(self, name)
             if values is not None and len(values) != self.response_length:
                 raise SampleError(f"{name} has {len(values)} entries for {self.response_length} response tokens")
@@ -295,8 +347,11 @@ class Sample:
             if values is not None and not all(math.isfinite(value) for value in values):
                 raise SampleError(f"{name} has a value that is not finite")
 
-    def update_from_meta_info(self, args: Any, meta_info: dict) -> None:
-        """Take over counters, weight versions (of each span, if the weights changed meanwhile) and status from ``meta_info``."""
+    def update_from_meta_info(self, args: Any, meta_info: dict, *, terminal: bool = True) -> None:
+        """Take over counters, weight versions (of each span, if the weights changed meanwhile) and status from ``meta_info``.
+
+        Without ``terminal`` the status stays: more is to come.
+        """
         if getattr(args, "sglang_speculative_algorithm", None):
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
@@ -306,5 +361,5 @@ class Sample:
             self.weight_versions.append(str(meta_info["weight_version"]))
         kinds = {"length": SampleStatus.TRUNCATED, "abort": SampleStatus.ABORTED, "stop": SampleStatus.COMPLETED}
         finish = (meta_info.get("finish_reason") or {}).get("type")
-        if finish in kinds:
+        if terminal and finish in kinds:
             self.status = kinds[finish]

@@ -119,7 +119,7 @@ def test_several_turns_record_what_a_tool_said_too(engine: RolloutEngine, args: 
             payload = await request_of(state, sample, {"max_new_tokens": 99})
             assert payload is not None
             take_answer(args, sample, await engine._generate(Namespace(content=json.dumps(payload), headers={})))  # type: ignore[arg-type]
-            sample.append_response_tokens([7, 8, 9])
+            sample.append_response_tokens(tokens=[7, 8, 9], trainable=False)
         return sample
 
     sample = asyncio.run(turns())

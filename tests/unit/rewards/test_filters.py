@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+from slime.rollout.filter_hub.base_types import DynamicFilterOutput, should_drop_dynamic_filter_output
 from slime.rollout.filter_hub.dynamic_sampling_filters import check_reward_nonzero_std
 from slime.rollout.filter_hub.sample_filters import mask_truncated
 from slime.utils.types import Sample
@@ -40,3 +40,13 @@ def test_truncated_samples_lose_their_loss() -> None:
     removed = Sample(status=Sample.Status.COMPLETED, remove_sample=True)
     mask_truncated(ARGS, [[long, short], [[removed]]])
     assert [sample.remove_sample for sample in (long, short, removed)] == [True, False, True]
+
+
+@pytest.mark.parametrize("spare", [False, True])
+@pytest.mark.parametrize("remaining", [0, 1, 2, 3])
+def test_a_rejected_group_is_needed_while_a_batch_would_be_short(spare: bool, remaining: int) -> None:
+    sizes = {"remaining_batch_size": remaining, "target_data_size": 2}
+    kept = DynamicFilterOutput(keep=True, keep_when_insufficient=spare)
+    assert not should_drop_dynamic_filter_output(kept, **sizes)
+    rejected = DynamicFilterOutput(keep=False, keep_when_insufficient=spare)
+    assert should_drop_dynamic_filter_output(rejected, **sizes) == (not spare or remaining > 2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slime.utils.processing_utils import load_processor
+from slime.utils.processing_utils import build_processor_kwargs, load_processor
 from tests.helpers import tiny_random, tiny_vision
 
 torch = pytest.importorskip("torch")
@@ -55,3 +55,22 @@ def test_videos_are_refused_where_their_part_is_missing(processor):
 
 def test_a_text_checkpoint_has_no_processor(tmp_path):
     assert load_processor(str(tiny_random.build(tmp_path / "text"))) is None
+
+
+def test_keywords_of_a_processors_call(processor):
+    media = {"return_tensors": "pt"}
+    text = {"return_tensors": None, "return_mm_token_type_ids": False}
+    kinds = {"text_kwargs": text, "audio_kwargs": media, "images_kwargs": media, "videos_kwargs": media}
+    assert build_processor_kwargs() == build_processor_kwargs({}) == kinds
+    given = {"images": ["a"], "images_kwargs": {"do_resize": False, "return_tensors": "np"}}
+    found = build_processor_kwargs(given)
+    assert found == {**kinds, "images": ["a"], "images_kwargs": {"do_resize": False, "return_tensors": "pt"}}
+    assert given["images_kwargs"] == {"do_resize": False, "return_tensors": "np"}
+
+
+def test_the_keywords_give_lists_of_ids_and_tensors_of_pixels(processor):
+    inputs = processor(
+        text="<|vision_start|><|image_pad|><|vision_end|>", **build_processor_kwargs({"images": [image(8, 8)]})
+    )
+    assert isinstance(inputs["input_ids"], list)
+    assert isinstance(inputs["pixel_values"], torch.Tensor)

@@ -6,42 +6,14 @@ from argparse import Namespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slime.exceptions import SampleError
 from slime.utils.types import MultimodalTypes, Sample
-
-pieces = st.lists(st.tuples(st.lists(st.integers(0, 99), max_size=5), st.booleans()), max_size=6)
-
-
-@given(prompt=st.lists(st.integers(0, 99), min_size=1, max_size=4), pieces=pieces)
-def test_appending_keeps_every_list_as_long_as_the_response(
-    prompt: list[int], pieces: list[tuple[list[int], bool]]
-) -> None:
-    sample = Sample(tokens=list(prompt))
-    for ids, sampled in pieces:
-        sample.append_response_tokens(ids, [-0.5] * len(ids) if sampled else None, text="x" * len(ids))
-    count = sum(len(ids) for ids, _ in pieces)
-    assert sample.tokens == prompt + [one for ids, _ in pieces for one in ids]
-    assert sample.response_length == len(sample.response) == count
-    assert sample.effective_response_length == sum(len(ids) for ids, sampled in pieces if sampled)
-    sample.validate()
-
-
-def test_append_refuses_what_does_not_fit() -> None:
-    sample = Sample(tokens=[1])
-    with pytest.raises(SampleError, match="2 tokens need as many logprobs"):
-        sample.append_response_tokens([5, 6], [-0.1])
-    with pytest.raises(SampleError, match="cannot carry loss"):
-        sample.append_response_tokens([5], None, loss_mask=[1])
 
 
 def test_a_response_needs_a_prompt_token_before_it() -> None:
     with pytest.raises(SampleError, match="all 2 tokens are response"):
         Sample(tokens=[1, 2], response_length=2).validate()
-    with pytest.raises(SampleError, match="all 1 tokens are response"):
-        Sample().append_response_tokens([5], [-0.1])
     Sample().validate()
 
 
@@ -143,12 +115,6 @@ def test_tensors_and_traces_that_plugins_attach_survive() -> None:
     assert back.teacher_log_probs is sample.teacher_log_probs
     assert "teacher_topk_indices" in vars(back)
     assert (back.trace, back.payload_text, back.payload_has_system) == ({"spans": []}, "{}", True)  # type: ignore[attr-defined]
-
-
-def test_appending_sets_metadata() -> None:
-    sample = Sample(tokens=[1], metadata={"a": 1})
-    sample.append_response_tokens([2], [-0.1], metadata={"turn": 0})
-    assert sample.metadata == {"a": 1, "turn": 0}
 
 
 def test_speculative_counters_only_where_the_engine_speculates() -> None:

@@ -1,4 +1,4 @@
-"""What a dynamic sampling filter returns, and the one way it is called."""
+"""What a dynamic sampling filter returns, the one way it is called, and when its verdict drops a group."""
 
 from __future__ import annotations
 
@@ -43,3 +43,20 @@ def call_dynamic_filter(function: Callable[..., Any] | None, args: Namespace, gr
             raise PluginError(f"the dynamic sampling filter returned {type(verdict).__name__}, not a bool") from error
     spare = bool(getattr(verdict, "keep_when_insufficient", False))
     return DynamicFilterOutput(bool(verdict.keep), getattr(verdict, "reason", None), spare)
+
+
+def should_drop_dynamic_filter_output(
+    output: DynamicFilterOutput, *, remaining_batch_size: int, target_data_size: int
+) -> bool:
+    """Return whether a finished group is dropped.
+
+    A rejected group with ``keep_when_insufficient`` is needed while dropping it would leave fewer than a batch.
+
+    Args:
+        output: the filter's verdict on the group.
+        remaining_batch_size: groups asked for and not dropped so far, this one included.
+        target_data_size: groups of a batch.
+    """
+    if output.keep:
+        return False
+    return not (output.keep_when_insufficient and remaining_batch_size <= target_data_size)

@@ -17,10 +17,20 @@ from typing import Any
 
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout.reward_plugin import load_reward_function
+from slime.rollout.rm_hub.math_utils import grade_answer_verl
 from slime.rollout.rm_hub.registry import find_grader
 from slime.rollout.rm_hub.workers import GraderTimeout
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.types import Sample
+
+__all__ = [
+    "async_rm",
+    "batched_async_rm",
+    "check_samples",
+    "grade_answer_verl",
+    "grader_problems",
+    "reward_by_type",
+]
 
 logger = logging.getLogger(__name__)
 

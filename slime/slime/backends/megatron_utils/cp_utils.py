@@ -1,0 +1,108 @@
+"""Context parallelism under the names that custom losses import: slice a response, gather it, reduce it.
+
+A rank has the response tokens that its positions predict (`context_parallel`); with one rank that is the whole response.
+Guarantee: `slice_log_prob_with_cp` and `all_gather_with_cp` are each other's inverse on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.nn import functional as differentiable
+
+from slime.algorithms.losses.reduce import make_reducer
+from slime.backends.megatron_utils.context_parallel import own_place, predicting_rows
+from slime.utils.vocab_parallel import megatron_state
+
+Values = TypeVar("Values", Tensor, list[float])
+
+
+def slice_log_prob_with_cp(log_prob: Values, total_length: int, response_length: int) -> Values:
+    """Return this rank's part of a ``[R]`` list or tensor; unchanged with one rank.
+
+    Args:
+        log_prob: ``[R]`` one value per response token; a tensor may have further dimensions.
+        total_length: tokens of prompt and response.
+        response_length: R.
+
+    Raises:
+        ValueError: when there are not R values.
+    """
+    if len(log_prob) != response_length:
+        raise ValueError(f"got {len(log_prob)} values for a response of {response_length} tokens")
+    rank, ranks = own_place()
+    if ranks == 1:
+        return log_prob
+    owned = predicting_rows(total_length, response_length, rank, ranks)[1]
+    if isinstance(log_prob, Tensor):
+        return log_prob[owned.to(log_prob.device)]
+    return [log_prob[place] for place in owned.tolist()]
+
+
+def all_gather_with_cp(tensor: Tensor, total_length: int, response_length: int) -> Tensor:
+    """Return ``[R, ...]`` from the parts of all ranks; collective, forward and backward.
+
+    A part's gradient is the sum of what the losses of all ranks give it, because the losses of the ranks add up. So every
+    rank has to use the result in its loss, if only times zero.
+
+    Args:
+        tensor: this rank's part, see `slice_log_prob_with_cp`.
+        total_length: tokens of prompt and response.
+        response_length: R.
+
+    Raises:
+        ValueError: when this rank's part has another length.
+    """
+    rank, ranks = own_place()
+    owned = predicting_rows(total_length, response_length, rank, ranks)[1].to(tensor.device)
+    if len(tensor) != len(owned):
+        raise ValueError(f"got {len(tensor)} values; rank {rank} of {ranks} has {len(owned)} of this response")
+    if ranks == 1 or response_length == 0:
+        return tensor
+    own = tensor.new_zeros((response_length, *tensor.shape[1:])).index_copy(0, owned, tensor)
+    return differentiable.all_reduce(own, group=_group())
+
+
+def get_sum_of_sample_mean(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[Tensor],
+    sample_denoms: Sequence[float] | None = None,
+    calculate_per_token_loss: bool = False,
+) -> Callable[[Tensor], Tensor]:
+    """Return the reducer that custom losses get: of this rank's values of all samples, what adds up over the ranks.
+
+    Args:
+        total_lengths: tokens of prompt and response of each sample.
+        response_lengths: tokens of the response of each sample.
+        loss_masks: of each sample, of the whole response or of this rank's part, as the batch of a custom loss has them.
+        sample_denoms: what each sample's sum is divided by, but at least 1; default: the sum of its whole mask. With parts
+            and without ``sample_denoms`` the call is collective.
+        calculate_per_token_loss: sum over tokens instead of over samples' means.
+
+    Raises:
+        ValueError: when a mask fits neither the response nor this rank's part of it.
+    """
+    rank, ranks = own_place()
+    masks = []
+    for total, response, mask in zip(total_lengths, response_lengths, loss_masks, strict=True):
+        owned = predicting_rows(total, response, rank, ranks)[1].to(mask.device)
+        if len(mask) not in (response, len(owned)):
+            raise ValueError(
+                f"a mask has {len(mask)} entries for a response of {response} tokens, {len(owned)} of them here"
+            )
+        masks.append(mask[owned] if len(mask) == response else mask)
+    if sample_denoms is None and ranks > 1 and not calculate_per_token_loss:
+        sums = torch.tensor([float(mask.sum()) for mask in masks], device=masks[0].device if masks else None)
+        dist.all_reduce(sums, group=_group())
+        sample_denoms = sums.tolist()
+    return make_reducer(calculate_per_token_loss, [len(mask) for mask in masks], masks, sample_denoms)
+
+
+def _group() -> dist.ProcessGroup:
+    """Return the context-parallel group of a process that has more than one rank in it."""
+    return megatron_state().get_context_parallel_group()

@@ -1,0 +1,1 @@
+"""What scripts outside of a run call; the path is the contract's."""
