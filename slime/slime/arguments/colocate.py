@@ -12,7 +12,7 @@ COLOCATE = Group(
     (
         Option(
             "--colocate",
-            "policy engines run on the trainer's GPUs, as many as it has, and take turns with it; for train.py",
+            "policy engines run on all of the trainer's GPUs, in alternation with it; for train.py",
             bool,
         ),
         Option(
@@ -88,6 +88,6 @@ def check_asynchronous(args: Namespace, program: str) -> list[str]:
     if not getattr(args, "colocate", False):
         return []
     return [
-        f"--colocate lets trainer and engines take turns, and {program} has both work at the same time; use slime/train.py, "
+        f"--colocate alternates trainer and engines, and {program} runs both at the same time; use slime/train.py, "
         "or give the engines GPUs of their own"
     ]

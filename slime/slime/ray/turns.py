@@ -1,9 +1,9 @@
 """Who has the GPUs that trainer and engines share (``--colocate``): one of them at a time.
 
-Guarantee: memory of the one comes to the GPUs when that of the other has left them, except in a push, where the engines have room for
-weights alone and the trainer gives one tensor after the other. A round is: the engines generate, they sleep, the trainer's memory comes
-back, it steps and saves, its memory goes, the engines get room for weights, the push, room for the cache. Without
-``--offload-train`` and ``--offload-rollout`` both keep what they have and only the order of the work is left.
+Guarantee: trainer and engines occupy the GPUs in alternation. During a push the engines hold their weights only, and the trainer sends
+one tensor after the other. A round: the engines generate and sleep; the trainer's memory comes back; it steps, saves and releases its
+memory; the engines get room for weights, the push, and room for the cache. Without ``--offload-train`` and ``--offload-rollout`` both
+keep their memory, and only the order of the work remains.
 """
 
 from __future__ import annotations
