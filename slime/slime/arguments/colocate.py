@@ -88,6 +88,6 @@ def check_asynchronous(args: Namespace, program: str) -> list[str]:
     if not getattr(args, "colocate", False):
         return []
     return [
-        f"--colocate alternates trainer and engines, and {program} runs both at the same time; use slime/train.py, "
+        f"--colocate alternates trainer and engines, and {program} has both work at the same time; use slime/train.py, "
         "or give the engines GPUs of their own"
     ]
