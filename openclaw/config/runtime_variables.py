@@ -22,7 +22,7 @@ VARIABLES: tuple[Variable, ...] = (
         "api_key",
         str,
         None,
-        "key that clients send as a Bearer token; unset: no key is asked for",
+        "key that clients send as a Bearer token; unset: no key is needed",
         aliases=("OPENCLAW_API_KEY",),
         secret=True,
     ),
@@ -54,7 +54,7 @@ VARIABLES: tuple[Variable, ...] = (
         "rate_limit_concurrent",
         int,
         None,
-        "requests under way at a time per key; unset: no limit",
+        "concurrent requests per key; unset: no limit",
         minimum=1,
     ),
     Variable(
@@ -66,7 +66,7 @@ VARIABLES: tuple[Variable, ...] = (
         "serve_rollouts",
         bool,
         False,
-        "1: GET /v1/rollouts hands recorded turns to whoever has a key",
+        "1: GET /v1/rollouts hands recorded turns to everybody with a key",
     ),
     Variable(
         "OPENCLAW_LOG_CONTENTS",
@@ -130,7 +130,7 @@ VARIABLES: tuple[Variable, ...] = (
         "grace_seconds",
         int,
         8,
-        "how long replies under way may go on when the runtime is told to end",
+        "seconds that running replies may take to finish when the runtime is told to stop",
         minimum=0,
     ),
     Variable(
@@ -162,7 +162,7 @@ VARIABLES: tuple[Variable, ...] = (
         "max_requests",
         int,
         1024,
-        "requests under way or held at a time; one more is answered 503 with Retry-After",
+        "concurrent requests, running or waiting; one more gets 503 with Retry-After",
         minimum=1,
     ),
     Variable(
@@ -187,7 +187,7 @@ VARIABLES: tuple[Variable, ...] = (
         "retention_days",
         float,
         None,
-        "sessions that were quiet for so long are forgotten; default: kept",
+        "delete sessions idle for longer than this many days (default: keep)",
         above=0.0,
     ),
     Variable(

@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def go_home(self, home: list[Connection]) -> None:
-        """Join the idle connections as soon as the answer is complete; one that matters to nobody or takes long ends."""
+        """Return to the pool once the answer is complete; otherwise close."""
         self._stop_watch()
         if self.complete and not self._paused:
             self.idle_since = time.monotonic()

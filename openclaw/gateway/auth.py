@@ -3,7 +3,7 @@
 A keys file has one ``name:key`` or ``name: sha256:HEX`` a line; empty lines and lines that start with ``#`` are skipped.
 Guarantees: only digests are kept, compared in constant time and all of them at every check, so that the time says neither
 how much of a key was right nor whose it was. A key is never logged, its name is. A file that other users can read or that
-cannot be understood is refused; when that happens to a file that was good before, the keys of before stay in force.
+cannot be understood is refused; when a good file becomes such a file, the previous keys remain valid.
 Without a key every request is let in (the configuration allows that on loopback only).
 """
 
@@ -55,7 +55,7 @@ class Keyring:
         """Read the file again.
 
         Raises:
-            ConfigError: when it cannot be used; the keys of before stay in force.
+            ConfigError: when it cannot be used; the previous keys remain valid.
         """
         self._keys = self._read()
 

@@ -2,8 +2,8 @@
 
 Guarantees: each delta leaves as soon as it is known; every stream that a client reads to its end closes with
 ``data: [DONE]``, one that broke off closes with an ``error`` event instead. When the client goes away the source is
-closed at once, and the end of every stream is told to its owner once. A silence, before the first token or later, is
-broken by comments, so that nothing between the engine and the reader gives up. `EventStream` owns the sending of one reply.
+closed at once, and its owner learns the end of every stream once. Keep-alive comments, also before the first token,
+prevent idle time-outs between engine and client. `EventStream` owns the sending of one reply.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def with_variables(problem: str) -> str:
 
 
 def _paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
-    """Return the values with absolute paths: what the user wrote is relative to where he stands, a default to the repository."""
+    """Return the values with absolute paths: user paths resolve against the working directory, defaults against the repository."""
     values = {field: entry.value for field, entry in variables.items()}
     for field in PATH_FIELDS:
         if values[field]:

@@ -49,7 +49,7 @@ def runtime_environment(args: Any, method_path: str, environment: Mapping[str, s
     """Return the environment of the runtime process: the caller's variables, over values from the arguments.
 
     The child imports from where this process does. The addresses, the ledger, the temperature, the teacher and its
-    top K are the run's; a variable that says otherwise about the last three is an error, because turns sampled at another
+    top K are the run's. Conflicting values for temperature, teacher or top-K are errors, because turns sampled at another
     temperature could not be trained, nor a loss on tokens that nobody asked for.
 
     Raises:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import reference_pages
+
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.launch.document import FILE, document
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from slime.arguments.machines import ADDRESS_VARIABLE
 from slime.arguments.parser import build_parser
 from slime.arguments.process_environment import NOSET
+from slime.contract import CLAUSES
 from slime.ray.ray_start import MODE_VARIABLE, TOKEN_VARIABLE
 from slime.utils.forwarded_environment import FORWARDED, PREFIXES, travels
 
@@ -31,21 +36,92 @@ WORDS_OF_OTHER_PROGRAMS = {
     "--link",
     "--force",
     "--accept-capabilities",
+    "--local-dir",
 }
 
 
+MOST_WORDS = 1200
+LONGEST_SENTENCE = 30
+LONGEST_LINE = 100
+
+
 def pages(repository: Path) -> list[Path]:
-    folders = ["", "instructions", "openclaw-rl", "openclaw-opd", "openclaw-combine"]
-    return [
-        page
-        for folder in folders
-        for page in (repository / folder).glob("*.md")
-        if page.name not in ("LOG.md", FILE.name)
-    ]
+    """Return every page that is written by hand."""
+    folders = ["", "instructions", "openclaw-rl", "openclaw-opd", "openclaw-combine", "openclaw-test"]
+    return [page for folder in folders for page in (repository / folder).glob("*.md") if page.name != "LOG.md"]
 
 
-def test_the_configuration_page_is_what_the_code_declares() -> None:
-    assert FILE.read_text() == document(), "run: python -m openclaw.launch.document"
+def linked_pages(repository: Path) -> list[Path]:
+    """Return every page whose links have to resolve."""
+    readmes = [*repository.glob("openclaw/*/README.md"), *repository.glob("extensions/*/README.md")]
+    return [*pages(repository), *reference_pages.FOLDER.glob("*.md"), *readmes, repository / "LOG.md"]
+
+
+def without_code(text: str) -> str:
+    """Return a page without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a page: those of its paragraphs, list items and table cells; code and a link count as a word."""
+    text = re.sub(r"`[^`]*`", "code", without_code(text))
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"^(#|<!--).*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\|(.*)\|$", lambda row: "\n\n" + row[1].replace("|", "\n\n") + "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *([*-]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n", text):
+        yield from re.split(r"(?<=[.!?])\s+", paragraph.strip())
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_reference_pages_are_what_the_code_declares() -> None:
+    written = reference_pages.pages()
+    assert set(reference_pages.FOLDER.glob("*.md")) == written.keys(), "run: python scripts/reference_pages.py"
+    for path, text in written.items():
+        assert path.read_text() == text, f"{path.name} is old; run: python scripts/reference_pages.py"
+
+
+def test_every_declaration_is_on_one_reference_page(repository: Path) -> None:
+    text = "\n".join(reference_pages.pages().values())
+    rows = Counter(re.findall(r"^\| (`--[^|]*) \|", text, re.MULTILINE))
+    shown = [action for action in build_parser()._actions if action.help not in (None, argparse.SUPPRESS)]
+    for action in shown:
+        if action.dest != "help":
+            assert rows[", ".join(f"`{name}`" for name in action.option_strings)] == 1, action.option_strings
+    for clause in CLAUSES:
+        assert text.count(f"| {clause} |") == 1, clause
+    configuration = (repository / "instructions" / "configuration.md").read_text()
+    assert [path.name for path in reference_pages.pages() if f"(reference/{path.name})" not in configuration] == []
+
+
+def test_a_page_is_short_enough_to_read(repository: Path) -> None:
+    for page in pages(repository):
+        text = page.read_text()
+        assert len(text.split()) <= MOST_WORDS, f"{page.name} has {len(text.split())} words: split it"
+        if page.name == "CONTRIBUTING.md":
+            continue
+        long = [sentence for sentence in sentences(text) if len(sentence.split()) > LONGEST_SENTENCE]
+        assert not long, f"{page.name} has sentences of more than {LONGEST_SENTENCE} words: {long}"
+        lines = [line for line in without_code(text).splitlines() if not line.startswith(("|", "    "))]
+        assert [line for line in lines if len(line) > LONGEST_LINE] == [], f"{page.name}: wrap at {LONGEST_LINE}"
+
+
+def test_the_index_has_every_page(repository: Path) -> None:
+    index = (repository / "instructions" / "README.md").read_text()
+    for page in (repository / "instructions").glob("*.md"):
+        assert page.name == "README.md" or index.count(f"]({page.name})") == 1, (
+            f"the index has to link {page.name} once"
+        )
+
+
+def test_the_table_of_rooms_is_marked(repository: Path) -> None:
+    page = (repository / "instructions" / "architecture.md").read_text()
+    assert re.search(r"<!-- rooms:begin -->\n\|.*\|\n<!-- rooms:end -->", page, re.DOTALL)
 
 
 def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
@@ -99,10 +175,16 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
             )
 
 
-def test_every_file_the_documentation_links_exists(repository: Path) -> None:
-    for page in pages(repository):
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links {target}"
+def test_every_link_of_the_documentation_resolves(repository: Path) -> None:
+    for page in linked_pages(repository):
+        text = re.sub(r"`[^`\n]*`", "", without_code(page.read_text()))
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            assert path.exists(), f"{page.name} links {target}"
+            assert not anchor or anchor in anchors(path), (
+                f"{page.name} links {target}, which has {sorted(anchors(path))}"
+            )
 
 
 def test_every_script_the_documentation_runs_exists(repository: Path) -> None:

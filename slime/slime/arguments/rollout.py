@@ -79,26 +79,30 @@ ROLLOUT = Group(
         Option("--rollout-external-engine-addrs", "their host:port; they get the weights, and nothing else", nargs="+"),
         Option(
             "--use-fault-tolerance",
-            "start engines again that died or hang; on unless --no-use-fault-tolerance",
+            "restart engines that died or hang; on unless --no-use-fault-tolerance",
             bool,
             True,
         ),
         Option(
             "--rollout-health-check-interval",
-            "seconds between looks at the engines; few, so that a dead one is soon replaced",
+            "seconds between health checks of the engines; few, so that a dead one is soon replaced",
             float,
             5.0,
         ),
         Option(
-            "--rollout-health-check-timeout", "an engine that is not healthy for so many seconds hangs", float, 30.0
+            "--rollout-health-check-timeout", "an engine that is unhealthy for this many seconds hangs", float, 30.0
         ),
         Option(
             "--rollout-health-check-first-wait", "seconds after its start in which an engine may be silent", float, 0.0
         ),
-        Option("--max-weight-staleness", "a sample of weights more updates away from the live ones is stale", int),
+        Option(
+            "--max-weight-staleness",
+            "a sample is stale when its weights are more than this many updates behind the live ones",
+            int,
+        ),
         Option(
             "--stale-samples",
-            "what becomes of them: dropped and counted, or trained with importance weights",
+            "stale samples are dropped and counted, or trained with importance weights",
             str,
             "drop",
             ("drop", "correct"),
@@ -152,6 +156,6 @@ EVALUATION = Group(
         Option("--eval-max-response-len", f"longest response; default: --rollout-max-response-len; {_UNUSED}", int),
         Option("--eval-max-context-len", "longest prompt and response; default: --rollout-max-context-len", int),
         Option("--eval-max-prompt-len", "longer prompts are left out; default: context minus one", int),
-        Option("--eval-min-new-tokens", "no end of response before as many tokens", int),
+        Option("--eval-min-new-tokens", "shortest response in tokens", int),
     ),
 )

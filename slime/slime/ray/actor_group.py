@@ -2,7 +2,7 @@
 
 Guarantees: a call returns when every rank has returned; when a rank dies or raises, the call raises
 :class:`RankLostError` or :class:`TrainerError` that names the rank, also while the others wait for it in a collective
-operation. An error that a rank may have because another one died is told as that death. While it waits, the loss of a machine raises
+operation. An error that another rank's death may have caused is reported as that death. While it waits, the loss of a machine raises
 NodeLostError.
 """
 

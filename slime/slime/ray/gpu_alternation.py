@@ -1,9 +1,9 @@
 """Trainer and engines occupy the GPUs they share (``--colocate``) in alternation.
 
-During a push the engines hold their weights only, and the trainer sends one tensor after the other. A round is: the engines
-generate, they sleep, the trainer's memory comes back, it steps and saves, its memory goes, the engines get room for weights,
-the push, room for the cache. Without ``--offload-train`` and ``--offload-rollout`` both keep their memory and only the order of
-the work is left.
+During a push the engines hold their weights only, and the trainer sends one tensor after the other. A round: the engines
+generate and sleep; the trainer's memory comes back; it steps, saves and releases its memory; the engines get room for
+weights, the push, and room for the cache. Without ``--offload-train`` and ``--offload-rollout`` both keep their memory, and
+only the order of the work remains.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class RolloutManager:
         return len(revived)
 
     def weights_arrived(self) -> None:
-        """Note that the engines that ``recover_engines`` told of have the trainer's weights: the router sends them requests."""
+        """Recovered engines have current weights; let the router send them requests again."""
         engines, self._get_weights = self._get_weights, []
         for group in self._groups:
             if group.role == "policy":

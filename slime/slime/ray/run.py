@@ -267,7 +267,7 @@ class Run:
         return step
 
     def publish(self, rollout_id: int, batch: RolloutBatch, step: Step) -> None:
-        """Make the weights of :meth:`step` live where that is due, and report; a restart that goes on behind the rollout does both."""
+        """Push the weights if a push is due, then report. Also used by a restart that resumes past this rollout."""
         start, due = time.monotonic(), push_is_due(self.args, rollout_id)
         if self._serves_engines():
             self._hand_over(push=due)

@@ -120,14 +120,14 @@ async def stream_lines(response: httpx.Response) -> AsyncIterator[str]:
 
 
 def find_available_port(base_port: int = 0, host: str = "127.0.0.1") -> int:
-    """Return a port that is free now: one for this process to give away, or the first from ``base_port`` on.
+    """Return a free port outside the kernel's ephemeral range, reserved for this process's lifetime.
 
-    One that it picks itself may be listened at much later, by a program that takes a minute to start: it is none that the operating
-    system gives to connections, and no other process that asks here gets it while this one lives. Where the system's own range leaves
-    no such port, or has no abstract addresses, it is one that the system picks.
+    With ``base_port`` it is the first free port from there on, without a reservation. A program that takes a minute to start may
+    listen at a reserved port much later. Where the ephemeral range leaves no such port, or the system has no abstract Unix sockets, the
+    system picks the port.
 
     Raises:
-        OSError: when there is none.
+        OSError: when no port is free.
     """
     if base_port:
         for port in range(base_port, 1 << 16):
@@ -151,7 +151,7 @@ def _first_port_of_connections() -> int:
 
 
 def _claim(port: int) -> bool:
-    """Take a name that one process at a time can have, and whose kernel forgets it with the process: an abstract Unix address."""
+    """Reserve the port with an abstract Unix socket, which the kernel releases when the process exits."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0slime-port-{port}")

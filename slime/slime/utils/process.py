@@ -144,7 +144,7 @@ def _end_group_at_eof(descriptor: int) -> None:
     while os.read(descriptor, 1):
         continue
     group = os.getpgrp()
-    # The last blow comes from outside: this process may be gone before a member that ignores SIGTERM is.
+    # A helper process sends SIGKILL, because this process may exit before a member that ignores SIGTERM.
     subprocess.Popen(
         ["/bin/sh", "-c", f"sleep {GRACE_SECONDS}; kill -KILL -{group} 2>/dev/null"],
         start_new_session=True,

@@ -146,8 +146,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     def end_failed_update(self, starts: int) -> None:
         """End the server with SIGKILL if it is the one of that start: its weights may be half new.
 
-        Nothing happens while it is started or stopped, which is as good; a look at its health, and at its other machines, is waited
-        for.
+        No-op during start or stop. Waits for a running health check, also of its other machines.
         """
         others = ANSWER_SECONDS if self._spec.nodes > 1 else 0.0
         if not self._lock.acquire(timeout=2 * _HEALTH_SECONDS + others):

@@ -48,7 +48,7 @@ class WeightCalls:
         )
 
     def destroy_weights_update_group(self, group_name: str) -> None:
-        """Leave the trainer's group; an engine that was started again is in none, which is as good."""
+        """Leave the trainer's group. No-op for a restarted engine, which is in no group."""
         try:
             self._post("/destroy_weights_update_group", group_name=group_name)
         except EngineError as error:

@@ -223,7 +223,7 @@ def mean_of_steps(steps: list[Metrics]) -> Metrics:
 
 
 def fetch(value: Any) -> Any:
-    """The value behind a Ray reference; a value that is none is returned as it is."""
+    """Dereference a Ray object reference; return any other value unchanged."""
     if isinstance(value, dict):
         return value
     import ray

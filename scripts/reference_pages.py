@@ -1,0 +1,232 @@
+"""Write ``instructions/reference/`` from the declarations: ``python scripts/reference_pages.py``.
+
+Guarantee: every variable, profile, flag, plugin clause, route and gateway metric is on exactly one page, and
+nothing else is. A test compares the pages with this program.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.variable import Variable
+from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.openapi import describe
+from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
+from openclaw.judge.metrics import JudgeMetrics
+from openclaw.launch.profiles import PROFILES
+from openclaw.launch.variables import LAUNCH_VARIABLES
+from openclaw.ledger.redact import build_redactor
+from slime.arguments.parser import build_parser
+from slime.contract import KINDS
+
+FOLDER = Path(__file__).resolve().parent.parent / "instructions" / "reference"
+SOURCE = "Written by `python scripts/reference_pages.py`; do not edit."
+
+# Page of flags: its title, and how the titles of its groups begin. Groups that no page names go to the last one.
+FLAG_PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "flags_run": (
+        "Flags: cluster, checkpoints, weight sync",
+        ("options", "cluster", "sharing", "checkpoints", "weight sync"),
+    ),
+    "flags_rollout": (
+        "Flags: rollout, data, evaluation, engines, judge",
+        ("rollout", "prompt data", "evaluation", "judge", "inference engines"),
+    ),
+    "flags_algorithm": ("Flags: advantages, losses, critic", ("algorithm", "critic")),
+    "flags_trainer": ("Flags: trainer, optimizer, LoRA", ("trainer", "LoRA", "optimizer")),
+    "flags_megatron": ("Flags: Megatron and model shape", ("model shape", "Megatron")),
+    "flags_logs": ("Flags: tracking and debugging", ("tracking", "debugging", "memory snapshots")),
+    "flags_other": ("Flags of other command lines", ()),
+}
+
+# Page of clauses: its title, and the kinds of plugin on it by section, in the order in which a run calls them.
+# Kinds that no page names go to the last section of the last page.
+CLAUSE_PAGES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "clauses_rollout": (
+        "Plugin clauses: rollouts and rewards",
+        {
+            "Rollout functions": ("rollout", "eval"),
+            "Generate functions": ("generate",),
+            "Rewards, filters, data source": (
+                *("reward", "dynamic_filter", "buffer_filter", "sample_filter"),
+                *("all_samples", "data_source", "sample_hook"),
+            ),
+        },
+    ),
+    "clauses_training": (
+        "Plugin clauses: training",
+        {
+            "Between rollout and trainer": (
+                *("rollout_log", "eval_log", "reward_post_process", "convert", "data_postprocess"),
+            ),
+            "Training": ("loss", "advantage", "tis", "pg_loss_reducer"),
+            "Flags of your own, and Megatron": (
+                *("arguments", "model_provider", "megatron_init", "before_log_prob", "before_train_step"),
+            ),
+        },
+    ),
+}
+
+
+def _text(words: str) -> str:
+    return words.replace("|", "\\|")
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"`{value}`"
+
+
+def _table(*header: str) -> tuple[str, str]:
+    return f"| {' | '.join(header)} |", "|" + "---|" * len(header)
+
+
+def _variable_rows(variables: Sequence[Variable]) -> Iterator[str]:
+    yield from _table("variable", "default", "meaning")
+    for variable in variables:
+        names = ", ".join(f"`{name}`" for name in variable.names)
+        choices = f" ({', '.join(variable.choices)})" if variable.choices else ""
+        yield f"| {names} | {_cell(variable.default)} | {_text(variable.help)}{choices} |"
+
+
+def launcher_variables() -> Iterator[str]:
+    """Yield the page of the launcher's variables."""
+    yield "A launch script reads these, whatever its method is."
+    yield ""
+    yield from _variable_rows(LAUNCH_VARIABLES)
+
+
+def runtime_variables() -> Iterator[str]:
+    """Yield the page of the runtime's variables."""
+    yield "The gateway and the judge read these: in a run and in `python -m openclaw.server`."
+    yield ""
+    yield from _variable_rows(VARIABLES)
+
+
+def profiles() -> Iterator[str]:
+    """Yield the page of profiles."""
+    yield "A profile is a kind of machine. It replaces the defaults of these variables; what you export wins."
+    for profile in PROFILES.values():
+        yield from ("", f"## {profile.name}", "", *_table("variable", "default here", "method"))
+        for name, value in {**profile.variables, **profile.runtime}.items():
+            yield f"| `{name}` | `{value}` | all |"
+        for method, values in profile.methods.items():
+            for name, value in values.items():
+                yield f"| `{name}` | `{value}` | {method} |"
+
+
+def _flag_page(title: str) -> str:
+    found = [name for name, (_, starts) in FLAG_PAGES.items() if title.startswith(starts)]
+    return found[0] if found else list(FLAG_PAGES)[-1]
+
+
+def flags(page: str) -> Iterator[str]:
+    """Yield a page of flags."""
+    yield "Flags of `slime/train.py` and `slime/train_async.py`. A launch script passes them on."
+    for group in build_parser()._action_groups:
+        shown = [action for action in group._group_actions if action.help not in (None, argparse.SUPPRESS)]
+        shown = [action for action in shown if action.dest != "help"]
+        if not shown or _flag_page(group.title or "") != page:
+            continue
+        yield from ("", f"## {group.title}", "", *_table("flag", "default", "meaning"))
+        for action in shown:
+            names = ", ".join(f"`{name}`" for name in action.option_strings)
+            default = None if action.nargs == 0 else action.default
+            text = (action.help or "").split(" (default:")[0].replace("%%", "%")
+            yield f"| {names} | {_cell(default)} | {_text(text)} |"
+
+
+def plugin_clauses(page: str) -> Iterator[str]:
+    """Yield a page of the plugin contract's clauses."""
+    yield "What each kind of plugin must do. `python -m slime.contract --clauses` prints every clause,"
+    yield "and [plugins](../plugins.md) explains how to check yours. Each row reads: the plugin …"
+    sections = CLAUSE_PAGES[page][1]
+    if page == list(CLAUSE_PAGES)[-1]:
+        placed = {kind for _, each in CLAUSE_PAGES.values() for kinds in each.values() for kind in kinds}
+        last = list(sections)[-1]
+        sections = {**sections, last: (*sections[last], *(kind for kind in KINDS if kind not in placed))}
+    for section, kinds in sections.items():
+        yield from ("", f"## {section}")
+        for name in kinds:
+            kind = KINDS[name]
+            yield from ("", f"`{kind.flag}`: {kind.called}.", "", *_table("clause", "the plugin"))
+            yield from (f"| {name}-{number} | {_text(text)} |" for number, text in enumerate(kind.clauses, start=1))
+
+
+def routes() -> Iterator[str]:
+    """Yield the page of the gateway's routes; `/openapi.json` has their bodies."""
+    app = FastAPI()
+    add_session_routes(app, None)  # type: ignore[arg-type]  # the routes are described, never called
+    add_model_routes(app, None)  # type: ignore[arg-type]
+    add_status_routes(app, None, CollectorRegistry())  # type: ignore[arg-type]
+    description = app.openapi()
+    describe(description)
+    yield "Routes of the gateway. `GET /openapi.json` on a running gateway has the schema of every body;"
+    yield "the [parameters of a chat completion](../../openclaw/gateway/README.md#parameters) have a table."
+    yield ""
+    yield from _table("route", "does")
+    errors: dict[str, str] = {}
+    for path, operations in description["paths"].items():
+        for method, operation in operations.items():
+            what = " ".join(operation["description"].split()).replace("``", "`")
+            yield f"| `{method.upper()} {path}` | {_text(what)} |"
+            errors |= {
+                status: answer["description"] for status, answer in operation["responses"].items() if status != "200"
+            }
+    yield from ("", "## Errors", "", "Every error has OpenAI's shape: `error.message`, `type`, `param`, `code`.", "")
+    yield from _table("status", "meaning")
+    yield from (f"| {status} | {_text(what)} |" for status, what in sorted(errors.items()))
+
+
+def metrics() -> Iterator[str]:
+    """Yield the page of the metrics at ``GET /metrics``."""
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    JudgeMetrics(registry)
+    build_redactor("secrets", registry)
+    yield "Prometheus metrics of the gateway and the judge, at `GET /metrics`."
+    yield "The trainer's metrics are in [is it learning?](../operations.md#is-it-learning)."
+    yield ""
+    yield from _table("metric", "type", "labels", "meaning")
+    for collector in sorted(registry._collector_to_names, key=lambda each: each._name):  # type: ignore[attr-defined]
+        (family,) = collector.describe()  # type: ignore[attr-defined]
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in collector._labelnames)  # type: ignore[attr-defined]
+        yield f"| `{name}` | {family.type} | {labels} | {_text(family.documentation)} |"
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of every reference page by its file."""
+    bodies = {
+        "launcher_variables": ("Variables of the launcher", launcher_variables()),
+        "runtime_variables": ("Variables of the runtime", runtime_variables()),
+        "profiles": ("Profiles", profiles()),
+        **{page: (title, flags(page)) for page, (title, _) in FLAG_PAGES.items()},
+        **{page: (title, plugin_clauses(page)) for page, (title, _) in CLAUSE_PAGES.items()},
+        "routes": ("Routes", routes()),
+        "metrics": ("Metrics of the gateway and the judge", metrics()),
+    }
+    return {
+        FOLDER / f"{name}.md": "\n".join([f"# {title}", "", SOURCE, "", *lines]) + "\n"
+        for name, (title, lines) in bodies.items()
+    }
+
+
+def main() -> None:
+    """Write every page, and delete pages that nothing writes any more."""
+    written = pages()
+    FOLDER.mkdir(exist_ok=True)
+    for old in set(FOLDER.glob("*.md")) - written.keys():
+        old.unlink()
+    for path, text in written.items():
+        path.write_text(text)
+        print(path.relative_to(FOLDER.parent.parent))
+
+
+if __name__ == "__main__":
+    main()
