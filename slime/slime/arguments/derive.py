@@ -17,6 +17,17 @@ from slime.arguments.check_algorithm import GROUP_STANDARDISED
 from slime.arguments.colocate import trainer_gpus
 from slime.arguments.devices import VISIBLE
 
+DERIVED = frozenset(
+    {
+        *("run_dir", "ref_load", "rollout_num_gpus", "prm_model_path", "train_dtype", "train_backend", "num_nodes"),
+        *("over_sampling_batch_size", "global_batch_size", "num_steps_per_rollout", "eps_clip_high"),
+        *("eval_function_path", "eval_input_key", "eval_tool_key", "eval_temperature", "eval_top_p", "eval_top_k"),
+        *("offload_train", "offload_rollout", "update_weight_mode", "transformer_impl"),
+        *("critic_lr", "critic_num_nodes", "critic_num_gpus_per_node"),
+    }
+)
+"""Attributes whose flags have no default of their own: the derivations fill them, and after them none is None."""
+
 
 def visible_gpus() -> int:
     """Return how many NVIDIA GPUs the driver lists, without importing torch; 0 without a driver."""
