@@ -34,6 +34,7 @@ from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
+from slime.args import Arguments
 from slime.arguments.parser import build_parser
 from slime.utils.http_utils import find_available_port
 from slime.weight_sync import WeightSync
@@ -175,7 +176,7 @@ class DeviceCopyLimit:
 
 
 def run_path(
-    name: str, args: Namespace, weights: dict[str, Tensor], limit: CopyLimit | DeviceCopyLimit, repeats: int
+    name: str, args: Arguments, weights: dict[str, Tensor], limit: CopyLimit | DeviceCopyLimit, repeats: int
 ) -> dict[str, Any]:
     """Push the weights by one path; return its figures."""
     spec = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in weights.items()}

@@ -20,6 +20,7 @@ from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import Shape, build
+from slime.args import Arguments
 from slime.backends.fsdp_utils.model import build_policy
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
@@ -36,7 +37,7 @@ def pass_peaks(passes: Sequence[tuple[Namespace, dict[str, Any]]]) -> list[int]:
     return [_pass_peak(*one) for one in passes]
 
 
-def _pass_peak(args: Namespace, data: dict[str, Any]) -> int:
+def _pass_peak(args: Arguments, data: dict[str, Any]) -> int:
     torch.set_num_threads(1)
     device = torch.device(args.device)
     dist.init_process_group(

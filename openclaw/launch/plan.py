@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
 from openclaw.live_losses import unfed_loss
+from slime.args import Arguments
 from slime.arguments.colocate import check_asynchronous
 from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import ADDRESS_VARIABLE, OWN_CLUSTER, named_cluster
@@ -69,7 +69,7 @@ class Plan:
     variables: Mapping[str, Resolved]
     runtime: RuntimeConfig
     sections: Mapping[str, tuple[str, ...]]
-    args: Namespace
+    args: Arguments
     problems: tuple[str, ...]
     command: tuple[str, ...]
     environment: Mapping[str, str]

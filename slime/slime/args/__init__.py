@@ -7,6 +7,6 @@ package imports nothing of the project, so that every other package may.
 from __future__ import annotations
 
 from slime.args.arguments import Arguments
-from slime.args.base import FlatArguments
+from slime.args.base import FlatArguments, required
 
-__all__ = ["Arguments", "FlatArguments"]
+__all__ = ["Arguments", "FlatArguments", "required"]

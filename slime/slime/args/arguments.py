@@ -42,7 +42,7 @@ class Arguments(FlatArguments):
     offload_train: bool = DERIVED
     offload_rollout: bool = DERIVED
     offload: bool = False
-    hf_checkpoint: str | None = None
+    hf_checkpoint: str = DERIVED
     ref_load: str = DERIVED
     load: str | None = None
     save: str | None = None
@@ -72,7 +72,7 @@ class Arguments(FlatArguments):
     custom_eval_rollout_log_function_path: str | None = None
     num_rollout: int | None = None
     serve_when_done: bool = False
-    rollout_batch_size: int | None = None
+    rollout_batch_size: int = DERIVED
     n_samples_per_prompt: int = 1
     over_sampling_batch_size: int = DERIVED
     partial_rollout: bool = False

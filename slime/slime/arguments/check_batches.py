@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.rollout import DEFAULT_DATA_SOURCE
 
 
-def check_steps(args: Namespace) -> list[str]:
+def check_steps(args: Arguments) -> list[str]:
     """Return the problem with how a rollout is cut into optimizer steps; ``args`` as they were given, before any derivation."""
     steps, batch = args.num_steps_per_rollout, args.global_batch_size
     if args.rollout_batch_size is None:
@@ -21,7 +20,7 @@ def check_steps(args: Namespace) -> list[str]:
     return [f"{flag} {value} does not divide {product}; give a divisor of {samples}"] * bool(samples % value)
 
 
-def check_batches(args: Namespace) -> list[str]:
+def check_batches(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = []
     if args.rollout_batch_size is None:
@@ -52,7 +51,7 @@ def check_batches(args: Namespace) -> list[str]:
     return problems
 
 
-def check_staleness(args: Namespace) -> list[str]:
+def check_staleness(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = []
     if args.max_weight_staleness is not None and args.max_weight_staleness < 0:

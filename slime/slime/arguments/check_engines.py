@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from slime.args import Arguments
 
 # Kernels and types that an engine on a CPU has, whatever is asked for; see CPU_OPTIONS of server_args.
 _DECIDED_ON_CPU = (
@@ -17,12 +17,12 @@ _DECIDED_ON_CPU = (
 _LOCKED = ("sglang_api_key", "sglang_admin_api_key", "sglang_ssl_certfile", "sglang_ssl_keyfile")
 
 
-def check_engines(args: Namespace) -> list[str]:
+def check_engines(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     return [*_check_running(args), *_check_device(args), *_check_locked(args)]
 
 
-def _check_running(args: Namespace) -> list[str]:
+def _check_running(args: Arguments) -> list[str]:
     """Engines and routers that somebody else started."""
     problems = []
     if args.sglang_router_ip and not args.sglang_router_port:
@@ -40,7 +40,7 @@ def _check_running(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_device(args: Namespace) -> list[str]:
+def _check_device(args: Arguments) -> list[str]:
     problems = []
     if args.sglang_quantization and not (args.debug_rollout_only or args.debug_train_only):
         problems.append(
@@ -56,7 +56,7 @@ def _check_device(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_locked(args: Namespace) -> list[str]:
+def _check_locked(args: Arguments) -> list[str]:
     return [
         f"--{name.replace('_', '-')}: the run calls its engines without a key and without TLS; remove it; "
         "clients use the gateway, which has OPENCLAW_API_KEY and OPENCLAW_TLS_CERT"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.rm_hub.registry import find_grader, is_remote, reward_key_of
 
 
-def check_rewards(args: Namespace) -> list[str]:
+def check_rewards(args: Arguments) -> list[str]:
     """Return a line per problem."""
     problems = []
     if args.rm_type and args.custom_rm_path:

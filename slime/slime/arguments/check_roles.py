@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import check_machines, gpus_needed
 
 
-def check_roles(args: Namespace) -> list[str]:
+def check_roles(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = check_machines(args)
     actor = args.actor_num_nodes * args.actor_num_gpus_per_node

@@ -5,7 +5,7 @@ Guarantee: a flag that would have no effect is refused with the flag that it nee
 
 from __future__ import annotations
 
-from argparse import Namespace
+from slime.args import Arguments
 
 # Attribute, its value when it is not given, and the flag that it needs.
 _NEEDS = (
@@ -20,7 +20,7 @@ _NEEDS = (
 )
 
 
-def check_tracking(args: Namespace) -> list[str]:
+def check_tracking(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = [
         f"--{name.replace('_', '-')} has no effect without --{needed.replace('_', '-')}"

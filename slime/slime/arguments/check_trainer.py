@@ -5,13 +5,12 @@ Guarantee: a flag that would have no effect beside the others is refused by name
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.trainer import LORA
 
 
-def check_trainer(args: Namespace) -> list[str]:
+def check_trainer(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     return [
         *_check_schedule(args),
@@ -23,7 +22,7 @@ def check_trainer(args: Namespace) -> list[str]:
     ]
 
 
-def _check_schedule(args: Namespace) -> list[str]:
+def _check_schedule(args: Arguments) -> list[str]:
     problems = []
     if args.lr_decay_style == "WSD" and not args.lr_wsd_decay_iters:
         problems.append("--lr-decay-style WSD needs --lr-wsd-decay-iters N, the steps of its decay")
@@ -41,7 +40,7 @@ def _check_schedule(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_parameters(args: Namespace) -> list[str]:
+def _check_parameters(args: Arguments) -> list[str]:
     problems = []
     if args.only_train_params_name_list and args.freeze_params_name_list:
         problems.append("--only-train-params-name-list and --freeze-params-name-list exclude each other; remove one")
@@ -51,14 +50,14 @@ def _check_parameters(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_lora(args: Namespace) -> list[str]:
+def _check_lora(args: Arguments) -> list[str]:
     if args.use_lora:
         return []
     given = [option.flag for option in LORA.options if option.is_given(args)]
     return [f"{', '.join(given)} has no effect without --use-lora"] if given else []
 
 
-def _check_passes(args: Namespace) -> list[str]:
+def _check_passes(args: Arguments) -> list[str]:
     problems = []
     if args.use_rollout_entropy and args.use_rollout_logprobs:
         problems.append(
@@ -76,7 +75,7 @@ def _check_passes(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_profiler(args: Namespace) -> list[str]:
+def _check_profiler(args: Arguments) -> list[str]:
     if not args.use_pytorch_profiler:
         given = (args.profile_step_start, args.profile_step_end, args.profile_target) != (10, 12, "train_overall")
         return ["--profile-* has no effect without --use-pytorch-profiler"] if given else []
@@ -87,7 +86,7 @@ def _check_profiler(args: Namespace) -> list[str]:
     return []
 
 
-def _check_attention(args: Namespace) -> list[str]:
+def _check_attention(args: Arguments) -> list[str]:
     if args.device == "cpu" and args.attn_implementation == "flash_attention_2":
         return ["--attn-implementation flash_attention_2 needs a GPU; use sdpa"]
     return []

@@ -10,6 +10,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+from slime.args import Arguments
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -65,7 +67,7 @@ def add_fixed_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(fixed.flag, type=type(fixed.value), default=fixed.value, metavar="V", help=text)
 
 
-def check_fixed(args: argparse.Namespace) -> list[str]:
+def check_fixed(args: Arguments) -> list[str]:
     """Return a line per flag that was given another value."""
     return [
         f"{fixed.flag} {value}: {fixed.instead or fixed.why}; use {fixed.value}"

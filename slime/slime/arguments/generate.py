@@ -1,7 +1,7 @@
 """Writes the class `slime.args.Arguments` from the declared flags: ``python -m slime.arguments.generate``.
 
 Guarantee: one attribute per flag, with the type that its parser gives and the default of its declaration. An attribute of
-`slime.arguments.derive.DERIVED` is typed as it is after the derivations: never None.
+`slime.arguments.derive.DERIVED` is typed as it is in a run: never None.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.option import Group, Option
 
 MEMORY_HISTORY = Group(
@@ -25,7 +24,7 @@ MEMORY_HISTORY = Group(
 )
 
 
-def check_memory_history(args: Namespace) -> list[str]:
+def check_memory_history(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     if not args.record_memory_history:
         given = [option.flag for option in MEMORY_HISTORY.options if option.is_given(args)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from slime.args import Arguments
 from slime.arguments.algorithm import ALGORITHM
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER
@@ -114,7 +115,7 @@ def parser_for(words: Sequence[str], add_custom_arguments: AddArguments | None =
     return parser
 
 
-def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list[str]]:
     """Return the arguments, read and derived, and a line per problem.
 
     Raises:
@@ -122,7 +123,8 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namesp
     """
     try:
         words = with_config_file(parser, argv)
-        args, unknown = parser.parse_known_args(words)
+        values, unknown = parser.parse_known_args(words)
+        args = Arguments.of(vars(values))
         if unknown:
             parser.unknown(unknown)
         problems = [*refusals(args), *apply_custom_config(parser, args)]
@@ -134,8 +136,8 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namesp
 def parse_args(
     argv: Sequence[str] | None = None,
     add_custom_arguments: AddArguments | None = None,
-    check: Callable[[argparse.Namespace], list[str]] | None = None,
-) -> argparse.Namespace:
+    check: Callable[[Arguments], list[str]] | None = None,
+) -> Arguments:
     """Parse, derive and validate the command line.
 
     Args:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from slime.args import Arguments
 from slime.arguments.router_flags import REFUSED_ROUTER
 
 # Of the attributes that hold a refused flag until the refusals are read.
@@ -93,7 +94,7 @@ def _attribute(flag: str) -> str:
     return f"{REFUSED_PREFIX}{flag.replace('-', '_')}"
 
 
-def refusals(args: argparse.Namespace) -> list[str]:
+def refusals(args: Arguments) -> list[str]:
     """Return a line per refused flag that was given, and take their attributes off ``args``."""
     lines = []
     for flag, why in REFUSED.items():

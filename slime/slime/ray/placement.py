@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
 from slime.arguments.devices import device_problems
 from slime.backends.sglang_utils.server_args import EngineSpec, GpuId, Role
@@ -75,17 +75,17 @@ class Placement:
         return [f"{name:<8} GPU {_interval(gpus):<6} {what}" for name, gpus, what in rows if gpus]
 
 
-def describe_placement(args: Namespace) -> Placement:
+def describe_placement(args: Arguments) -> Placement:
     """Return the placement of a run; raises :class:`ConfigurationError` with the flag to change."""
     actor_count = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
     trainer_count = actor_count + (0 if args.debug_rollout_only else critic_gpus(args))
-    external_policy = bool(getattr(args, "sglang_router_ip", None))
-    external_judge = bool(getattr(args, "prm_router_ip", None))
+    external_policy = bool(args.sglang_router_ip)
+    external_judge = bool(args.prm_router_ip)
     if external_policy and actor_count:
         raise ConfigurationError(
             "engines at --sglang-router-ip cannot take new weights; remove it, or collect only with --debug-rollout-only"
         )
-    no_engines = args.debug_train_only or external_policy or getattr(args, "rollout_external_engine_addrs", None)
+    no_engines = args.debug_train_only or external_policy or args.rollout_external_engine_addrs
     rollout_count = 0 if no_engines else args.rollout_num_gpus
     no_judge = args.debug_train_only or external_judge
     judge_count = args.prm_num_gpus if args.prm_enable and not no_judge else 0
@@ -100,7 +100,7 @@ def describe_placement(args: Namespace) -> Placement:
         )
     rollout_start = 0 if args.colocate else trainer_count
     judge_start = max(trainer_count, rollout_start + rollout_count)
-    if getattr(args, "share_gpu", False):
+    if args.share_gpu:
         rollout_start = judge_start = 0
     placement = Placement(
         actor=tuple(range(actor_count)),
@@ -110,10 +110,10 @@ def describe_placement(args: Namespace) -> Placement:
         judge_gpus_per_engine=judge_per_engine,
         critic=tuple(range(actor_count, trainer_count)),
     )
-    nodes = getattr(args, "num_nodes", None) or 1
+    nodes = args.num_nodes or 1
     if nodes > 1:
         _check_whole_machines(placement, args.num_gpus_per_node)
-    available = getattr(args, "num_gpus", None)
+    available = args.num_gpus
     if available is not None and placement.total > nodes * available:
         raise ConfigurationError(f"{placement.roles()} GPUs need {placement.total}, --num-gpus is {nodes * available}")
     return placement
@@ -194,7 +194,7 @@ class ReservedPlacement:
         return {"num_cpus": share, "num_gpus": share, "scheduling_strategy": strategy}
 
 
-def create_placement(args: Namespace, stop: StopRequested | None = None) -> ReservedPlacement:
+def create_placement(args: Arguments, stop: StopRequested | None = None) -> ReservedPlacement:
     """Reserve one {GPU: 1, CPU: 1} bundle per GPU and find out where each is; Ray must be initialised.
 
     Waits for GPUs that other runs use, ``--node-timeout`` at most; see `slime.ray.reserve.reserve` for what it raises.

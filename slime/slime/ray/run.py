@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from slime.args import Arguments, required
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
@@ -58,7 +58,7 @@ WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
 class Run:
     """Enter it to start everything; the loops call its methods. Owned by the driver's main thread."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         self.args = args
         self.stop = StopRequested()
         self.start_rollout_id = 0
@@ -99,7 +99,7 @@ class Run:
         say(f"starts   {', then '.join(start_lines(placement))}")
         if placement.actor:
             say(backend_line(args))
-        num_gpus = getattr(args, "num_gpus", None) or placement.total
+        num_gpus = args.num_gpus or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again: Ray has put its own handlers in place
         self._reserved = reserved = create_placement(args, self.stop)
@@ -118,7 +118,7 @@ class Run:
                 raise
             self._lost = error  # `repeat` starts again
 
-    def _bring_up(self, args: Namespace) -> None:
+    def _bring_up(self, args: Arguments) -> None:
         """Make the trainer, and the rollout manager if there is none, bring both to the same rollout, and send the weights."""
         assert self._reserved is not None
         if self._manager is None:
@@ -126,7 +126,9 @@ class Run:
             self._loaded = False
         if args.num_rollout is None:
             self._rollouts_per_epoch = self.wait(self._manager.rollouts_per_epoch.remote())
-            self.args.num_rollout = args.num_rollout = args.num_epoch * self._rollouts_per_epoch
+            self.args.num_rollout = args.num_rollout = (
+                required("--num-epoch", args.num_epoch) * self._rollouts_per_epoch
+            )
         if self._reserved.placement.actor:
             if trainer_waits(self._reserved.placement):
                 self.wait(self._manager.addresses.remote())  # answers once its engines are up

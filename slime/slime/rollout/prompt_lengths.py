@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.multimodal_prompts import expanded_tokens
 from slime.utils.types import Sample
 
@@ -20,7 +20,7 @@ def prompt_tokens(tokenizer: Any, prompt: Any) -> int:
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 
-def drop_long_prompts(args: Namespace, tokenizer: Any, samples: list[Sample], longest: int) -> list[Sample]:
+def drop_long_prompts(args: Arguments, tokenizer: Any, samples: list[Sample], longest: int) -> list[Sample]:
     """Return the samples whose prompt, pictures included, has at most ``longest`` tokens."""
     kept = [
         sample

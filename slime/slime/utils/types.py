@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import SampleError
 
 RolloutBatch = dict[str, list[Any]]
@@ -204,7 +205,7 @@ class Sample:
                 setattr(sample, key, value)
         return sample
 
-    def get_reward_value(self, args: Any) -> float:
+    def get_reward_value(self, args: Arguments) -> float:
         """Return the reward, or its entry ``args.reward_key`` when the reward is a dict.
 
         Raises:
@@ -212,7 +213,7 @@ class Sample:
         """
         if not isinstance(self.reward, dict):
             return self.reward
-        key = getattr(args, "reward_key", None)
+        key = args.reward_key
         if key not in self.reward:
             known = ", ".join(map(str, self.reward))
             raise SampleError(f"the reward is a dict with {known}; name the entry to train on with --reward-key")
@@ -288,9 +289,9 @@ class Sample:
             if values is not None and not all(math.isfinite(value) for value in values):
                 raise SampleError(f"{name} has a value that is not finite")
 
-    def update_from_meta_info(self, args: Any, meta_info: dict) -> None:
+    def update_from_meta_info(self, args: Arguments, meta_info: dict) -> None:
         """Take over counters, weight versions (of each span, if the weights changed meanwhile) and status from ``meta_info``."""
-        if getattr(args, "sglang_speculative_algorithm", None):
+        if args.sglang_speculative_algorithm:
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
         if meta_info.get("weight_versions"):

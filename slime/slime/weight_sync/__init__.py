@@ -8,20 +8,20 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from argparse import Namespace
+from slime.args import Arguments
 
+if TYPE_CHECKING:
     from torch import Tensor
 
 LOADER = "slime.weight_sync.engine_loader.load"
 """What runs in an engine: value of SGLang's ``--custom-weight-loader``, and ``load_format`` of a request to it."""
 
 
-def uses_loader(args: Namespace) -> bool:
+def uses_loader(args: Arguments) -> bool:
     """Whether policy engines have to be started with :data:`LOADER`."""
-    shared = getattr(args, "update_weight_transport", "nccl") == "shared"
-    delta = getattr(args, "update_weight_mode", "full") == "delta"
-    return shared or delta or bool(getattr(args, "check_weight_update_equal", False))
+    shared = args.update_weight_transport == "shared"
+    delta = args.update_weight_mode == "delta"
+    return shared or delta or bool(args.check_weight_update_equal)
 
 
 STAGES_REFUSED = (
@@ -30,36 +30,36 @@ STAGES_REFUSED = (
 )
 
 
-def misses_stages(args: Namespace) -> bool:
+def misses_stages(args: Arguments) -> bool:
     """Whether the run pushes weights in a way that an engine of several pipeline stages cannot take.
 
     SGLang hands a request to the next stage when a stage is done with it, and all stages take the same ranks of a group.
     """
-    pushes = not (getattr(args, "debug_rollout_only", False) or getattr(args, "debug_train_only", False))
-    disk = getattr(args, "update_weight_transport", "nccl") == "disk"
-    return pushes and not disk and getattr(args, "update_weight_mode", "full") != "adapter"
+    pushes = not (args.debug_rollout_only or args.debug_train_only)
+    disk = args.update_weight_transport == "disk"
+    return pushes and not disk and args.update_weight_mode != "adapter"
 
 
-def shares_gpus(args: Namespace) -> bool:
+def shares_gpus(args: Arguments) -> bool:
     """Whether trainer and engines are on the same GPUs, between which NCCL has no connection."""
-    return bool(getattr(args, "share_gpu", False) or getattr(args, "colocate", False))
+    return bool(args.share_gpu or args.colocate)
 
 
-def on_one_gpu(args: Namespace) -> bool:
+def on_one_gpu(args: Arguments) -> bool:
     """Return whether trainer and policy engine share one GPU, so that one can open memory of the other."""
-    return shares_gpus(args) and bool(getattr(args, "share_gpu", False) or args.rollout_num_gpus == 1)
+    return shares_gpus(args) and bool(args.share_gpu or args.rollout_num_gpus == 1)
 
 
-def sends_gpu_handles(args: Namespace) -> bool:
+def sends_gpu_handles(args: Arguments) -> bool:
     """Return whether a push sends CUDA IPC handles of the trainer's memory."""
-    return getattr(args, "update_weight_transport", "nccl") == "shared" and on_one_gpu(args)
+    return args.update_weight_transport == "shared" and on_one_gpu(args)
 
 
 ADAPTER_NAME = re.compile(r"weights-(\d+)-([0-9a-f]{8})-(\d+)")
 """Weight version, :func:`maker` and number of a push."""
 
 
-def maker(args: Namespace) -> str:
+def maker(args: Arguments) -> str:
     """Return the mark of this run in the names of its adapters; the same when its trainer is started again."""
     return hashlib.sha256(os.path.realpath(args.run_dir).encode()).hexdigest()[:8]
 

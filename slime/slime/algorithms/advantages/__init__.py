@@ -8,7 +8,6 @@ they differ in the loss.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +23,10 @@ from slime.algorithms.advantages.reinforce_plus_plus_baseline import reinforce_p
 from slime.algorithms.advantages.reward_kl import reference_kl
 from slime.algorithms.advantages.step_wise import step_wise
 from slime.algorithms.advantages.whiten import SumOverRanks, on_one_rank, whiten
+from slime.args import Arguments
 from slime.utils.misc import load_function
 
-Estimator = Callable[[Namespace, dict[str, Any]], list[Tensor]]
+Estimator = Callable[[Arguments, dict[str, Any]], list[Tensor]]
 
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": grpo,
@@ -41,7 +41,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def compute_advantages(
-    args: Namespace, rollout: dict[str, Any], sum_over_ranks: SumOverRanks = on_one_rank
+    args: Arguments, rollout: dict[str, Any], sum_over_ranks: SumOverRanks = on_one_rank
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the advantages and the returns ``[R_i]`` of every sample of ``rollout``, and set ``rollout["kl"]``.
 

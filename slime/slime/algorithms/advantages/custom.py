@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
+
 
 def custom_advantages(
-    function: Callable[[Namespace, dict[str, Any]], None], args: Namespace, rollout: dict[str, Any]
+    function: Callable[[Arguments, dict[str, Any]], None], args: Arguments, rollout: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Call ``function`` and return the advantages and returns ``[R_i]`` float32 that it set."""
     function(args, rollout)

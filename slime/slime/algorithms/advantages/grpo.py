@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 
-def grpo(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+
+def grpo(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from ``rewards`` and ``response_lengths``."""
     pairs = zip(rollout["rewards"], rollout["response_lengths"], strict=True)
     return [torch.full((length,), float(reward), dtype=torch.float32) for reward, length in pairs]

@@ -6,13 +6,14 @@ Lu, "On-Policy Distillation", 2025). The teacher may be the same model with a hi
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 from torch import Tensor
 
+from slime.args import Arguments
 
-def on_policy_distillation(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+
+def on_policy_distillation(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` per sample from ``teacher_log_probs`` and ``log_probs``; every sample needs a teacher."""
     teacher = rollout.get("teacher_log_probs")
     if teacher is None or any(values is None for values in teacher):

@@ -9,7 +9,6 @@ run over those as if the others were not there: what a tool answered is part of 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
@@ -17,9 +16,10 @@ from torch import Tensor
 
 from slime.algorithms.advantages.discounted import discounted_returns
 from slime.algorithms.advantages.reward_kl import token_rewards
+from slime.args import Arguments
 
 
-def ppo(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def ppo(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from ``rewards``, ``kl``, ``values`` and ``loss_masks``."""
     if rollout.get("values") is None:
         raise ValueError("--advantage-estimator ppo needs the values of a critic; none came with the rollout")

@@ -8,16 +8,16 @@ without an unmasked token has advantage zero.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 from torch import Tensor
 
 from slime.algorithms.advantages.discounted import discounted_returns
 from slime.algorithms.advantages.reward_kl import token_rewards
+from slime.args import Arguments
 
 
-def reinforce_plus_plus(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def reinforce_plus_plus(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from ``rewards``, ``kl`` and ``loss_masks``."""
     streams = zip(rollout["rewards"], rollout["kl"], rollout["loss_masks"], strict=True)
     return [discounted_returns(token_rewards(args, *stream), args.gamma).float() for stream in streams]

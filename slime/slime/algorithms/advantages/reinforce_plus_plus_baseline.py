@@ -7,12 +7,13 @@ refused.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 from torch import Tensor
 
+from slime.args import Arguments
 
-def reinforce_plus_plus_baseline(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+
+def reinforce_plus_plus_baseline(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from the centred ``rewards`` and ``kl``."""
     return [float(reward) - args.kl_coef * kl for reward, kl in zip(rollout["rewards"], rollout["kl"], strict=True)]

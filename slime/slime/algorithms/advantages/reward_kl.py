@@ -7,16 +7,16 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.utils.ppo_utils import compute_approx_kl
 
 
-def reference_kl(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def reference_kl(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return the masked estimates ``[R_i]`` per sample; zeros with ``--kl-coef 0``, which needs no reference."""
     masks = rollout["loss_masks"]
     if args.kl_coef == 0:
@@ -25,7 +25,7 @@ def reference_kl(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
     return [compute_approx_kl(old, ref, args.kl_loss_type) * mask for old, ref, mask in streams]
 
 
-def token_rewards(args: Namespace, reward: float, kl: Tensor, mask: Tensor) -> Tensor:
+def token_rewards(args: Arguments, reward: float, kl: Tensor, mask: Tensor) -> Tensor:
     """Return ``[R]`` float64 rewards of a sample's tokens: ``- kl_coef * KL_t``, and ``reward`` on its last unmasked token.
 
     A sample without an unmasked token has none to put its reward on.

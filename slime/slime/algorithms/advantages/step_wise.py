@@ -7,14 +7,15 @@ standardised where they were collected (:mod:`slime.rollout.step_wise`) and are 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 
-def step_wise(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+
+def step_wise(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from the steps' rewards and spans; 0 under a zero mask."""
     rewards, spans = rollout.get("step_wise_step_rewards"), rollout.get("step_wise_step_token_spans")
     if rewards is None or spans is None:

@@ -6,11 +6,12 @@ be another ratio than the token's own.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from slime.args import Arguments
 
 Correction = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 
@@ -20,7 +21,7 @@ def log_ratios(train: Sequence[Tensor], rollout: Sequence[Tensor]) -> list[Tenso
     return [(old - sampled).detach() for old, sampled in zip(train, rollout, strict=True)]
 
 
-def weigh_inside(args: Namespace, pg_loss: Tensor, own: Sequence[Tensor], judged: Sequence[Tensor]) -> Correction:
+def weigh_inside(args: Arguments, pg_loss: Tensor, own: Sequence[Tensor], judged: Sequence[Tensor]) -> Correction:
     """Return losses ``[sum R_i]`` times ``w`` inside the band and 0 outside, what is inside ``[R_i]``, and metrics per token.
 
     ``own`` are the log ratios of the tokens, ``judged`` those that are held against the band.

@@ -6,15 +6,16 @@ gradient (MiniMax, "MiniMax-M1", 2025, equation 4). Their runs leave the lower b
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
+
 
 def cispo_surrogate(
-    args: Namespace, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
+    args: Arguments, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the losses ``[sum R_i]`` and 1.0 where the weight was clipped."""
     log_probs = torch.cat(list(new))

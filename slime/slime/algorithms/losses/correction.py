@@ -9,7 +9,6 @@ of the samples. With ``--get-mismatch-metrics`` and without ``--use-tis`` only i
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
@@ -17,11 +16,12 @@ from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer, rebuild_reducer
 from slime.algorithms.losses.tis import truncated_weights
+from slime.args import Arguments
 from slime.utils.misc import load_function
 
 
 def correct(
-    args: Namespace, batch: dict[str, Any], losses: Tensor, reduce: Reducer
+    args: Arguments, batch: dict[str, Any], losses: Tensor, reduce: Reducer
 ) -> tuple[Tensor, list[Tensor], Reducer, dict[str, Tensor]]:
     """Return the losses ``[sum R_i]``, the masks, the reducer that goes with them, and the reduced metrics."""
     masks = batch["loss_masks"]
@@ -48,7 +48,7 @@ def correct(
     return losses, masks, reduce, metrics
 
 
-def _custom(args: Namespace, batch: dict[str, Any], losses: Tensor) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
+def _custom(args: Arguments, batch: dict[str, Any], losses: Tensor) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
     function = load_function(args.custom_tis_function_path)
     result = function(
         args=args,

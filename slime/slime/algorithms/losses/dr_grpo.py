@@ -8,12 +8,12 @@ Use: ``--custom-pg-loss-reducer-function-path slime.algorithms.losses.dr_grpo.co
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer, token_sum
+from slime.args import Arguments
 
 
 def constant_denominator(
@@ -21,7 +21,7 @@ def constant_denominator(
     response_lengths: Sequence[int],
     loss_masks: Sequence[Tensor],
     calculate_per_token_loss: bool,
-    args: Namespace,
+    args: Arguments,
 ) -> Reducer:
     """Return ``f(x [sum R_i]) = sum_it m_it x_it / args.rollout_max_response_len``."""
     if calculate_per_token_loss:

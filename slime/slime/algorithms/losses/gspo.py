@@ -7,18 +7,18 @@ each of its tokens, so that the sample mean is the sequence's objective (Zheng e
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from slime.algorithms.losses.sequence import sequence_mean
+from slime.args import Arguments
 from slime.utils.ppo_utils import compute_policy_loss
 
 
 def gspo_surrogate(
-    args: Namespace, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
+    args: Arguments, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the losses ``[sum R_i]`` and 1.0 where the sequence was clipped."""
     differences = [before - now for before, now in zip(old, new, strict=True)]

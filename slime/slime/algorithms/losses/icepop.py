@@ -7,18 +7,18 @@ Use: ``--use-tis --custom-tis-function-path slime.algorithms.losses.icepop.icepo
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from slime.algorithms.losses.band import Correction, log_ratios, weigh_inside
+from slime.args import Arguments
 
 
 def icepop_function(
     *,
-    args: Namespace,
+    args: Arguments,
     pg_loss: Tensor,
     train_log_probs: Sequence[Tensor],
     rollout_log_probs: Sequence[Tensor],

@@ -7,7 +7,6 @@ It reads per-token streams and knows no method.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,17 +21,18 @@ from slime.algorithms.losses.kl import kl_per_token
 from slime.algorithms.losses.opsm import off_policy_mask
 from slime.algorithms.losses.ppo_clip import ppo_clip_surrogate
 from slime.algorithms.losses.reduce import Reducer, policy_reducer
+from slime.args import Arguments
 from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
 from slime.backends.trainer.response_rows import ResponseRows
 
-Surrogate = Callable[[Namespace, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
+Surrogate = Callable[[Arguments, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 
 # Estimators whose loss is not PPO's clip.
 SURROGATES: dict[str, Surrogate] = {"gspo": gspo_surrogate, "cispo": cispo_surrogate}
 
 
 def policy_loss(
-    args: Namespace, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
+    args: Arguments, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the reduced loss and its detached metrics (reduced the same way).
 
@@ -68,7 +68,7 @@ def policy_loss(
 
 
 def policy_loss_of_logits(
-    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
+    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return :func:`policy_loss` of the packed logits ``[1, T, V]`` or the response rows, for custom losses that add something to it."""
     _, output = get_log_probs_and_entropy(

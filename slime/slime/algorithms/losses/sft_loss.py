@@ -6,17 +6,17 @@ section 3.5); tokens under a zero mask, such as those of the user, have no part 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer
+from slime.args import Arguments
 
 
 def sft_loss(
-    args: Namespace, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
+    args: Arguments, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the reduced loss and its metrics; needs neither old log probabilities nor advantages."""
     loss = reduce(-torch.cat(log_probs))

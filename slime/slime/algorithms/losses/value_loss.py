@@ -7,17 +7,17 @@ in the form of its public implementation).
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer
+from slime.args import Arguments
 
 
 def value_loss(
-    args: Namespace, batch: dict[str, Any], values: list[Tensor], reduce: Reducer
+    args: Arguments, batch: dict[str, Any], values: list[Tensor], reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the reduced loss and its detached metrics.
 

@@ -7,24 +7,25 @@ Ranks are numbered with the tensor-parallel rank running fastest, then data, the
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from typing import TYPE_CHECKING, Any
+
+from slime.args import Arguments
 
 if TYPE_CHECKING:
     import torch
 
 
-def model_parallel_size(args: Namespace) -> int:
+def model_parallel_size(args: Arguments) -> int:
     """Ranks that hold one copy of the model."""
     return args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
 
 
-def data_parallel_size(args: Namespace, world_size: int) -> int:
+def data_parallel_size(args: Arguments, world_size: int) -> int:
     """Copies of the model, each with its own samples; 1 per rank without Megatron."""
     return world_size // model_parallel_size(args) if args.train_backend == "megatron" else world_size
 
 
-def data_parallel_rank(args: Namespace, rank: int, world_size: int) -> int:
+def data_parallel_rank(args: Arguments, rank: int, world_size: int) -> int:
     """Which shard of the data ``rank`` trains on."""
     if args.train_backend != "megatron":
         return rank
@@ -32,7 +33,7 @@ def data_parallel_rank(args: Namespace, rank: int, world_size: int) -> int:
     return rank // inner % data_parallel_size(args, world_size)
 
 
-def shard_of_rank(args: Namespace, shards: list[Any], world_size: int) -> list[Any]:
+def shard_of_rank(args: Arguments, shards: list[Any], world_size: int) -> list[Any]:
     """Return what each rank trains on, given one shard per copy of the model."""
     return [shards[data_parallel_rank(args, rank, world_size)] for rank in range(world_size)]
 
@@ -49,7 +50,7 @@ def groups() -> Any:
     return parallel_state
 
 
-def join(args: Namespace, device: torch.device) -> None:
+def join(args: Arguments, device: torch.device) -> None:
     """Make Megatron's groups out of the default group, and seed what they split."""
     from megatron.core import tensor_parallel
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.backends.sglang_utils.held_start import HOLD
 from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import EngineSpec, gives_memory_away, server_command
@@ -26,7 +26,7 @@ from slime.weight_sync.hosts import this_host
 _STOP_SECONDS = 1.0
 
 
-def process_environment(args: Namespace, spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
+def process_environment(args: Arguments, spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an engine's process on one machine.
 
     Args:
@@ -56,7 +56,7 @@ def process_environment(args: Namespace, spec: EngineSpec, base: Mapping[str, st
 class EngineProcess:
     """Owns one process group."""
 
-    def __init__(self, args: Namespace, spec: EngineSpec) -> None:
+    def __init__(self, args: Arguments, spec: EngineSpec) -> None:
         self._args = args
         self._spec = spec
         self._cpu = args.device == "cpu"

@@ -8,10 +8,10 @@ what the run itself decides (``OWNED``).
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from dataclasses import dataclass
 from typing import Literal
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.weight_sync import LOADER, uses_loader
 
@@ -83,31 +83,31 @@ class EngineSpec:
         return f"engine-{self.role}-{self.index}" + (f"-node-{self.node_rank}" if self.node_rank else "")
 
 
-def model_path(args: Namespace, role: Role) -> str:
+def model_path(args: Arguments, role: Role) -> str:
     """The checkpoint that a role serves; a judge without one serves the policy's start weights."""
     if role == "prm" and args.prm_model_path:
         return args.prm_model_path
     return args.hf_checkpoint
 
 
-def gives_memory_away(args: Namespace, spec: EngineSpec) -> bool:
+def gives_memory_away(args: Arguments, spec: EngineSpec) -> bool:
     """Whether the engine can give its GPU memory away for a while; a judge has GPUs of its own."""
-    return spec.role == "policy" and bool(getattr(args, "offload_rollout", False))
+    return spec.role == "policy" and bool(args.offload_rollout)
 
 
-def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool, rendezvous: str = "") -> list[str]:
+def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, rendezvous: str = "") -> list[str]:
     """Program and arguments of the engine's process; ``rendezvous``: where the ranks of several machines meet."""
     options: dict[str, object] = dict(CPU_OPTIONS) if cpu else {}
     options.update(pass_through(args, cpu=cpu))
-    if getattr(args, "weight_update_mode", "retract") == "in_place" and spec.role == "policy":
+    if args.weight_update_mode == "in_place" and spec.role == "policy":
         # The prefix cache cannot be emptied while requests run; old prefixes must not serve new requests.
         options["disable_radix_cache"] = True
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
         options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
-    if spec.role == "policy" and getattr(args, "use_rollout_routing_replay", False):
+    if spec.role == "policy" and args.use_rollout_routing_replay:
         options["enable_return_routed_experts"] = True
-    if spec.role == "policy" and getattr(args, "update_weight_mode", None) == "adapter":
+    if spec.role == "policy" and args.update_weight_mode == "adapter":
         options |= {
             "enable_lora": True,
             "max_lora_rank": args.lora_rank,
@@ -120,7 +120,7 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool, r
         if args.update_weights_interval > 1 or args.update_weight_mode != "full":
             # A push does not bring every weight each time.
             options["enable_weights_cpu_backup"] = True
-        if getattr(args, "sglang_speculative_algorithm", None):
+        if args.sglang_speculative_algorithm:
             # No push brings those of the draft model.
             options["enable_draft_weights_cpu_backup"] = True
     options.update(
@@ -139,12 +139,12 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool, r
     return [sys.executable, "-m", SERVER_MODULE, *command_line(options)]
 
 
-def pipeline_stages(args: Namespace) -> int:
+def pipeline_stages(args: Arguments) -> int:
     """Pipeline stages of each engine: ``--sglang-pp-size``, which SGLang also calls ``--pipeline-parallel-size``."""
-    return next((size for name in _STAGES if (size := getattr(args, f"sglang_{name}", None))), 1)
+    return next((size for name in _STAGES if (size := getattr(args, f"sglang_{name}"))), 1)
 
 
-def tensor_parallel_size(args: Namespace, num_gpus: int) -> int:
+def tensor_parallel_size(args: Arguments, num_gpus: int) -> int:
     """GPUs of an engine over its pipeline stages.
 
     Raises:
@@ -158,7 +158,7 @@ def tensor_parallel_size(args: Namespace, num_gpus: int) -> int:
     return num_gpus // stages
 
 
-def pass_through(args: Namespace, *, cpu: bool) -> dict[str, object]:
+def pass_through(args: Arguments, *, cpu: bool) -> dict[str, object]:
     """Server options given as ``--sglang-*``; on a CPU the kernels cannot be chosen."""
     fixed_on_cpu = {"device", "dtype", "attention_backend", "sampling_backend", "disable_cuda_graph"} if cpu else set()
     if cpu:

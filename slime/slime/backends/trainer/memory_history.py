@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from slime.args import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ MAX_ENTRIES = 1_000_000
 class MemoryHistory:
     """Owned by one rank."""
 
-    def __init__(self, args: Namespace, rank: int) -> None:
+    def __init__(self, args: Arguments, rank: int) -> None:
         """Begin to record."""
         self._file = Path(args.memory_snapshot_dir).resolve() / f"rank{rank}_{args.memory_snapshot_path}"
         self._left = args.memory_snapshot_num_steps or 1

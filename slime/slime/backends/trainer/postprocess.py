@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import inspect
-from argparse import Namespace
 
+from slime.args import Arguments
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.utils.misc import load_function
 
 
-def postprocess(args: Namespace, rollout_id: int, data: RolloutShard) -> None:
+def postprocess(args: Arguments, rollout_id: int, data: RolloutShard) -> None:
     """Call the function of ``--rollout-data-postprocess-path`` on the rank's data, if there is one."""
     path = args.rollout_data_postprocess_path
     if not path:

@@ -6,19 +6,20 @@ Guarantee: without the flag nothing is measured; a trace is a file that ``chrome
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from slime.args import Arguments
+
 # Phase of the trainer, and the value of --profile-target that means it.
 TARGETS = {"train": "train_overall", "actor_train": "train_actor", "log_probs": "train_log_probs"}
 
 
 @contextlib.contextmanager
-def profiled(args: Namespace, phase: str, rollout_id: int, rank: int) -> Iterator[None]:
+def profiled(args: Arguments, phase: str, rollout_id: int, rank: int) -> Iterator[None]:
     """Write ``<run-dir>/profile/<target>_rollout<r>_rank<k>.json`` when this phase of this rollout is asked for."""
     target = TARGETS[phase]
     wanted = args.use_pytorch_profiler and args.profile_target == target

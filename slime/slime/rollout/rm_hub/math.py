@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from slime.args import Arguments
 from slime.rollout.rm_hub.extraction import last_boxed
 from slime.rollout.rm_hub.grader import Grader, needs_label, references
 from slime.rollout.rm_hub.workers import pool
@@ -15,7 +14,7 @@ def reference_answers(sample: Sample) -> list[str]:
     return [label if (boxed := last_boxed(label)) is None else boxed for label in references(sample)]
 
 
-async def equals_label(args: Any, sample: Sample, answer: str) -> float:
+async def equals_label(args: Arguments, sample: Sample, answer: str) -> float:
     """Return 1.0 when the answer equals a label, else 0.0."""
     return float(await pool().grade("equal_answers", answer=answer, labels=reference_answers(sample)))
 

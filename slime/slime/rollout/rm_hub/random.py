@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.rm_hub.extraction import whole
 from slime.rollout.rm_hub.grader import Grader, needs_nothing
 from slime.utils.types import Sample
 
 
-async def _compare(args: Any, sample: Sample, answer: str) -> float:
+async def _compare(args: Arguments, sample: Sample, answer: str) -> float:
     return float(random.getrandbits(1))
 
 
