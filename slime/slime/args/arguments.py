@@ -6,7 +6,7 @@ Written by ``python -m slime.arguments.generate`` from the declared flags. Do no
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from slime.args.base import DERIVED, FlatArguments
 
@@ -21,7 +21,7 @@ class Arguments(FlatArguments):
     config: str | None = None
     custom_config_path: str | None = None
     custom_arguments_path: str | None = None
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     num_gpus: int | None = None
     gpu_memory_gb: float | None = None
     num_gpus_per_node: int = 8
@@ -94,7 +94,7 @@ class Arguments(FlatArguments):
     rollout_health_check_timeout: float = 30.0
     rollout_health_check_first_wait: float = 0.0
     max_weight_staleness: int | None = None
-    stale_samples: str = "drop"
+    stale_samples: Literal["drop", "correct"] = "drop"
     update_weights_interval: int = 1
     rollout_global_dataset: bool = True
     prompt_data: str | None = None
@@ -103,7 +103,7 @@ class Arguments(FlatArguments):
     metadata_key: str = "metadata"
     tool_key: str = "tools"
     multimodal_keys: dict[str, str] | None = None
-    loss_mask_type: str = "qwen"
+    loss_mask_type: Literal["qwen", "qwen3", "distill_qwen", "qwen3_5"] = "qwen"
     apply_chat_template: bool = False
     apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     rollout_shuffle: bool = False
@@ -124,7 +124,16 @@ class Arguments(FlatArguments):
     eval_max_context_len: int | None = None
     eval_max_prompt_len: int | None = None
     eval_min_new_tokens: int | None = None
-    advantage_estimator: str = "grpo"
+    advantage_estimator: Literal[
+        "grpo",
+        "gspo",
+        "cispo",
+        "ppo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "step_wise",
+        "on_policy_distillation",
+    ] = "grpo"
     custom_advantage_function_path: str | None = None
     normalize_advantages: bool = False
     gamma: float = 1.0
@@ -136,16 +145,16 @@ class Arguments(FlatArguments):
     reward_key: str | None = None
     use_opd: bool = False
     opd_kl_coef: float = 1.0
-    opd_teacher: str = "policy"
+    opd_teacher: Literal["policy", "prm"] = "policy"
     distill_topk: int = 0
-    loss_type: str = "policy_loss"
+    loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = "policy_loss"
     custom_loss_function_path: str | None = None
     eps_clip: float = 0.2
     eps_clip_high: float = DERIVED
     eps_clip_c: float | None = None
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0
-    kl_loss_type: str = "k1"
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
     use_unbiased_kl: bool = False
     entropy_coef: float = 0.0
     use_rollout_entropy: bool = False
@@ -179,9 +188,9 @@ class Arguments(FlatArguments):
     prm_max_new_tokens: int = 2048
     prm_router_ip: str | None = None
     prm_router_port: int | None = None
-    train_backend: str = DERIVED
-    train_dtype: str = DERIVED
-    attn_implementation: str = "sdpa"
+    train_backend: Literal["fsdp", "megatron"] = DERIVED
+    train_dtype: Literal["float32", "bfloat16"] = DERIVED
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = False
     fsdp_cpu_offload: bool = False
     only_train_params_name_list: list[str] | None = None
@@ -199,10 +208,10 @@ class Arguments(FlatArguments):
     log_probs_chunk_size: int = 1024
     calculate_per_token_loss: bool = False
     update_weight_buffer_size: int = 536870912
-    weight_update_mode: str = "retract"
+    weight_update_mode: Literal["retract", "in_place"] = "retract"
     distributed_timeout_minutes: int = 10
-    update_weight_mode: str = DERIVED
-    update_weight_transport: str = "nccl"
+    update_weight_mode: Literal["full", "delta", "adapter"] = DERIVED
+    update_weight_transport: Literal["nccl", "shared", "disk"] = "nccl"
     update_weight_disk_dir: str | None = None
     update_weight_disk_keep_files: bool = False
     check_weight_update_equal: bool = False
@@ -213,13 +222,13 @@ class Arguments(FlatArguments):
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
-    optimizer: str = "adam"
+    optimizer: Literal["adam"] = "adam"
     lr: float = 1e-06
     min_lr: float = 0.0
-    lr_decay_style: str = "constant"
+    lr_decay_style: Literal["constant", "linear", "cosine", "WSD"] = "constant"
     lr_decay_iters: int | None = None
     lr_wsd_decay_iters: int | None = None
-    lr_wsd_decay_style: str = "exponential"
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
     use_checkpoint_lr_scheduler: bool = False
     override_lr_scheduler: bool = False
     reset_optimizer_states: bool = False
@@ -243,7 +252,7 @@ class Arguments(FlatArguments):
     rotary_base: float | None = None
     disable_bias_linear: bool = False
     add_qkv_bias: bool = False
-    normalization: str | None = None
+    normalization: Literal["LayerNorm", "RMSNorm"] | None = None
     norm_epsilon: float | None = None
     qk_layernorm: bool = False
     vocab_size: int | None = None
@@ -259,10 +268,10 @@ class Arguments(FlatArguments):
     context_parallel_size: int = 1
     expert_model_parallel_size: int = 1
     expert_tensor_parallel_size: int | None = None
-    transformer_impl: str = DERIVED
-    attention_backend: str = "auto"
-    recompute_granularity: str | None = None
-    recompute_method: str | None = None
+    transformer_impl: Literal["local", "transformer_engine"] = DERIVED
+    attention_backend: Literal["auto", "flash", "fused", "unfused"] = "auto"
+    recompute_granularity: Literal["full", "selective"] | None = None
+    recompute_method: Literal["uniform", "block"] | None = None
     recompute_num_layers: int | None = None
     use_precision_aware_optimizer: bool = False
     optimizer_cpu_offload: bool = False
@@ -279,7 +288,7 @@ class Arguments(FlatArguments):
     use_wandb: bool = False
     wandb_key: str | None = None
     wandb_host: str | None = None
-    wandb_mode: str = "online"
+    wandb_mode: Literal["online", "offline", "disabled"] = "online"
     wandb_project: str = "openclaw_rl"
     wandb_group: str | None = None
     wandb_run_id: str | None = None
@@ -301,7 +310,7 @@ class Arguments(FlatArguments):
     use_pytorch_profiler: bool = False
     profile_step_start: int = 10
     profile_step_end: int = 12
-    profile_target: str = "train_overall"
+    profile_target: Literal["train_overall", "train_actor", "train_log_probs"] = "train_overall"
     dump_details: str | None = None
     record_memory_history: bool = False
     memory_snapshot_dir: str = "."
@@ -321,7 +330,7 @@ class Arguments(FlatArguments):
     sglang_router_port: int | None = None
     sglang_router_request_timeout_secs: int = 14400
     sglang_server_concurrency: int = 512
-    router: str = "auto"
+    router: Literal["auto", "direct", "sglang"] = "auto"
     sglang_chunked_prefill_size: int | None = None
     sglang_context_length: int | None = None
     sglang_disable_cuda_graph: bool | None = None

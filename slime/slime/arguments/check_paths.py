@@ -65,4 +65,6 @@ def _loadable(args: Arguments) -> bool:
 
 def _goes_on(args: Arguments) -> bool:
     """Whether --load and --save are one folder, however it is written."""
-    return bool(args.load and args.save) and Path(args.load).resolve() == Path(args.save).resolve()
+    if not args.load or not args.save:
+        return False
+    return Path(args.load).resolve() == Path(args.save).resolve()

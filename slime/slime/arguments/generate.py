@@ -7,6 +7,8 @@ Guarantee: one attribute per flag, with the type that its parser gives and the d
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,7 +39,7 @@ Written by ``python -m slime.arguments.generate`` from the declared flags. Do no
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from slime.args.base import DERIVED, FlatArguments
 
@@ -62,6 +64,8 @@ def type_of(action: argparse.Action) -> str:
     """Return the annotation of the attribute that ``action`` sets."""
     if isinstance(action, _SWITCHES):
         kind = "bool"
+    elif action.choices is not None:
+        kind = f"Literal[{', '.join(map(quoted, action.choices))}]"
     else:
         kind = _TYPES[action.type]  # pyright: ignore[reportArgumentType]
         if action.nargs in ("+", "*") or isinstance(action, argparse._AppendAction):
@@ -76,7 +80,12 @@ def default_of(action: argparse.Action) -> str:
         return f"field(default_factory={empty.__name__ if not action.default else f'lambda: {action.default!r}'})"
     if action.default is None:
         return "DERIVED" if action.dest in DERIVED else "None"
-    return repr(action.default).replace("'", '"')
+    return quoted(action.default)
+
+
+def quoted(value: object) -> str:
+    """Return the expression of ``value`` as the formatter writes it."""
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def text() -> str:
@@ -95,6 +104,7 @@ def text() -> str:
 def main() -> None:
     """Write the module."""
     FILE.write_text(text())
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", FILE], check=True)
     print(f"wrote {FILE.name}", file=sys.stderr)
 
 

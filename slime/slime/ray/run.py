@@ -125,10 +125,9 @@ class Run:
             self._manager = create_rollout_manager(args, self._reserved)
             self._loaded = False
         if args.num_rollout is None:
-            self._rollouts_per_epoch = self.wait(self._manager.rollouts_per_epoch.remote())
-            self.args.num_rollout = args.num_rollout = (
-                required("--num-epoch", args.num_epoch) * self._rollouts_per_epoch
-            )
+            per_epoch: int = self.wait(self._manager.rollouts_per_epoch.remote())
+            self._rollouts_per_epoch = per_epoch
+            self.args.num_rollout = args.num_rollout = required("--num-epoch", args.num_epoch) * per_epoch
         if self._reserved.placement.actor:
             if trainer_waits(self._reserved.placement):
                 self.wait(self._manager.addresses.remote())  # answers once its engines are up

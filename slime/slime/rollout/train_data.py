@@ -18,7 +18,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from slime.args import Arguments
+from slime.args import Arguments, required
 from slime.backends.megatron_utils.parallel import padded_length
 from slime.rollout.media import image_fields, mask_lost_images
 from slime.rollout.rewards import post_process_rewards
@@ -195,7 +195,8 @@ def _pack(step: Sequence[int], lengths: Sequence[int], args: Arguments) -> list[
     if not args.use_dynamic_batch_size:
         size = args.micro_batch_size
         return [list(step[start : start + size]) for start in range(0, len(step), size)]
-    cap = args.max_tokens_per_gpu * args.context_parallel_size  # each of its ranks holds a part of every sample
+    # Each context-parallel rank holds a part of every sample.
+    cap = required("--max-tokens-per-gpu", args.max_tokens_per_gpu) * args.context_parallel_size
     batches: list[list[int]] = []
     loads: list[int] = []
     for index in sorted(step, key=lambda index: (-lengths[index], index)):

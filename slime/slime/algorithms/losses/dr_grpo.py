@@ -26,7 +26,8 @@ def constant_denominator(
     """Return ``f(x [sum R_i]) = sum_it m_it x_it / args.rollout_max_response_len``."""
     if calculate_per_token_loss:
         raise ValueError("Dr.GRPO's denominator is constant: remove --calculate-per-token-loss")
-    if not args.rollout_max_response_len:
+    longest = args.rollout_max_response_len
+    if not longest:
         raise ValueError("Dr.GRPO's denominator is the longest response: add --rollout-max-response-len N")
     total = token_sum(response_lengths, loss_masks)
-    return lambda values: total(values) / args.rollout_max_response_len
+    return lambda values: total(values) / longest
