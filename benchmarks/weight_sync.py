@@ -243,7 +243,7 @@ def verdicts(paths: list[dict[str, Any]], comparison: dict[str, Any]) -> dict[st
 def path_arguments(name: str, folder: str, device: str) -> Namespace:
     """Return the arguments of a push by a path."""
     own = SETTINGS | {"device": device, "run_dir": folder, "hf_checkpoint": folder} | paths_on(device)[name]
-    return Namespace(**(vars(build_parser().parse_args([])) | own))
+    return build_parser().parse_args([]).changed(**own)
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from benchmarks.fault_parts.clients import Clients
 from benchmarks.fault_parts.stage import VICTIMS, Stage, wait_until
 from benchmarks.fault_parts.trainer import Weights
 from openclaw.rollout import LedgerDataSource
+from slime.args import Arguments
 
 WEIGHTS = {"runtime": 2, "trainer": 3, "policy": 2, "judge": 2, "writer": 1}
 LONGEST_PAUSE_SECONDS = 1.2
@@ -66,7 +66,7 @@ def run_fast(
         _drain(stage, batch_size)
         trainer_status = stage.end("trainer")
         _check(checker, clients, stage)
-    args = Namespace(save=str(folder), run_dir=str(folder))
+    args = Arguments(save=str(folder), run_dir=str(folder))
     source = LedgerDataSource(args)
     source.load(Weights.load(folder).rollout_id)
     source.ledger.close()

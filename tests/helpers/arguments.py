@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import build_parser, parse_args
 
 
@@ -16,7 +17,7 @@ def _defaults() -> dict[str, Any]:
     return vars(build_parser().parse_args([]))
 
 
-def default_args(**changes: Any) -> Namespace:
+def default_args(**changes: Any) -> Arguments:
     """Return every flag's default, not derived and not checked; ``changes`` replace values or add some."""
     own = {name: value.copy() if isinstance(value, list | dict) else value for name, value in _defaults().items()}
     return Namespace(**(own | changes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
 from tests.helpers.arguments import default_args
@@ -29,7 +29,7 @@ ENGINE = {
 """Room for the trainer beside it, and few graphs to capture: those of the batches that the tests have."""
 
 
-def run_on_gpu(model: Path, run_dir: Path, **changes: Any) -> Namespace:
+def run_on_gpu(model: Path, run_dir: Path, **changes: Any) -> Arguments:
     """Return the arguments of a run whose engine serves ``model`` beside the trainer and whose pushes are checked.
 
     ``changes`` replace values; a CPU's run of the same body changes device and dtype.
@@ -57,7 +57,7 @@ def run_on_gpu(model: Path, run_dir: Path, **changes: Any) -> Namespace:
 
 
 @contextmanager
-def engine_on_gpu(args: Namespace) -> Iterator[SGLangEngine]:
+def engine_on_gpu(args: Arguments) -> Iterator[SGLangEngine]:
     """Start the policy engine of ``args`` on GPU 0."""
     engine = SGLangEngine(args, EngineSpec("policy", 0, 1, (0,)))
     try:

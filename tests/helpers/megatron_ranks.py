@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.arguments.megatron import MEGATRON
 from slime.backends.trainer.offload import storage_of
 from tests.helpers import gradient_cases, megatron_hooks, trainer
@@ -41,7 +42,7 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, Any]]], 
         torch.save(results, out)
 
 
-def _three_steps(args: Any, rank: int, world_size: int, path: str) -> dict[str, Any]:
+def _three_steps(args: Arguments, rank: int, world_size: int, path: str) -> dict[str, Any]:
     from slime.algorithms.advantages import compute_advantages
     from slime.backends.megatron_utils import parallel, train_step
     from slime.backends.megatron_utils.config import read_config, shape_of

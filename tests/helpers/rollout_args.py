@@ -6,8 +6,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from slime.args import Arguments
 
-def rollout_args(run_dir: Path, **changes: Any) -> Namespace:
+
+def rollout_args(run_dir: Path, **changes: Any) -> Arguments:
     """Return the arguments of a run in ``run_dir``; ``changes`` replace values."""
     values: dict[str, Any] = {
         "save": None,

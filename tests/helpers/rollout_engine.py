@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 
+from slime.args import Arguments
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
@@ -102,7 +103,7 @@ class RolloutEngine:
             self.running -= 1
 
 
-def prompt_source(args: Namespace, folder: Path, **changes: Any) -> RolloutDataSourceWithBuffer:
+def prompt_source(args: Arguments, folder: Path, **changes: Any) -> RolloutDataSourceWithBuffer:
     """A data source of `PROMPTS` prompts that saves to and loads from ``folder``; ``changes`` of its arguments."""
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": PROMPT}) + "\n" for _ in range(PROMPTS)))
@@ -133,7 +134,7 @@ def rollout_engine(monkeypatch: pytest.MonkeyPatch, reply: Sequence[int] = REPLY
     SingletonMeta.clear(GenerateState)
 
 
-def rollout_args(model: Path, **changes: Any) -> Namespace:
+def rollout_args(model: Path, **changes: Any) -> Arguments:
     """What the rollout functions read, for ``model``; ``changes`` replace values."""
     values: dict[str, Any] = {
         "hf_checkpoint": str(model),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 
+from slime.args import Arguments
 from slime.exceptions import RankLostError, TrainerError
 from slime.ray import actor_group
 from slime.ray.actor_group import TrainGroup
@@ -35,7 +36,7 @@ class StandInActor:
     def meet_at(self, port: int) -> None:
         self.port = port
 
-    def init(self, args: Namespace) -> int:
+    def init(self, args: Arguments) -> int:
         assert self.port == 4000, "every rank knows where they meet"
         return args.starts[self.rank]
 
@@ -55,7 +56,7 @@ class StandInActor:
 
 
 @pytest.fixture(scope="module")
-def args(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+def args(tmp_path_factory: pytest.TempPathFactory) -> Arguments:
     return default_args(
         device="cpu",
         run_dir=str(tmp_path_factory.mktemp("run")),
@@ -76,18 +77,18 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
 
 
 @pytest.fixture(scope="module")
-def reserved(args: Namespace, repository: Path) -> Iterator[ReservedPlacement]:
+def reserved(args: Arguments, repository: Path) -> Iterator[ReservedPlacement]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{repository / 'slime'}{os.pathsep}{repository}")
         with ray_cluster(args, num_gpus=2):
             yield create_placement(args)
 
 
-def group(args: Namespace, reserved: ReservedPlacement) -> TrainGroup:
+def group(args: Arguments, reserved: ReservedPlacement) -> TrainGroup:
     return TrainGroup(args, reserved, f"{__name__}.StandInActor")
 
 
-def test_every_rank_gets_its_shard(args: Namespace, reserved: ReservedPlacement) -> None:
+def test_every_rank_gets_its_shard(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
     assert ranks.init() == 3
     assert ranks.train(5, [ray.put("first"), ray.put("second")]) == {
@@ -102,7 +103,7 @@ def test_every_rank_gets_its_shard(args: Namespace, reserved: ReservedPlacement)
     ranks.shutdown()
 
 
-def test_a_dead_rank_is_named_while_the_others_wait(args: Namespace, reserved: ReservedPlacement) -> None:
+def test_a_dead_rank_is_named_while_the_others_wait(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
     with pytest.raises(RankLostError, match="training rank 1 died in train"):
         ranks.train(0, ["wait", "die"])
@@ -110,7 +111,7 @@ def test_a_dead_rank_is_named_while_the_others_wait(args: Namespace, reserved: R
 
 
 def test_an_error_that_comes_with_a_death_is_told_as_the_death(
-    args: Namespace, reserved: ReservedPlacement, monkeypatch: pytest.MonkeyPatch
+    args: Arguments, reserved: ReservedPlacement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_group, "DEATH_SECONDS", 120.0)  # the one that dies may start much later than the other
     ranks = group(args, reserved)
@@ -119,7 +120,7 @@ def test_an_error_that_comes_with_a_death_is_told_as_the_death(
     ranks.kill()
 
 
-def test_ranks_must_agree_on_the_first_rollout(args: Namespace, reserved: ReservedPlacement) -> None:
+def test_ranks_must_agree_on_the_first_rollout(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
     disagreeing = Namespace(**{**vars(args), "starts": (1, 2)})
     ranks._args = disagreeing

@@ -6,6 +6,7 @@ from argparse import Namespace
 
 import torch
 
+from slime.args import Arguments
 from slime.backends.trainer.postprocess import postprocess
 from slime.backends.trainer.rollout_data import RolloutShard
 from tests.helpers import recording_plugins
@@ -20,7 +21,7 @@ def test_both_forms_are_called_and_changes_stay() -> None:
     for name in ("postprocess_data", "postprocess_old"):
         path = f"{recording_plugins.__name__}.{name}"
         postprocess(Namespace(rollout_data_postprocess_path=path, name="args"), 4, data)
-    postprocess(Namespace(rollout_data_postprocess_path=None), 5, data)
+    postprocess(Arguments(rollout_data_postprocess_path=None), 5, data)
     assert CALLS == [("postprocess", (4, 3)), ("postprocess", "args")]
     assert {float(value) for values in data.fields["advantages"] for value in values} == {0.5}
     assert "tokens" not in data.fields

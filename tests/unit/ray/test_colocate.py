@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import train
 
+from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.backends.sglang_utils.server_args import EngineSpec
@@ -209,7 +209,7 @@ def test_a_rollout_whose_push_or_save_broke_off_behind_its_checkpoint_is_told(
 
 
 def test_roles_with_gpus_of_their_own_are_never_asked() -> None:
-    turns = Turns(Namespace(), lambda *_: pytest.fail("asked"))
+    turns = Turns(Arguments(), lambda *_: pytest.fail("asked"))
     turns.before_a_trainer()
     turns.for_trainer(pytest.fail)  # type: ignore[arg-type]
     pushed = []
@@ -310,7 +310,7 @@ def manager_with(handles: Handles, revived: list[str], fault_tolerant: bool = Tr
         return SimpleNamespace(role=role, handles=handles.handles, revive=lambda: revived.append(role) or [])
 
     manager = RolloutManager.__new__(RolloutManager)
-    manager.args = Namespace(use_fault_tolerance=fault_tolerant)
+    manager.args = Arguments(use_fault_tolerance=fault_tolerant)
     manager._groups = [group("policy"), group("prm")]
     manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
     manager._revived, manager._get_weights, manager._asleep = [], [], False

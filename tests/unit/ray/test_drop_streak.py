@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.rollout import fully_async_rollout, sglang_rollout
 from slime.rollout.collection import Collection
@@ -22,7 +22,7 @@ BATCH = 5
 
 
 @pytest.fixture
-def args(tiny_random_model: Path) -> Namespace:
+def args(tiny_random_model: Path) -> Arguments:
     values = rollout_args(tiny_random_model)
     values.custom_generate_function_path = f"{PLUGINS}.nothing"
     return values
@@ -30,7 +30,7 @@ def args(tiny_random_model: Path) -> Namespace:
 
 def streak() -> DropStreak:
     return DropStreak(
-        Namespace(
+        Arguments(
             rollout_batch_size=BATCH,
             custom_generate_function_path="mine.generate",
             dynamic_sampling_filter_path="mine.keep",
@@ -86,13 +86,13 @@ def test_kept_and_spare_groups_end_it_in_a_collection(caplog: pytest.LogCaptureF
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-async def test_the_default_rollout_ends_with_the_error(engine: RolloutEngine, args: Namespace) -> None:
+async def test_the_default_rollout_ends_with_the_error(engine: RolloutEngine, args: Arguments) -> None:
     groups = iter([Sample(index=number, group_index=number, prompt=PROMPT)] for number in range(10_000))
     with pytest.raises(PluginError, match=r"returned no sample, or .* for 64 groups in a row"):
         await sglang_rollout.generate_rollout_async(args, 0, lambda count: [next(groups) for _ in range(count)])
 
 
-def test_so_does_the_asynchronous_one(engine: RolloutEngine, args: Namespace, tmp_path: Path) -> None:
+def test_so_does_the_asynchronous_one(engine: RolloutEngine, args: Arguments, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(f'{{"prompt": "{PROMPT}"}}\n' * 3)
     args.prompt_data, args.input_key, args.rollout_global_dataset = str(prompts), "prompt", True

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.sglang_utils import engine_process, other_nodes
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
@@ -28,7 +29,7 @@ FOUR = ("1", "1", "2", "2", "3", "3", "4", "4")
 
 
 def machines_of(places: ReservedPlacement, role: Any, gpus_per_node: int, nodes: int = 4) -> list[list[EngineSpec]]:
-    args = Namespace(num_nodes=nodes, num_gpus_per_node=gpus_per_node)
+    args = Arguments(num_nodes=nodes, num_gpus_per_node=gpus_per_node)
     return [[part for _, part in by_machine(args, places, spec)] for spec in places.placement.engines(role)]
 
 
@@ -80,12 +81,12 @@ def test_an_engine_of_several_machines_begins_with_a_whole_one(role: Any, flag: 
         placed(1, judges)
 
 
-def arguments(run_dir: Path, **changes: Any) -> Namespace:
+def arguments(run_dir: Path, **changes: Any) -> Arguments:
     given = {"hf_checkpoint": "policy", "run_dir": str(run_dir), "device": "cuda", "seed": 1}
     return default_args(**(given | changes))
 
 
-def given(args: Namespace, spec: EngineSpec, *, cpu: bool = False) -> dict[str, str]:
+def given(args: Arguments, spec: EngineSpec, *, cpu: bool = False) -> dict[str, str]:
     words = server_command(args, spec, port=5, cpu=cpu, rendezvous="10.0.0.1:7")
     return {word: after for word, after in pairwise(words) if word.startswith("--")}
 
@@ -292,7 +293,7 @@ class Made:
             self.handles.append(Handle(kind(*arguments)))
             return self.handles[-1]
 
-        def with_options(*, gpu: int, max_concurrency: int) -> Namespace:
+        def with_options(*, gpu: int, max_concurrency: int) -> Arguments:
             self.gpus.append(gpu)
             return Namespace(remote=make)
 
@@ -312,7 +313,7 @@ def started_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawned: list
     places = reserved(*FOUR, per_engine=4)
     args = arguments(tmp_path, num_nodes=4, num_gpus_per_node=2, router="auto", debug_rollout_only=False)
     monkeypatch.setattr("slime.backends.sglang_utils.engine.find_available_port", lambda host: 40000 + len(spawned))
-    no_router = Namespace(router=None)
+    no_router = Arguments(router=None)
     monkeypatch.setattr(engines_module, "serve_behind_one_address", lambda args, role, urls: no_router)
     group = EngineGroup(args, places, "policy")
     urls = [reference.future().result() for reference in group.start()]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.sglang_flags import recorded_flags
 from slime.backends.sglang_utils import engine as engine_module
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -20,7 +21,7 @@ from slime.ray.engines import ExternalEngineGroup, engine_groups
 from slime.ray.placement import ReservedPlacement, describe_placement
 
 
-def arguments(tmp_path: Path, **changes: Any) -> Namespace:
+def arguments(tmp_path: Path, **changes: Any) -> Arguments:
     values = {
         "device": "cpu",
         "run_dir": str(tmp_path),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.ray import actor_group, rollout
 from slime.ray.actor_group import TrainGroup
@@ -101,7 +101,7 @@ def test_only_the_critic_learns_in_the_first_rollouts(monkeypatch: pytest.Monkey
     monkeypatch.setattr("slime.ray.trainer.TrainGroup", Group)
     monkeypatch.setattr("slime.ray.trainer.side_by_side", lambda critic, policy: {})
     reserved: Any = SimpleNamespace(placement=SimpleNamespace(critic=(1,)))
-    trainer = Trainer(Namespace(num_critic_only_steps=2), reserved)
+    trainer = Trainer(Arguments(num_critic_only_steps=2), reserved)
     for rollout_id in range(4):
         trainer.train(rollout_id, [], [])
     assert learned == [False, False, True, True]
@@ -120,7 +120,7 @@ class Closing:
 
 def test_engines_are_looked_at_in_the_interval_of_the_flag() -> None:
     manager = RolloutManager.__new__(RolloutManager)
-    manager.args = Namespace(rollout_health_check_interval=0.25)
+    manager.args = Arguments(rollout_health_check_interval=0.25)
     looks: list[int] = []
     closing: Any = Closing()
     manager._closing = closing

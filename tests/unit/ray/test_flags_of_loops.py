@@ -12,6 +12,7 @@ import pytest
 import train
 import train_async
 
+from slime.args import Arguments
 from slime.arguments.check_paths import LATEST
 from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module
@@ -103,7 +104,7 @@ def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_k
 ) -> None:
     """A job that is submitted twice: both found an empty folder."""
 
-    def wait(args: Namespace, stop: Any) -> ReservedPlacement:
+    def wait(args: Arguments, stop: Any) -> ReservedPlacement:
         (tmp_path / LATEST).write_text("2")
         return ReservedPlacement(Placement((0,), (), ()), None, ())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from PIL import Image
 
 from slime.algorithms.losses.custom import contract_batch
+from slime.args import Arguments
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.ray import rollout as manager_module
 from slime.ray.rollout import RolloutManager
@@ -44,7 +44,7 @@ def sample(index: int, inputs: Any = None, media: Any = None) -> Sample:
     )
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     return default_args(**{"global_batch_size": 3, "micro_batch_size": 2, "use_dynamic_batch_size": False, **changes})
 
 

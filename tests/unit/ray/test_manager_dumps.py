@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.ray import rollout as manager_module
 from slime.ray.rollout import RolloutManager
 from slime.utils.types import Sample
 from tests.helpers.arguments import default_args
 
 
-def samples_of(args: Namespace, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+def samples_of(args: Arguments, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
     """Four samples in groups of two."""
     return [
         Sample(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.sglang_utils.engine_process import process_environment
 from slime.exceptions import ConfigurationError
 from slime.ray.engine_machines import by_machine
@@ -22,7 +23,7 @@ from slime.ray.placement import (
 from tests.helpers.arguments import default_args
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values = {
         "debug_rollout_only": False,
         "debug_train_only": False,

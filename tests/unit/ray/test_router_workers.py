@@ -11,6 +11,7 @@ import httpx
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.ray import engines as engines_module
 from slime.ray import router_workers
@@ -109,7 +110,7 @@ def test_an_engine_leaves_the_router_before_it_is_started(
     asked: list[str] = []
     monkeypatch.setattr(engines_module.ray, "get", get)
     group = EngineGroup.__new__(EngineGroup)
-    group.role, group._args = role, Namespace(debug_rollout_only=False)
+    group.role, group._args = role, Arguments(debug_rollout_only=False)
     group.specs = [Namespace(name=f"engine {index}") for index in range(3)]  # type: ignore[assignment]
     group.handles = [Handle(index, dead, asked) for index, dead in enumerate((False, True, ActorDiedError()))]
     group._create = lambda index: Handle(index, True, asked)  # type: ignore[method-assign]
@@ -149,7 +150,7 @@ def test_an_engine_that_does_not_start_keeps_no_other_one_out(monkeypatch: pytes
 
     monkeypatch.setattr(engines_module.ray, "get", get)
     group = EngineGroup.__new__(EngineGroup)
-    group.role, group._args = role, Namespace(debug_rollout_only=False)
+    group.role, group._args = role, Arguments(debug_rollout_only=False)
     group.handles = [handle(index) for index in range(3)]
     group._workers = Namespace(lost=lambda dead: None, answers=back.extend)  # type: ignore[assignment]
     with pytest.raises(RayTaskError, match="no memory"):
@@ -163,7 +164,7 @@ def test_an_engine_is_back_in_the_router_after_the_push_that_knew_of_it() -> Non
     revived = iter([[0], [1], [], []])
     back: list[list[int]] = []
     manager = RolloutManager.__new__(RolloutManager)
-    manager.args, manager._data_source = Namespace(use_fault_tolerance=True), None
+    manager.args, manager._data_source = Arguments(use_fault_tolerance=True), None
     manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
     manager._revived, manager._get_weights, manager._asleep = [], [], False
     manager._groups = [Namespace(role="policy", revive=lambda: next(revived), answers=back.append)]  # type: ignore[list-item]

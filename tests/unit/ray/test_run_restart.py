@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.ray import execute as execute_module
 from slime.ray import run as run_module
@@ -39,7 +40,7 @@ class World:
         self.deaths: list[Any] = []
         self.manager_dead = False
 
-    def manager(self, args: Namespace, reserved: ReservedPlacement) -> Namespace:
+    def manager(self, args: Arguments, reserved: ReservedPlacement) -> Arguments:
         self.made["manager"] += 1
         self.manager_dead = False
         name = f"manager {self.made['manager']}"
@@ -69,7 +70,7 @@ class World:
             generate=Remote(generate),
         )
 
-    def trainer(self, args: Namespace, reserved: ReservedPlacement) -> Any:
+    def trainer(self, args: Arguments, reserved: ReservedPlacement) -> Any:
         self.made["trainer"] += 1
         return Trainer(self, args, f"trainer {self.made['trainer']}")
 
@@ -77,7 +78,7 @@ class World:
 class Trainer:
     """Dies when the world's next death names what it does."""
 
-    def __init__(self, world: World, args: Namespace, name: str) -> None:
+    def __init__(self, world: World, args: Arguments, name: str) -> None:
         self.world, self.args, self.name = world, args, name
 
     def _do(self, words: str) -> None:
@@ -337,7 +338,7 @@ def test_a_manager_that_dies_while_the_run_starts_is_started_again(
 ) -> None:
     made = world.manager
 
-    def dies_first(args: Namespace, reserved: ReservedPlacement) -> Namespace:
+    def dies_first(args: Arguments, reserved: ReservedPlacement) -> Arguments:
         manager = made(args, reserved)
         world.manager_dead = world.made["manager"] == 1
         return manager
@@ -354,7 +355,7 @@ def test_a_manager_that_raises_while_it_is_made_is_not_made_again(
     inner = ConfigurationError("--prompt-data x.jsonl: no such file")
     error = ActorDiedError(RayTaskError("RolloutManager.__init__", f"x.ConfigurationError: {inner}", inner))
 
-    def raises(args: Namespace, reserved: ReservedPlacement) -> Namespace:
+    def raises(args: Arguments, reserved: ReservedPlacement) -> Arguments:
         world.made["manager"] += 1
         return Namespace(addresses=Remote(lambda: error))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.check_paths import LATEST
 from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module
@@ -34,7 +35,7 @@ with own_save_folders(Namespace(save=sys.argv[1], resume=False, load=None, run_d
 """
 
 
-def run_of(save: Path, critic: Path | None = None, *, resume: bool = False) -> Namespace:
+def run_of(save: Path, critic: Path | None = None, *, resume: bool = False) -> Arguments:
     return Namespace(
         **{"save": str(save), "critic_save": str(critic) if critic else None, "resume": resume, "load": None},
         run_dir=f"/runs/{save.name}",

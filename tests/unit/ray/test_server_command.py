@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.sglang_utils import router
 from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
 from slime.backends.sglang_utils.server_args import EngineSpec, command_line, server_command
@@ -19,7 +20,7 @@ from slime.utils.http_utils import find_available_port
 from slime.weight_sync import LOADER
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values = {
         "hf_checkpoint": "policy",
         "prm_model_path": "judge",

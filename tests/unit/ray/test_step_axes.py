@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.trainer.actor import TrainActor
 from slime.observability.metric_utils import STEPS, TrainSteps, compute_rollout_step, compute_train_step
 from slime.ray.run import Run
@@ -28,7 +29,7 @@ def args(tmp_path: Path) -> Iterator[Namespace]:
     logging_utils.finish_tracking(values)
 
 
-def report(args: Namespace, rollout_id: int, train: dict[str, Any]) -> list[dict[str, Any]]:
+def report(args: Arguments, rollout_id: int, train: dict[str, Any]) -> list[dict[str, Any]]:
     run = Run(args)
     run.weight_version = str(rollout_id + 1)
     run._report(rollout_id, {"rollout/raw_reward": 0.5}, train, 2.0)
@@ -46,7 +47,7 @@ def steps_metrics(*losses: float) -> dict[str, Any]:
     }
 
 
-def test_a_record_per_optimizer_step_and_one_per_rollout(args: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_per_optimizer_step_and_one_per_rollout(args: Arguments, capsys: pytest.CaptureFixture[str]) -> None:
     records = report(args, 3, steps_metrics(0.5, 0.25))
     assert [(row["step_key"], row[row["step_key"]]) for row in records] == [
         ("rollout/step", 3),
@@ -64,13 +65,13 @@ def test_a_record_per_optimizer_step_and_one_per_rollout(args: Namespace, capsys
     assert "loss +0.3750" in capsys.readouterr().out  # the driver's line shows the mean
 
 
-def test_rollout_metrics_on_the_axis_of_steps(args: Namespace) -> None:
+def test_rollout_metrics_on_the_axis_of_steps(args: Arguments) -> None:
     args.wandb_always_use_train_step = True
     records = report(args, 3, steps_metrics(0.5, 0.25))
     assert [row[row["step_key"]] for row in records] == [6, 6, 7]
 
 
-def test_no_training_gives_no_train_record(args: Namespace) -> None:
+def test_no_training_gives_no_train_record(args: Arguments) -> None:
     [record] = report(args, 0, {})
     assert record["step_key"] == "rollout/step"
 
@@ -127,7 +128,7 @@ def test_the_trainer_gives_each_step_and_the_means() -> None:
 
     Actor.__abstractmethods__ = frozenset()
     actor = Actor(1, 0, "localhost", 1)  # pyright: ignore[reportAbstractUsage]
-    actor.args = Namespace(use_pytorch_profiler=False, profile_target=None)
+    actor.args = Arguments(use_pytorch_profiler=False, profile_target=None)
     actor._data = Namespace(micro_batches=[[[0]], [[1]]])  # type: ignore[assignment]
     metrics = actor.step(0)
     assert metrics is not None
@@ -150,7 +151,7 @@ def test_the_end_of_an_epoch_is_a_reason_to_act() -> None:
 def test_the_run_saves_and_evaluates_at_the_end_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch, per_epoch: int | None, saved: list[int], evaluated: list[int]
 ) -> None:
-    run = Run(Namespace(save="folder", save_interval=5, eval_interval=5, num_rollout=7))
+    run = Run(Arguments(save="folder", save_interval=5, eval_interval=5, num_rollout=7))
     run._rollouts_per_epoch = per_epoch
     found: dict[str, list[int]] = {"save": [], "evaluate": []}
     for name, calls in found.items():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.args import Arguments
 from slime.backends.megatron_utils.parallel import padded_length
 from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics, staleness
 from slime.rollout.rewards import constant_groups, post_process_rewards
@@ -17,7 +18,7 @@ from slime.utils.types import Sample
 from tests.helpers.arguments import default_args
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values = {
         "advantage_estimator": "grpo",
         "rewards_normalization": True,

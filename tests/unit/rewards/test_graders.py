@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction, grader_problems
 from slime.rollout.rm_hub.f1 import f1_score
@@ -37,7 +38,7 @@ HOSTILE = [
 ]
 
 
-def options(rm_type: str | None = None, **changes: Any) -> Namespace:
+def options(rm_type: str | None = None, **changes: Any) -> Arguments:
     return Namespace(**{"rm_type": rm_type, "rm_url": None, "custom_rm_path": None, "reward_key": None, **changes})
 
 
@@ -298,7 +299,7 @@ def test_samples_are_checked_before_anything_is_generated() -> None:
         check_samples(options(), [Sample(metadata={"rm_type": "other"})])
 
 
-async def length_reward(args: Namespace, sample: Any, **kwargs: Any) -> Any:
+async def length_reward(args: Arguments, sample: Any, **kwargs: Any) -> Any:
     if isinstance(sample, list):
         return [float(len(one.response)) for one in sample] + kwargs.get("surplus", [])
     return float(len(sample.response))

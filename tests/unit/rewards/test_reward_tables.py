@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.args import Arguments
 from slime.arguments import build_parser
 from slime.rollout.rewards import post_process_rewards
 from slime.rollout.train_data import convert
@@ -79,11 +80,11 @@ def test_rewards_may_be_dicts_and_what_is_logged_may_differ() -> None:
     assert data["raw_reward"] == [0.25, 3.0]
 
 
-def halved(args: Namespace, samples: list[Sample]) -> tuple[list[float], list[float]]:
+def halved(args: Arguments, samples: list[Sample]) -> tuple[list[float], list[float]]:
     return [one.reward for one in samples], [one.reward / 2 for one in samples]
 
 
-def one_too_few(args: Namespace, samples: list[Sample]) -> tuple[list[float], list[float]]:
+def one_too_few(args: Arguments, samples: list[Sample]) -> tuple[list[float], list[float]]:
     return [one.reward for one in samples], [0.0]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.plugin_names import PLUGIN_OPTIONS, missing_plugins
@@ -46,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def missing(path: str) -> list[str]:
-    return missing_plugins(Namespace(dynamic_sampling_filter_path=path))
+    return missing_plugins(Arguments(dynamic_sampling_filter_path=path))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_what_is_not_there_is_named_with_its_flag(folder: Path, path: str, why: 
 def test_files_lists_and_evaluation_sets(folder: Path) -> None:
     file = folder / "audited.py"
     dataset = Namespace(name="facts", custom_rm_path="audited.other", custom_generate_function_path=None)
-    args = Namespace(
+    args = Arguments(
         custom_rm_path=f"{file}:reward",
         rollout_sample_hook_path=["audited.keep", "audited.hook"],
         rollout_function_path="nowhere.rollout",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.plugin_paths import name_of_file, resolve_plugin_files
 from slime.exceptions import ConfigurationError, PluginError
@@ -149,4 +150,4 @@ async def test_reward_models_and_classes(plugin: Path) -> None:
 
 def test_a_reward_function_is_taken_as_it_is() -> None:
     path = "tests.helpers.rewards.prefer_even_ids"
-    assert load_reward_function(path, Namespace()) is load_function(path)
+    assert load_reward_function(path, Arguments()) is load_function(path)
