@@ -36,7 +36,6 @@ from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl
 from slime.args import Arguments
-from slime.arguments.parser import build_parser
 from slime.backends.trainer.logprobs import log_probs_of_head
 from slime.utils.ppo_utils import compute_log_probs
 
@@ -97,10 +96,9 @@ class Inputs:
         self.batch |= {"response_lengths": lengths, "total_lengths": lengths}
 
 
-def settings(changes: dict[str, Any]) -> Namespace:
+def settings(changes: dict[str, Any]) -> Arguments:
     """The trainer's arguments at their defaults, with ``changes``."""
-    defaults = vars(build_parser().parse_args([])) | {"eps_clip_high": 0.28}
-    return Namespace(**defaults | changes)
+    return Arguments(**{"eps_clip_high": 0.28} | changes)
 
 
 def ours(inputs: Inputs, changes: dict[str, Any], chunk: int) -> Case:

@@ -6,7 +6,6 @@ four corners: ``(p(T, V) - p(t, V) - p(T, v) + p(t, v)) / ((T - t) (V - v))`` by
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ NO_GROWTH = 0.1
 WHOLE = 1 << 30
 
 
-def pass_peaks(passes: Sequence[tuple[Namespace, dict[str, Any]]]) -> list[int]:
+def pass_peaks(passes: Sequence[tuple[Arguments, dict[str, Any]]]) -> list[int]:
     """Bytes of each pass above what its model needs; for a process of its own."""
     return [_pass_peak(*one) for one in passes]
 
@@ -65,7 +64,7 @@ def measure(
     starting CUDA takes seconds and its allocator knows what is in use.
     """
     rows: list[dict[str, Any]] = []
-    passes: list[tuple[Namespace, dict[str, Any]]] = []
+    passes: list[tuple[Arguments, dict[str, Any]]] = []
     places: list[tuple[dict[str, Any], str]] = []
     for vocabulary in vocabularies:
         model = build(replace(shape, vocab_size=vocabulary), folder / f"vocabulary-{vocabulary}")

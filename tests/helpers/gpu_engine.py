@@ -12,7 +12,6 @@ import torch
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
-from tests.helpers.arguments import default_args
 from tests.helpers.engine_streams import TEMPERATURE, Tolerance
 
 GPU = torch.device("cuda", 0)
@@ -50,10 +49,10 @@ def run_on_gpu(model: Path, run_dir: Path, **changes: Any) -> Arguments:
         "eps_clip_high": 0.28,
     }
     values = own | ENGINE | changes
-    known = vars(default_args())
+    known = vars(Arguments())
     unknown = [name for name in values if name not in known]
     assert not unknown, f"no flag sets {unknown}"
-    return default_args(**values)
+    return Arguments(**values)
 
 
 @contextmanager

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from typing import Any
 
 from slime.args import Arguments
 
 CALLS = "MEGATRON_HOOK_CALLS"
-_GIVEN: list[Namespace] = []
+_GIVEN: list[Arguments] = []
 
 
 def calls() -> list[str]:

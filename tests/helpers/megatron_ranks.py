@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.managers
 import warnings
-from argparse import Namespace
 from typing import Any
 
 import torch
@@ -13,18 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.arguments.megatron import MEGATRON
 from slime.backends.trainer.offload import storage_of
 from tests.helpers import gradient_cases, megatron_hooks, trainer
 
 CPU = torch.device("cpu")
 
 
-def megatron_args(model: str, **changes: Any) -> Any:
+def megatron_args(model: str, **changes: Any) -> Arguments:
     """Return the trainer's arguments for the Megatron back end."""
-    defaults = {option.attribute: option.default for option in MEGATRON.options}
     chosen = {"train_backend": "megatron", "transformer_impl": "local"}
-    return Namespace(**(defaults | vars(trainer.trainer_args(model)) | chosen | changes))
+    return trainer.trainer_args(model).changed(**chosen | changes)
 
 
 def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, Any]]], out: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -37,4 +36,4 @@ def rollout_args(run_dir: Path, **changes: Any) -> Arguments:
     }
     unknown = set(changes) - set(values)
     assert not unknown, unknown
-    return Namespace(**(values | changes))
+    return Arguments(**(values | changes))

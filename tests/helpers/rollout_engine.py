@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
-from tests.helpers.arguments import default_args
 from tests.helpers.mock_engine import logprob_of
 
 REPLY = (1, 2, 3)
@@ -120,7 +118,7 @@ def prompt_source(args: Arguments, folder: Path, **changes: Any) -> RolloutDataS
         "save": str(folder),
         "load": str(folder),
     }
-    return RolloutDataSourceWithBuffer(Namespace(**(vars(args) | values | changes)))
+    return RolloutDataSourceWithBuffer(args.changed(**(values | changes)))
 
 
 @contextmanager
@@ -170,4 +168,4 @@ def rollout_args(model: Path, **changes: Any) -> Arguments:
     }
     unknown = set(changes) - set(values)
     assert not unknown, unknown
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))

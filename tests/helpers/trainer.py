@@ -16,7 +16,6 @@ import torch.multiprocessing
 from slime.args import Arguments
 from slime.rollout.train_data import split_by_dp
 from slime.utils.http_utils import find_available_port
-from tests.helpers.arguments import default_args
 from tests.helpers.new_process import ready_to_fork
 
 PORT_SECONDS = 120.0
@@ -105,7 +104,7 @@ def trainer_args(model: Path | str, **changes: Any) -> Arguments:
         "eps_clip_high": 0.28,
         "eps_clip_c": None,
     }
-    args = default_args(**values)
+    args = Arguments(**values)
     unknown = set(changes) - set(vars(args))
     assert not unknown, unknown
     return args.changed(**changes)

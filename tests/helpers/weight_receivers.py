@@ -14,7 +14,6 @@ from torch import Tensor
 from benchmarks.weight_receiver import ReceiverProcess
 from slime.args import Arguments
 from slime.weight_sync.choose import make_weight_sync
-from tests.helpers.arguments import default_args
 
 SPEC: dict[str, Any] = {
     "embedding": [[40, 8], "float32"],
@@ -53,7 +52,7 @@ def sync_args(run_dir: Path, **changes: Any) -> Arguments:
         "update_weight_buffer_size": 2048,
         "distributed_timeout_minutes": 1,
     }
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 def weights(seed: int) -> dict[str, Tensor]:

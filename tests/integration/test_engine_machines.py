@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.server_args import EngineSpec
-from tests.helpers.arguments import default_args
 from tests.helpers.processes import GONE_SECONDS, assert_all_gone
 from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_receivers import connected, rank_zero
@@ -45,7 +45,7 @@ class Machines:
             "device": "cpu",
             "sglang_max_total_tokens": 20000,
         }
-        self.args = default_args(**push, **given, seed=1)
+        self.args = Arguments(**push, **given, seed=1)
         specs = [EngineSpec("policy", 0, 2, (0,), host, nodes=2, node_rank=rank) for rank, host in enumerate(HOSTS)]
         self.other = EngineProcess(self.args, specs[1])
         self.engine = SGLangEngine(self.args, specs[0], others=[LocalHandle(self.other)])

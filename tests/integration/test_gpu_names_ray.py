@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.ray import cluster as cluster_module
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import create_placement
 from slime.utils.process_environment import CUMEM, NOSET
-from tests.helpers.arguments import default_args
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,7 +38,7 @@ def test_each_rank_sees_the_gpu_that_ray_assigned(
     monkeypatch.delenv(CUMEM, raising=False)
     if foreign:
         monkeypatch.setattr(cluster_module, "NOSET", "ANOTHER_NAME")  # whoever started Ray left it in
-    args = default_args(
+    args = Arguments(
         **{"device": "cuda", "train_backend": "fsdp", "run_dir": str(tmp_path), "debug_train_only": True},
         **{"num_nodes": 1, "num_gpus": 2, "actor_num_gpus_per_node": 2, "rollout_num_gpus": 0, "prm_num_gpus": 0},
     )

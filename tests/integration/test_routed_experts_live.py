@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def args(model: Path, tmp_path: Path) -> Iterator[Namespace]:
+def args(model: Path, tmp_path: Path) -> Iterator[Arguments]:
     engine_args = engine_arguments(model, tmp_path / "run")
     engine_args.use_rollout_routing_replay = True
     http_utils._http_client = None

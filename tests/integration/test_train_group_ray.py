@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from slime.ray import actor_group
 from slime.ray.actor_group import TrainGroup
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import ReservedPlacement, create_placement
-from tests.helpers.arguments import default_args
 
 
 class StandInActor:
@@ -57,7 +55,7 @@ class StandInActor:
 
 @pytest.fixture(scope="module")
 def args(tmp_path_factory: pytest.TempPathFactory) -> Arguments:
-    return default_args(
+    return Arguments(
         device="cpu",
         run_dir=str(tmp_path_factory.mktemp("run")),
         debug_rollout_only=False,
@@ -122,7 +120,7 @@ def test_an_error_that_comes_with_a_death_is_told_as_the_death(
 
 def test_ranks_must_agree_on_the_first_rollout(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
-    disagreeing = Namespace(**{**vars(args), "starts": (1, 2)})
+    disagreeing = args.changed(starts=(1, 2))
     ranks._args = disagreeing
     with pytest.raises(TrainerError, match="disagree"):
         ranks.init()

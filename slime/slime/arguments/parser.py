@@ -62,7 +62,13 @@ GROUPS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that suggests the flag that was probably meant."""
+    """An argument parser that gives typed `Arguments` and suggests the flag that was probably meant."""
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> tuple[Arguments, list[str]]:
+        values, unknown = super().parse_known_args(args, namespace)
+        return Arguments.of(vars(values)), unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -123,8 +129,7 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list
     """
     try:
         words = with_config_file(parser, argv)
-        values, unknown = parser.parse_known_args(words)
-        args = Arguments.of(vars(values))
+        args, unknown = parser.parse_known_args(words)
         if unknown:
             parser.unknown(unknown)
         problems = [*refusals(args), *apply_custom_config(parser, args)]

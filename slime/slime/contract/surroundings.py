@@ -114,7 +114,7 @@ def make_args(words: Sequence[str], folder: Path) -> Arguments:
         --eval-prompt-data held_out {prompts} --save {folder / "save"} --run-dir {folder / "run"}
         --custom-rm-path slime.contract.surroundings.stand_in_reward""".split()
     parser = parser_for(words)
-    args = Arguments.of(vars(parser.parse_args([*base, *with_config_file(parser, words)])))
+    args, _ = parser.parse_known_args([*base, *with_config_file(parser, words)])
     problems = [*apply_custom_config(parser, args), *resolve_plugin_files(args)]
     if problems:
         raise ConfigurationError("\n".join(problems))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +60,7 @@ async def test_generate_asks_the_engine(monkeypatch: pytest.MonkeyPatch) -> None
         return sample
 
     monkeypatch.setattr(evaluation.sglang_rollout, "generate", answer)
-    sample = await evaluation.generate(Namespace(name="engine"), Sample(), {"temperature": 0.5}, evaluation=True)
+    sample = await evaluation.generate(SimpleNamespace(name="engine"), Sample(), {"temperature": 0.5}, evaluation=True)
     assert sample.response == "engine 0.5"
 
 

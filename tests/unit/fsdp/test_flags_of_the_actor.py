@@ -23,7 +23,6 @@ from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.weight_sync.broadcast import BroadcastWeightSync
-from tests.helpers.arguments import default_args
 from tests.helpers.checkpoints import config_only, published
 from tests.helpers.trainer import shards, train_data, trainer_args
 
@@ -191,7 +190,7 @@ def test_the_loss_is_that_of_the_flag() -> None:
 
 
 def test_a_push_has_buckets_of_the_flags_size() -> None:
-    args = default_args(update_weight_buffer_size=4096)
+    args = Arguments(update_weight_buffer_size=4096)
     sync = BroadcastWeightSync(args, device=torch.device("cpu"), address="127.0.0.1")
     weights = [(f"w{number}", torch.zeros(512)) for number in range(5)]  # 2048 bytes each
     assert [len(bucket.names) for bucket in sync._buffer.fill(weights)] == [2, 2, 1]

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
+from slime.args import Arguments
 from slime.arguments.memory_budget import trainer as budget
 from slime.arguments.memory_budget.activations import saved_bytes
 from slime.arguments.memory_budget.shape import Shape
@@ -24,7 +25,6 @@ from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.optimizer import build_optimizer, start_moments
 from slime.backends.trainer import head_walk, logprobs
 from slime.backends.trainer.packing import MicroBatch, build
-from tests.helpers.arguments import default_args
 
 RANKS, TOKENS, CHUNK = 4, 2048, 128
 SHAPE = Shape(
@@ -61,7 +61,7 @@ def arguments(**changes: Any) -> Any:
         "lora_rank": 16,
         "use_critic": False,
     }
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from argparse import Namespace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -129,7 +128,7 @@ def test_a_wrong_number_in_a_shape_would_be_found(shape: str) -> None:
         name = option.attribute
         if name not in given or name in ("normalization", "disable_bias_linear"):
             continue
-        args = Namespace(**vars(parsed(shape)))
+        args = parsed(shape).changed()
         setattr(args, name, not getattr(args, name) if option.type is bool else getattr(args, name) * 2)
         problems = check_model_shape(args, hf_config(shape))
         assert any(option.flag in problem for problem in problems), option.flag

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ def micro_batch(args: Arguments) -> tuple[dict[str, Any], torch.Tensor]:
 
 
 def built_in(args: Arguments, batch: dict[str, Any], logits: torch.Tensor, reduce: Any) -> torch.Tensor:
-    with_opd = Namespace(**{**vars(args), "use_opd": True})
+    with_opd = args.changed(use_opd=True)
     batch = {**batch, "advantages": compute_advantages(with_opd, batch)[0]}
     _, output = get_log_probs_and_entropy(
         logits,

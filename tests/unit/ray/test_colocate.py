@@ -23,7 +23,6 @@ from slime.ray.restarts import Restarts
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run, Stopped
 from slime.ray.turns import Turns
-from tests.helpers.arguments import default_args
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
 ROUND = """sleep_engines; onload; train {0}; save {0}; saved {0}; offload; wake_engines weights; push;
@@ -103,7 +102,7 @@ def started(recorder: Recorder, **flags: Any) -> Run:
     """A run as it is when its trainer is there and the engines have yet to get its weights."""
     values = {"save": "folder", "save_interval": 1, "num_rollout": 2, "update_weights_interval": 1}
     values |= {"rollout_batch_size": 1, "num_steps_per_rollout": 1, "global_batch_size": 1}
-    run = Run(default_args(**(values | BOTH | flags)))
+    run = Run(Arguments(**(values | BOTH | flags)))
     run._reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
     run._manager, run._loaded = recorder.manager(), True
     run._restarts = Restarts("folder", 2)
@@ -245,7 +244,7 @@ class Server:
 
 @pytest.fixture
 def engine() -> SGLangEngine:
-    return SGLangEngine(default_args(run_dir="nowhere", device="cuda"), EngineSpec("policy", 0, 1))
+    return SGLangEngine(Arguments(run_dir="nowhere", device="cuda"), EngineSpec("policy", 0, 1))
 
 
 def test_an_engine_holds_requests_until_all_its_memory_is_back(

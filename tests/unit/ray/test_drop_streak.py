@@ -14,7 +14,6 @@ from slime.rollout.collection import Collection
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.drop_streak import MOST_EMPTY, MOST_EMPTY_BATCHES, WARN_BATCHES, DropStreak
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args
 from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args
 
 PLUGINS = "tests.helpers.rollout_plugins"
@@ -77,7 +76,7 @@ def test_a_filter_alone_never_ends_a_run() -> None:
 
 
 def test_kept_and_spare_groups_end_it_in_a_collection(caplog: pytest.LogCaptureFixture) -> None:
-    args = default_args(rollout_batch_size=1, dynamic_sampling_filter_path=f"{PLUGINS}.keep_first_spare_odd")
+    args = Arguments(rollout_batch_size=1, dynamic_sampling_filter_path=f"{PLUGINS}.keep_first_spare_odd")
     collection = Collection(args)
     for index in (2, 4, 6, 1, 2, 4, 6, 0, 2, 4, 6):  # even: dropped, odd: spare, 0: kept
         collection.add([Sample(index=index)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +22,6 @@ from slime.ray.engine_machines import by_machine
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement, describe_placement
 from slime.weight_sync.hosts import this_host
-from tests.helpers.arguments import default_args
 from tests.helpers.machines import reserved
 
 FOUR = ("1", "1", "2", "2", "3", "3", "4", "4")
@@ -71,7 +70,7 @@ def test_an_engine_of_several_machines_begins_with_a_whole_one(role: Any, flag: 
         sizes = {"rollout_num_gpus": 4, "rollout_num_gpus_per_engine": 4 if role == "policy" else 1}
         judge = {"prm_enable": judges_too, "prm_num_gpus": 4, "prm_num_gpus_per_engine": 4}
         own = {"num_nodes": 6, "num_gpus_per_node": 2, "actor_num_nodes": 1, "actor_num_gpus_per_node": trainer}
-        return describe_placement(default_args(**sizes, **judge, **own))
+        return describe_placement(Arguments(**sizes, **judge, **own))
 
     judges = role == "prm"
     assert placed(2, judges).gpus(role) == ((6, 7, 8, 9) if judges else (2, 3, 4, 5))
@@ -83,7 +82,7 @@ def test_an_engine_of_several_machines_begins_with_a_whole_one(role: Any, flag: 
 
 def arguments(run_dir: Path, **changes: Any) -> Arguments:
     given = {"hf_checkpoint": "policy", "run_dir": str(run_dir), "device": "cuda", "seed": 1}
-    return default_args(**(given | changes))
+    return Arguments(**(given | changes))
 
 
 def given(args: Arguments, spec: EngineSpec, *, cpu: bool = False) -> dict[str, str]:
@@ -158,9 +157,9 @@ class Handle:
                 future.set_result(getattr(self.actor, method)(*arguments, **keywords))
             except (ConnectionError, EngineError) as error:
                 future.set_exception(error)
-            return Namespace(future=lambda: future)
+            return SimpleNamespace(future=lambda: future)
 
-        return Namespace(remote=remote)
+        return SimpleNamespace(remote=remote)
 
 
 def engine_on_two(run_dir: Path, device: str = "cpu") -> tuple[SGLangEngine, Handle]:
@@ -271,7 +270,7 @@ def test_a_machine_that_is_gone_is_named(tmp_path: Path, spawned: list[Any], mon
     engine.kill()
     assert not spawned[1][2].alive(), "what can be reached is ended"
     monkeypatch.setattr(other_nodes, "ANSWER_SECONDS", 0.0)
-    silent = Namespace(alive=Namespace(remote=lambda: Namespace(future=Future)))
+    silent = SimpleNamespace(alive=SimpleNamespace(remote=lambda: SimpleNamespace(future=Future)))
     with pytest.raises(EngineNodeLostError, match=r"does not answer alive \(for 0 s\)"):
         other_nodes.OtherNodes("engine-prm-1", [silent]).alive()
 
@@ -295,9 +294,9 @@ class Made:
 
         def with_options(*, gpu: int, max_concurrency: int) -> Arguments:
             self.gpus.append(gpu)
-            return Namespace(remote=make)
+            return SimpleNamespace(remote=make)
 
-        return Namespace(options=with_options)
+        return SimpleNamespace(options=with_options)
 
     @staticmethod
     def get(references: Any, timeout: float | None = None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def arguments(tmp_path: Path, **changes: Any) -> Arguments:
         "load_debug_rollout_data": None,
         "multimodal_keys": None,
     }
-    return Namespace(**{**values, **changes})
+    return Arguments(**{**values, **changes})
 
 
 def external(tmp_path: Path, answers: dict[str, Any]) -> tuple[ExternalEngine, list[tuple[str, Any]]]:

@@ -14,7 +14,6 @@ from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import Placement
 from slime.ray.rollout import RolloutManager
 from slime.ray.trainer import Trainer
-from tests.helpers.arguments import default_args
 
 
 class Remote:
@@ -50,7 +49,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) 
     )
     sizes = {"actor_num_gpus_per_node": 2, "critic_num_gpus_per_node": 2}
     values = {"device": "cpu", "train_backend": "fsdp", **sizes, **changes}
-    TrainGroup(default_args(**values), reserved, role=role)
+    TrainGroup(Arguments(**values), reserved, role=role)
     return Remote.started
 
 
@@ -139,7 +138,7 @@ def test_engines_are_watched_where_the_flag_wants_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RolloutManager, "_start_engines", lambda self, placement: None)
     monkeypatch.setattr(rollout, "init_http_client", lambda args: None)
     reserved: Any = SimpleNamespace(placement=Placement(actor=(0,), rollout=(1,), judge=()))
-    args = default_args(
+    args = Arguments(
         use_fault_tolerance=wanted,
         rollout_global_dataset=False,
         data_source_path="slime.rollout.data_source.RolloutDataSource",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module
 from slime.ray.placement import Placement, ReservedPlacement
 from slime.ray.run import Run
-from tests.helpers.arguments import default_args
 
 
 class Loop:
@@ -27,7 +25,7 @@ class Loop:
     start_rollout_id = 1
 
     def __init__(self, **flags: Any) -> None:
-        self.args = Namespace(**({"num_rollout": 4, "serve_when_done": False} | flags))
+        self.args = Arguments(**({"num_rollout": 4, "serve_when_done": False} | flags))
         self.collected: list[int] = []
         self.trained: list[int] = []
         self.served = False
@@ -92,7 +90,7 @@ def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pyte
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
     own_prompts = {"rollout_global_dataset": False}
-    run = Run(default_args(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1, **own_prompts))
+    run = Run(Arguments(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1, **own_prompts))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     monkeypatch.setattr(run, "wait", lambda answer: answer)
     run._start()
@@ -111,7 +109,7 @@ def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_k
     monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "create_placement", wait)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
-    run = Run(default_args(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
+    run = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     with pytest.raises(ConfigurationError, match="holds checkpoints of an earlier run; add --resume"), run:
         pytest.fail("it started")

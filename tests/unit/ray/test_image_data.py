@@ -18,7 +18,6 @@ from slime.ray.rollout import RolloutManager
 from slime.rollout.custom_conversion import ConversionError, convert_with
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args
 
 CPU = torch.device("cpu")
 IMAGE = {"images": [Image.new("RGB", (8, 8), "red")], "videos": None}
@@ -45,7 +44,7 @@ def sample(index: int, inputs: Any = None, media: Any = None) -> Sample:
 
 
 def arguments(**changes: Any) -> Arguments:
-    return default_args(**{"global_batch_size": 3, "micro_batch_size": 2, "use_dynamic_batch_size": False, **changes})
+    return Arguments(**{"global_batch_size": 3, "micro_batch_size": 2, "use_dynamic_batch_size": False, **changes})
 
 
 def test_images_reach_the_batch_of_the_sample_they_belong_to() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,14 +111,17 @@ def test_a_source_that_saves_what_is_under_way_is_told_of_once(
     [message] = caplog.messages
     assert "no mark(rollout_id)" in message
     assert "saved for rollout 4 may be after prompts that rollout 5 took" in message
-    manager._told_of_mark, manager._data_source = False, Namespace(save=saved.append, mark=lambda rollout_id: None)
+    manager._told_of_mark, manager._data_source = (
+        False,
+        SimpleNamespace(save=saved.append, mark=lambda rollout_id: None),
+    )
     manager.save(6)
     assert len(caplog.messages) == 1
 
 
 def test_an_epoch_is_as_long_as_the_source_or_its_dataset(manager: RolloutManager) -> None:
     manager.args.rollout_batch_size = 2
-    manager._data_source = Namespace(dataset=[1, 2, 3, 4, 5])
+    manager._data_source = SimpleNamespace(dataset=[1, 2, 3, 4, 5])
     assert manager.rollouts_per_epoch() == 2
     manager.args.rollout_batch_size = 6
     with pytest.raises(ConfigurationError, match="5 prompts are not one rollout of --rollout-batch-size 6"):

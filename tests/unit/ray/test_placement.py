@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from slime.ray.placement import (
     describe_placement,
     sorted_bundles,
 )
-from tests.helpers.arguments import default_args
 
 
 def arguments(**changes: Any) -> Arguments:
@@ -37,7 +35,7 @@ def arguments(**changes: Any) -> Arguments:
         "prm_num_gpus_per_engine": 2,
         "num_gpus": 8,
     }
-    return Namespace(**{**values, **changes})
+    return Arguments(**{**values, **changes})
 
 
 def test_one_gpu_is_shared_by_all_roles() -> None:
@@ -134,7 +132,7 @@ def test_an_engine_gets_gpus_by_their_uuids() -> None:
     assert tuple(bundle.gpu_id for bundle in found) == uuids, "as the machine lists them"
     placement = Placement(actor=(0,), rollout=(1, 2), judge=(), rollout_gpus_per_engine=2)
     reserved = ReservedPlacement(placement, None, tuple(found), "a")
-    args = default_args(device="cuda", num_nodes=1, num_gpus_per_node=3)
+    args = Arguments(device="cuda", num_nodes=1, num_gpus_per_node=3)
     ((first, spec),) = by_machine(args, reserved, placement.engines("policy")[0])
     assert first == 1
     assert process_environment(args, spec, {})["CUDA_VISIBLE_DEVICES"] == "GPU-a1,GPU-c2"

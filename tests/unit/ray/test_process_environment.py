@@ -29,7 +29,6 @@ from slime.utils.process_environment import (
     rank_environment,
     without_expandable,
 )
-from tests.helpers.arguments import default_args
 
 SPEC = EngineSpec("policy", 0, 1, (3,))
 
@@ -39,7 +38,7 @@ def arguments(**changes: Any) -> Arguments:
         **{"device": "cuda", "train_backend": "fsdp", "num_nodes": 1, "rollout_num_gpus": 2},
         **{"update_weight_mode": "full", "offload_rollout": False, "offload_train": False},
     }
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 def rank(args: Arguments, environment: dict[str, str], **more: Any) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,7 +48,7 @@ def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[in
     monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
     run = Run(Arguments(save=None, debug_train_only=False))
     run._trainer = trainer  # type: ignore[assignment]
-    run._manager = Namespace(
+    run._manager = SimpleNamespace(
         recover_engines=Remote(lambda: revived.pop(0)),
         engine_handles=Remote(lambda: ["engine 0", "engine 1"]),
         weights_arrived=Remote(lambda: trainer.calls.append("arrived")),
@@ -75,7 +75,7 @@ def test_weights_are_pushed_at_the_interval_and_at_the_end() -> None:
 def test_start_weights_are_evaluated_once(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], start: int, expected: list[int]
 ) -> None:
-    run = Run(Namespace(**flags))
+    run = Run(Arguments(**flags))
     run.start_rollout_id = start
     evaluated: list[int] = []
     monkeypatch.setattr(run, "evaluate", evaluated.append)

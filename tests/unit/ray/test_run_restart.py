@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +58,7 @@ class World:
             self.log.append(f"{name} generate {rollout_id}")
             return {"shards": [f"{name} batch {rollout_id}"], "critic_shards": [], "metrics": {}}
 
-        return Namespace(
+        return SimpleNamespace(
             addresses=method("addresses", {}),
             load=method("load"),
             save=method("save"),
@@ -135,7 +135,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
 
 def make_run(world: World, *, save: bool = True, allowed: int = 2, interval: int = 2, rollouts: int = 4) -> Run:
     """A run as it is after its start."""
-    args = Namespace(
+    args = Arguments(
         **{"save": str(world.save) if save else None, "save_interval": interval, "num_rollout": rollouts},
         **{"update_weights_interval": 1, "debug_train_only": False, "max_trainer_restarts": allowed},
         **{"resume": False, "load": None, "run_dir": str(world.save)},
@@ -260,7 +260,7 @@ def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     monkeypatch.setattr(run_module, "ray_cluster", lambda args, **_: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "backend_line", lambda args: "")
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
-    run.args = Namespace(**{**vars(run.args), "rollout_external_engine_addrs": ["10.0.0.1:30000"]})
+    run.args = run.args.changed(rollout_external_engine_addrs=["10.0.0.1:30000"])
     monkeypatch.setattr(run.stop, "install", lambda: run.stop)
     world.made = {"manager": 0, "trainer": 0}
     run._manager, run._trainer, run._loaded = None, None, False
@@ -357,7 +357,7 @@ def test_a_manager_that_raises_while_it_is_made_is_not_made_again(
 
     def raises(args: Arguments, reserved: ReservedPlacement) -> Arguments:
         world.made["manager"] += 1
-        return Namespace(addresses=Remote(lambda: error))
+        return SimpleNamespace(addresses=Remote(lambda: error))
 
     monkeypatch.setattr(run_module, "create_rollout_manager", raises)
     with pytest.raises(ManagerLostError, match=r"died at its start: .*no such file"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def arguments(**changes: Any) -> Arguments:
         "sglang_context_length": 4096,
         "sglang_enable_metrics": True,
     }
-    return Namespace(**{**values, **changes})
+    return Arguments(**{**values, **changes})
 
 
 def options(command: list[str]) -> dict[str, str]:

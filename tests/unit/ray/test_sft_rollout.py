@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ ROWS = 8
 
 
 @pytest.fixture
-def args(tiny_random_model: Path, tmp_path: Path) -> Iterator[Namespace]:
+def args(tiny_random_model: Path, tmp_path: Path) -> Iterator[Arguments]:
     file = tmp_path / "talks.jsonl"
     talks = [
         [{"role": "user", "content": f"{n} + {n}?"}, {"role": "assistant", "content": f"It is {2 * n}."}]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.ray import rollout
 from slime.ray import run as run_module
 from slime.ray.placement import Placement, ReservedPlacement
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run
 from slime.ray.start_order import start_lines, start_order
-from tests.helpers.arguments import default_args
 
 OWN_GPUS = Placement(actor=(0, 1), rollout=(2,), judge=(3,))
 ONE_GPU = Placement(actor=(0,), rollout=(0,), judge=(0,))
@@ -97,7 +97,7 @@ def test_the_trainer_of_a_shared_gpu_waits_for_the_engines(
     trainer = SimpleNamespace(init=lambda: events.append("trainer") or 0)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: manager)
     monkeypatch.setattr(run_module, "Trainer", lambda *_: trainer)
-    run = Run(default_args(num_rollout=1, debug_train_only=True))
+    run = Run(Arguments(num_rollout=1, debug_train_only=True))
     run._reserved = ReservedPlacement(placement, None, ())
     monkeypatch.setattr(run, "wait", lambda reference: reference)
     run._bring_up(run.args)

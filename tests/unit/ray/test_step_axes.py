@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +17,13 @@ from slime.ray.run import Run
 from slime.ray.trainer import side_by_side
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
-from tests.helpers.arguments import default_args
 
 BATCH = {"rollout_batch_size": 4, "n_samples_per_prompt": 2, "global_batch_size": 4}  # two optimizer steps
 
 
 @pytest.fixture
-def args(tmp_path: Path) -> Iterator[Namespace]:
-    values = default_args(run_dir=str(tmp_path), use_tensorboard=False, use_wandb=False, **BATCH)
+def args(tmp_path: Path) -> Iterator[Arguments]:
+    values = Arguments(run_dir=str(tmp_path), use_tensorboard=False, use_wandb=False, **BATCH)
     yield values
     logging_utils.finish_tracking(values)
 
@@ -77,7 +76,7 @@ def test_no_training_gives_no_train_record(args: Arguments) -> None:
 
 
 def test_positions() -> None:
-    args = Namespace(**BATCH)
+    args = Arguments(**BATCH)
     assert compute_rollout_step(args, 5) == 5
     assert compute_train_step(args, 5) == 10
     args.global_batch_size = 16  # a step takes more than a rollout was planned to have
@@ -85,7 +84,7 @@ def test_positions() -> None:
 
 
 def test_no_number_of_a_step_comes_twice() -> None:
-    numbers = TrainSteps(Namespace(**BATCH))
+    numbers = TrainSteps(Arguments(**BATCH))
 
     def of(rollout_id: int, count: int) -> list[int]:
         metrics = steps_metrics(*range(count)) if count else {}
@@ -99,7 +98,7 @@ def test_no_number_of_a_step_comes_twice() -> None:
     assert of(5, 2) == [10, 11]  # as planned again
     assert of(2, 3) == [7, 8, 9]  # trained again from a checkpoint, now with other samples
     assert of(3, 2) == [10, 11]
-    resumed = TrainSteps(Namespace(**BATCH))
+    resumed = TrainSteps(Arguments(**BATCH))
     assert [row["train/step"] for row in resumed.records(5, steps_metrics(1, 2))] == [10, 11]
 
 
@@ -129,13 +128,13 @@ def test_the_trainer_gives_each_step_and_the_means() -> None:
     Actor.__abstractmethods__ = frozenset()
     actor = Actor(1, 0, "localhost", 1)  # pyright: ignore[reportAbstractUsage]
     actor.args = Arguments(use_pytorch_profiler=False, profile_target=None)
-    actor._data = Namespace(micro_batches=[[[0]], [[1]]])  # type: ignore[assignment]
+    actor._data = SimpleNamespace(micro_batches=[[[0]], [[1]]])  # type: ignore[assignment]
     metrics = actor.step(0)
     assert metrics is not None
     assert [step["train/loss"] for step in metrics[STEPS]] == [1.0, 2.0]
     assert (metrics["train/loss"], metrics["train/lr-pg_0"], metrics["rollout/tokens"]) == (1.5, 0.2, 9.0)
     assert metrics["perf/actor_train_time"] > 0
-    actor.rank, actor._data = 1, Namespace(micro_batches=[[[0]]])  # type: ignore[assignment]
+    actor.rank, actor._data = 1, SimpleNamespace(micro_batches=[[[0]]])  # type: ignore[assignment]
     assert actor.step(1) is None
     assert not actor._seconds, "what another rank logs is of one rollout too"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,7 +26,7 @@ REPLY = [5, 9, 2, 8, 4]
 
 
 @pytest.fixture
-def args(tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
+def args(tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arguments]:
     monkeypatch.setattr(http_utils, "_http_client", None)
     monkeypatch.setattr(http_utils, "FIRST_DELAY_SECONDS", 0.0)
     SingletonMeta.clear(GenerateState)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ def arguments(**changes: Any) -> Arguments:
         "reward_key": None,
         "global_batch_size": 2,
     }
-    return Namespace(**vars(trainer_args("")) | values | changes)
+    return trainer_args("").changed(**(values | changes))
 
 
 def sample(group: int, index: int, response: int, reward: float = 1.0, **changes: Any) -> Sample:

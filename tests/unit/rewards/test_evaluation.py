@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from slime.args import Arguments
-from slime.arguments import build_parser
 from slime.arguments.eval_config import EvalDataset
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout import evaluation, sglang_rollout, stored_pictures
@@ -36,7 +34,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutEngine]:
 @pytest.fixture
 def args(tiny_random_model: Path) -> Arguments:
     made = vars(rollout_args(tiny_random_model, custom_rm_path=None))
-    return Namespace(**(vars(build_parser().parse_args([])) | made), eval_datasets=[])
+    return Arguments(**made)
 
 
 def dataset(folder: Path, name: str, rows: list[dict[str, Any]] | None = None, **changes: Any) -> EvalDataset:
@@ -114,7 +112,7 @@ async def test_pictures_are_decoded_once_as_many_prompts_as_requests_and_put_awa
     engine: RolloutEngine, vision_processor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = vars(rollout_args(vision_processor, custom_rm_path=None, sglang_server_concurrency=1))
-    args = Namespace(**(vars(build_parser().parse_args([])) | made), eval_datasets=[])
+    args = Arguments(**made)
     args.multimodal_keys, args.apply_chat_template = {"image": "pictures"}, True
     stored = ["data:image/png;base64," + base64.b64encode(png(picture(16, height))).decode() for height in (8, 16, 24)]
     rows = [{"q": "<image>", "a": "x", "pictures": [url]} for url in stored]

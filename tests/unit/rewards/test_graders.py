@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import string
-from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ HOSTILE = [
 
 
 def options(rm_type: str | None = None, **changes: Any) -> Arguments:
-    return Namespace(**{"rm_type": rm_type, "rm_url": None, "custom_rm_path": None, "reward_key": None, **changes})
+    return Arguments(**{"rm_type": rm_type, "rm_url": None, "custom_rm_path": None, "reward_key": None, **changes})
 
 
 async def graded(rm_type: str, reply: str, label: Any = None, **metadata: Any) -> Any:

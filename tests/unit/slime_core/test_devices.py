@@ -20,7 +20,6 @@ from slime.ray import run as run_module
 from slime.ray import worker_node
 from slime.utils import machine
 from slime.utils.machine import CudaFacts
-from tests.helpers.arguments import default_args
 
 WORKS = CudaFacts("2.14.1", "13.0", "580.65.06", 13000, 0, None, 8)
 OLD = replace(WORKS, driver="570.86.15", supports=12080)
@@ -28,7 +27,7 @@ OLD = replace(WORKS, driver="570.86.15", supports=12080)
 
 def args(**changes: Any) -> Arguments:
     values = {"device": "cuda", "num_nodes": 1, "num_gpus": 8, "rollout_num_gpus": 2, "ray_address": None}
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 @pytest.mark.parametrize(

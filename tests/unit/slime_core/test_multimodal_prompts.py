@@ -26,7 +26,7 @@ from slime.rollout.stored_pictures import decode, put_pictures_away
 from slime.utils.misc import SingletonMeta
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args, refusal
+from tests.helpers.arguments import refusal
 from tests.helpers.pictures import picture, png
 
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -49,7 +49,7 @@ def args_of(folder: Path, **changes: Any) -> Arguments:
         "n_samples_per_prompt": 2,
         "rollout_seed": 1,
     }
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 def samples_of(folder: Path, *rows: dict[str, Any], longest: int | None = None, **changes: Any) -> list[Any]:

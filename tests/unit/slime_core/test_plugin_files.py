@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,7 +58,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_option_has_its_default_name(plugin: Path) -> None:
-    args = Namespace(
+    args = SimpleNamespace(
         custom_loss_function_path="./my_method/plugin.py",
         custom_rm_path="my_method/plugin.py",
         custom_generate_function_path="./my_method/plugin.py:Model",
@@ -90,7 +90,7 @@ def test_each_option_has_its_default_name(plugin: Path) -> None:
 def test_what_a_file_lacks_is_named(plugin: Path, option: str, value: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         name_of_file(option, value)
-    assert resolve_plugin_files(Namespace(**{option: value}))
+    assert resolve_plugin_files(Arguments(**{option: value}))
 
 
 def words(model: Path) -> list[str]:
@@ -131,7 +131,7 @@ def test_a_flag_that_the_core_has_is_refused(plugin: Path, tmp_path: Path, capsy
 
 
 async def test_reward_models_and_classes(plugin: Path) -> None:
-    args = Namespace(weight=2.0)
+    args = SimpleNamespace(weight=2.0)
     long = Sample(prompt="abc", response="ab", metadata={"next_state": "thanks"})
     short = Sample(prompt="a", response="a")
     score = load_reward_function(f"{plugin}:get_reward_model", args)

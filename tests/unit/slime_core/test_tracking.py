@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from slime.args import Arguments
 from slime.tracking.redact import redacted
 from slime.tracking.trackers import run_name
 from slime.utils import logging_utils
-from tests.helpers.arguments import default_args
 
 
 @pytest.fixture
-def args(tmp_path: Path) -> Iterator[Namespace]:
-    values = default_args(
+def args(tmp_path: Path) -> Iterator[Arguments]:
+    values = Arguments(
         run_dir=str(tmp_path / "run"),
         use_tensorboard=False,
         use_wandb=False,
