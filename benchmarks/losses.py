@@ -35,6 +35,7 @@ from benchmarks.own_process import in_own_process
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl
+from slime.args import Arguments
 from slime.arguments.parser import build_parser
 from slime.logprobs.response_rows import log_probs_of_head
 from slime.utils.ppo_utils import compute_log_probs
@@ -96,10 +97,9 @@ class Inputs:
         self.batch |= {"response_lengths": lengths, "total_lengths": lengths}
 
 
-def settings(changes: dict[str, Any]) -> Namespace:
+def settings(changes: dict[str, Any]) -> Arguments:
     """The trainer's arguments at their defaults, with ``changes``."""
-    defaults = vars(build_parser().parse_args([])) | {"eps_clip_high": 0.28}
-    return Namespace(**defaults | changes)
+    return Arguments(**{"eps_clip_high": 0.28} | changes)
 
 
 def ours(inputs: Inputs, changes: dict[str, Any], chunk: int) -> Case:
@@ -130,7 +130,7 @@ def plain(inputs: Inputs, changes: dict[str, Any]) -> Case:
     return run
 
 
-def _reduced(args: Namespace, inputs: Inputs, log_probs: Tensor, entropy: Tensor, reduce: Any) -> Tensor:
+def _reduced(args: Arguments, inputs: Inputs, log_probs: Tensor, entropy: Tensor, reduce: Any) -> Tensor:
     lengths = inputs.batch["response_lengths"]
     split = (list(log_probs.split(lengths)), list(entropy.split(lengths)))
     return LOSSES[args.loss_type](args, inputs.batch, *split, reduce)[0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.weight_receiver import ReceiverProcess
+from slime.args import Arguments
 from slime.weight_sync.broadcast import BroadcastWeightSync
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 
@@ -23,7 +23,7 @@ from slime.weight_sync.buckets import Bucket, BucketBuffer
 class SerialBroadcast(BroadcastWeightSync):
     """See the module."""
 
-    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+    def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         self._only = torch.empty(0, dtype=torch.uint8, device=device)
         self._buffer = BucketBuffer(args.update_weight_buffer_size, device, self._same_buffer)
@@ -38,7 +38,7 @@ class SerialBroadcast(BroadcastWeightSync):
         self._sent()
 
 
-def compare(args: Namespace, weights: dict[str, Tensor], push_seconds: Any, repeats: int) -> dict[str, Any]:
+def compare(args: Arguments, weights: dict[str, Tensor], push_seconds: Any, repeats: int) -> dict[str, Any]:
     """Push ``weights`` ``repeats`` times each way, one after the other; return the seconds and by how much the serial one is slower.
 
     ``ratio_low`` and ``ratio_high`` are the quartiles of the ratios of neighbouring pushes.

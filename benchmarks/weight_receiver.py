@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.machine import REPOSITORY
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.server import engine_environment
@@ -216,7 +217,7 @@ class LocalHandle:
 class ReceiverProcess:
     """A running receiver and its engine handle; end it with ``stop``."""
 
-    def __init__(self, args: Any, spec: dict[str, Any], folder: Path, device: str = "cpu") -> None:
+    def __init__(self, args: Arguments, spec: dict[str, Any], folder: Path, device: str = "cpu") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "spec.json"
         file.write_text(json.dumps(spec))

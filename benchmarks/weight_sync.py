@@ -20,7 +20,6 @@ import statistics
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from benchmarks.figures import record_figure
 from benchmarks.machine import describe_machine
 from benchmarks.push_comparison import compare
 from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
-from slime.arguments.parser import build_parser
+from slime.args import Arguments
 from slime.utils.http_utils import find_available_port
 from slime.weight_sync import WeightSync
 from slime.weight_sync.segments import Mappings, Segment
@@ -175,7 +174,7 @@ class DeviceCopyLimit:
 
 
 def run_path(
-    name: str, args: Namespace, weights: dict[str, Tensor], limit: CopyLimit | DeviceCopyLimit, repeats: int
+    name: str, args: Arguments, weights: dict[str, Tensor], limit: CopyLimit | DeviceCopyLimit, repeats: int
 ) -> dict[str, Any]:
     """Push the weights by one path; return its figures."""
     spec = {key: [list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in weights.items()}
@@ -214,7 +213,7 @@ def run_engine(folder: Path, repeats: int) -> list[dict[str, Any]]:
     with live_engine(engine_arguments(model, folder / "run")) as engine:
         for name, flags in PATHS.items():
             own = {"device": "cpu", "train_dtype": "float32", "run_dir": str(folder), "hf_checkpoint": str(model)}
-            args = Namespace(**(vars(build_parser().parse_args([])) | own | flags))
+            args = Arguments(**own | flags)
             sync = make_weight_sync(args, device=torch.device("cpu"), address="127.0.0.1")
             try:
                 sync.connect([LocalHandle(engine)])
@@ -239,10 +238,10 @@ def verdicts(paths: list[dict[str, Any]], comparison: dict[str, Any]) -> dict[st
     return goals
 
 
-def path_arguments(name: str, folder: str, device: str) -> Namespace:
+def path_arguments(name: str, folder: str, device: str) -> Arguments:
     """Return the arguments of a push by a path."""
     own = SETTINGS | {"device": device, "run_dir": folder, "hf_checkpoint": folder} | paths_on(device)[name]
-    return Namespace(**(vars(build_parser().parse_args([])) | own))
+    return Arguments(**own)
 
 
 def main() -> int:

@@ -19,11 +19,12 @@ from openclaw.config.runtime import RuntimeConfig
 from slime.algorithms.advantages.terms import add_opd_term
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss_of_logits
+from slime.args import Arguments
 
 
 @from_response_rows
 def combine_loss_function(
-    args: Any, batch: dict[str, Any], logits: Any, sum_of_sample_mean: Callable[[torch.Tensor], torch.Tensor]
+    args: Arguments, batch: dict[str, Any], logits: Any, sum_of_sample_mean: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss of a micro-batch and its detached metrics.
 
@@ -33,9 +34,9 @@ def combine_loss_function(
         logits: of the micro-batch, ``[1, T, V]``, or its response rows.
         sum_of_sample_mean: reduces one value per response token of the micro-batch to the sum of sample means.
     """
-    if getattr(args, "use_opd", False):
+    if args.use_opd:
         raise ValueError("--use-opd adds the distillation term already; drop it, or drop --loss-type custom_loss")
-    if getattr(args, "use_tis", False):
+    if args.use_tis:
         raise ValueError("combine_loss has no importance weights; for --use-tis drop --loss-type custom_loss")
     old = batch["rollout_log_probs"] if args.use_rollout_logprobs else batch["log_probs"]
     batch = {**batch, "log_probs": old}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime.args import Arguments
 from openclaw.training.rollout import RolloutOutput, generate_rollout
 
 METHOD = "openclaw_opd_method.OnPolicyDistillation"
 
 
 def generate_rollout_openclaw_opd(
-    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
+    args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutOutput:
     """Return a batch of turns that drew a hint; see `openclaw.training.rollout.generate_rollout`."""
     return generate_rollout(args, rollout_id, data_source, evaluation, method_path=METHOD)

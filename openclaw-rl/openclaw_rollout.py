@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime.args import Arguments
 from openclaw.training.rollout import RolloutOutput, generate_rollout
 
 METHOD = "openclaw_rl_method.BinaryRL"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from benchmarks.fault_parts.checks import Checker, View, journal_lines, say_at_o
 from benchmarks.fault_parts.clients import Clients
 from benchmarks.fault_parts.stage import VICTIMS, Stage, wait_until
 from benchmarks.fault_parts.trainer import Weights
+from slime.args import Arguments
 from openclaw.training.rollout import LedgerDataSource
 
 WEIGHTS = {"runtime": 2, "trainer": 3, "policy": 2, "judge": 2, "writer": 1}
@@ -66,7 +66,7 @@ def run_fast(
         _drain(stage, batch_size)
         trainer_status = stage.end("trainer")
         _check(checker, clients, stage)
-    args = Namespace(save=str(folder), run_dir=str(folder))
+    args = Arguments(save=str(folder), run_dir=str(folder))
     source = LedgerDataSource(args)
     source.load(Weights.load(folder).rollout_id)
     source.ledger.close()

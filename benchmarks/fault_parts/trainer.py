@@ -14,7 +14,6 @@ import random
 import signal
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from slime.args import Arguments
 from openclaw.training.rollout import LedgerDataSource, collect
 from slime.utils.process import watch_lifeline
 
@@ -68,7 +68,7 @@ class Trainer:
         self.policy_url: str = arguments.policy_url
         self.save_interval: int = arguments.save_interval
         self.step_seconds: float = arguments.step_seconds
-        self.args = Namespace(
+        self.args = Arguments(
             save=str(self.folder),
             run_dir=str(self.folder),
             rollout_batch_size=arguments.batch_size,

@@ -6,7 +6,6 @@ four corners: ``(p(T, V) - p(t, V) - p(T, v) + p(t, v)) / ((T - t) (V - v))`` by
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from benchmarks.own_process import in_own_process
 from benchmarks.trainer_parts.our_step import arguments
 from benchmarks.trainer_parts.samples import samples
 from benchmarks.trainer_parts.shapes import Shape, build
+from slime.args import Arguments
 from slime.backends.fsdp_utils.model import build_policy
 from slime.backends.fsdp_utils.train_step import log_prob_pass
 from slime.backends.trainer.rollout_data import RolloutShard
@@ -31,12 +31,12 @@ NO_GROWTH = 0.1
 WHOLE = 1 << 30
 
 
-def pass_peaks(passes: Sequence[tuple[Namespace, dict[str, Any]]]) -> list[int]:
+def pass_peaks(passes: Sequence[tuple[Arguments, dict[str, Any]]]) -> list[int]:
     """Bytes of each pass above what its model needs; for a process of its own."""
     return [_pass_peak(*one) for one in passes]
 
 
-def _pass_peak(args: Namespace, data: dict[str, Any]) -> int:
+def _pass_peak(args: Arguments, data: dict[str, Any]) -> int:
     torch.set_num_threads(1)
     device = torch.device(args.device)
     dist.init_process_group(
@@ -64,7 +64,7 @@ def measure(
     starting CUDA takes seconds and its allocator knows what is in use.
     """
     rows: list[dict[str, Any]] = []
-    passes: list[tuple[Namespace, dict[str, Any]]] = []
+    passes: list[tuple[Arguments, dict[str, Any]]] = []
     places: list[tuple[dict[str, Any], str]] = []
     for vocabulary in vocabularies:
         model = build(replace(shape, vocab_size=vocabulary), folder / f"vocabulary-{vocabulary}")

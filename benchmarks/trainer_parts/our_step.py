@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ import torch
 
 from benchmarks.losses import settings
 from benchmarks.trainer_parts.meter import Meter
+from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.rollout.train_data import split_by_dp
 from slime.utils.http_utils import find_available_port
 
 
-def arguments(given: dict[str, Any]) -> Namespace:
+def arguments(given: dict[str, Any]) -> Arguments:
     """The trainer's arguments for one batch as one step; ``given``: model, device, and flags by attribute."""
     changes = {"use_rollout_logprobs": True, "num_rollout": 1000, "num_steps_per_rollout": 1, **given}
     return settings(changes)

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.trainer_parts.meter import Meter
+from slime.args import Arguments
 
 GROUP = 2
 
@@ -37,13 +38,13 @@ class InTurn(TrainerCallback):
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Arguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Wait."""
         if self.meter.wait() is None:
             sys.exit(0)
         self.meter.begin()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Arguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Answer."""
         self.meter.end()
 

@@ -5,10 +5,10 @@ Guarantee: what a dry run prints is what `slime.arguments.memory_budget` checks 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 
 from openclaw.launch.profiles import Profile
+from slime.args import Arguments
 from slime.arguments.dry_run import of_machine
 from slime.arguments.memory_budget import Budget, budget_of
 from slime.arguments.memory_budget.fixes import Fix, as_flags
@@ -35,7 +35,7 @@ def as_variables(change: Fix) -> str:
     return f"{VARIABLES[name]}={1 if value is True else value}"
 
 
-def plan_budget(profile: Profile, args: Namespace, gpu_ids: Sequence[int] | None, problems: Sequence[str]) -> Budget:
+def plan_budget(profile: Profile, args: Arguments, gpu_ids: Sequence[int] | None, problems: Sequence[str]) -> Budget:
     """Return the budget of derived arguments; empty where ``problems`` are not of this machine alone, or nothing has a place."""
     if not all(of_machine(problem) for problem in problems):
         return Budget(())

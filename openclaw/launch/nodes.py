@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
 from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
+from slime.args import Arguments, required
 
 DEFAULT_PORT = 6379
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -44,12 +44,19 @@ def check_nodes(values: Mapping[str, Value], gpu_ids: tuple[int, ...] | None, en
         raise ConfigError("\n  - ".join(["several machines:", *problems]) if len(problems) > 1 else problems[0])
 
 
-def node_command(args: Namespace, values: Mapping[str, Value]) -> tuple[str, ...]:
+def node_command(args: Arguments, values: Mapping[str, Value]) -> tuple[str, ...]:
     """Return the command of a machine that is not the head; flags given after the script's name count here too."""
     own = ("--node-address", str(values["node_addr"])) if values["node_addr"] else ()
     return (
         *(sys.executable, "-m", "slime.ray.worker_node"),
-        *("--head-address", args.head_address, "--num-gpus", str(args.num_gpus_per_node), "--device", args.device),
+        *(
+            "--head-address",
+            required("--head-address", args.head_address),
+            "--num-gpus",
+            str(args.num_gpus_per_node),
+            "--device",
+            args.device,
+        ),
         *("--timeout", f"{args.node_timeout:g}"),
         *("--log", str(Path(args.run_dir) / "logs" / f"ray-node-{values['node_rank']}.log"), *own),
     )

@@ -10,7 +10,6 @@ import argparse
 import os
 import re
 import sys
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from openclaw.launch.methods import METHODS, MethodLines, find_method
 from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
+from slime.args import Arguments
 from openclaw.training.live_losses import unfed_loss
 from slime.arguments.cluster import check_asynchronous
 from slime.arguments.critic import critic_gpus
@@ -71,7 +71,7 @@ class Plan:
     variables: Mapping[str, Resolved]
     runtime: RuntimeConfig
     sections: Mapping[str, tuple[str, ...]]
-    args: Namespace
+    args: Arguments
     problems: tuple[str, ...]
     command: tuple[str, ...]
     environment: Mapping[str, str]

@@ -16,6 +16,7 @@ from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
+from slime.args import Arguments
 from openclaw.runtime.process import RuntimeSupervisor, answers, free_port
 from slime.utils.process import spawn
 
@@ -38,14 +39,16 @@ _supervisors: dict[str, RuntimeSupervisor] = {}
 _supervisors_lock = threading.Lock()
 
 
-def ledger_path(args: Any, environment: Mapping[str, str] = os.environ) -> Path:
+def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path:
     """Return the ledger file: ``OPENCLAW_LEDGER``, else next to the checkpoints (``--save``), else in ``--run-dir``."""
     if environment.get("OPENCLAW_LEDGER"):
         return Path(environment["OPENCLAW_LEDGER"]).absolute()
     return Path(args.save or args.run_dir).absolute() / LEDGER_NAME
 
 
-def runtime_environment(args: Any, method_path: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def runtime_environment(
+    args: Arguments, method_path: str, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """Return the environment of the runtime process: the caller's variables, over values from the arguments.
 
     The child imports from where this process does. The addresses, the ledger, the temperature, the teacher and its
@@ -56,7 +59,7 @@ def runtime_environment(args: Any, method_path: str, environment: Mapping[str, s
         ValueError: when the run has no judge engine, or could train none of its turns.
         ConfigError: when a variable has a value that cannot be used.
     """
-    if not getattr(args, "prm_router_ip", None):
+    if not args.prm_router_ip:
         raise ValueError("judging needs an engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH")
     decided = {
         "OPENCLAW_METHOD": method_path,
@@ -91,8 +94,8 @@ def runtime_environment(args: Any, method_path: str, environment: Mapping[str, s
     return result
 
 
-def _first_set(args: Any, attributes: tuple[str, ...]) -> Any:
-    values = (getattr(args, attribute, None) for attribute in attributes)
+def _first_set(args: Arguments, attributes: tuple[str, ...]) -> Any:
+    values = (getattr(args, attribute) for attribute in attributes)
     return next((value for value in values if value is not None), None)
 
 
@@ -147,7 +150,7 @@ def supervise(environment: Mapping[str, str], log_path: Path) -> tuple[RuntimeSu
     return supervisor, url
 
 
-def start_runtime(args: Any, method_path: str) -> RuntimeSupervisor:
+def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
     """Return the supervisor of the runtime process, starting both at the first call."""
     with _supervisors_lock:
         if method_path not in _supervisors:

@@ -10,7 +10,6 @@ import logging
 import os
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import LEDGER_NAME, RUNTIME_LOG_NAME, supervise
 from openclaw.server.options import ServerOptions
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.utils.process import StopRequested
@@ -69,7 +69,7 @@ def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
 @contextmanager
 def running_engine(options: ServerOptions, folder: Path, context_length: int) -> Iterator[SGLangEngine]:
     """Start an engine; it is gone when the block ends."""
-    arguments = Namespace(
+    arguments = Arguments(
         run_dir=str(folder),
         hf_checkpoint=options.model,
         prm_model_path=None,

@@ -12,6 +12,7 @@ from typing import Any
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question, together
 from openclaw.judge.votes import majority
+from slime.args import Arguments
 from slime.rollout import sglang_rollout
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
@@ -20,12 +21,14 @@ NEXT_STATE = "next_state"
 load_judge_tokenizer = lru_cache(maxsize=1)(load_tokenizer)
 
 
-async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False) -> Sample:
+async def generate(
+    args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample:
     """Let the policy engine answer ``sample.prompt``; the same in evaluation."""
     return await sglang_rollout.generate(args, sample, sampling_params)
 
 
-async def judge_reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) -> Any:
+async def judge_reward(args: Arguments, sample: Sample | list[Sample], **kwargs: Any) -> Any:
     """Return ``{"score", "acc", "reason"}`` of a sample, or a list of them for a list.
 
     ``sample.metadata["next_state"]``, the messages that follow the reply or the text of a user's message, is what the
@@ -38,7 +41,7 @@ async def judge_reward(args: Any, sample: Sample | list[Sample], **kwargs: Any) 
         return {"score": 0.0, "acc": 0.0, "reason": "no_next_state"}
     if isinstance(next_state, str):
         next_state = [{"role": "user", "content": next_state}]
-    if not getattr(args, "prm_router_ip", None):
+    if not args.prm_router_ip:
         raise ValueError(
             "scoring replies needs a judge engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH"
         )

@@ -6,7 +6,7 @@ column for the policy's own top K at the sampled state, which the hybrid loss ne
 
 from __future__ import annotations
 
-from typing import Any
+from slime.args import Arguments
 
 HYBRID_MODULE = "slime.algorithms.losses.hybrid_distillation"
 TOPK_MODULE = "slime.algorithms.losses.topk_distillation"
@@ -20,7 +20,7 @@ TOPK_COMMAND = (
 )
 
 
-def unfed_loss(args: Any, method_path: str, module: str | None = None) -> str | None:
+def unfed_loss(args: Arguments, method_path: str, module: str | None = None) -> str | None:
     """Return why live turns cannot feed the custom loss of ``args``, and what to type instead; None when they can.
 
     Args:
@@ -28,7 +28,7 @@ def unfed_loss(args: Any, method_path: str, module: str | None = None) -> str | 
         method_path: ``module.attribute`` of the method.
         module: where the loss function is defined; default: what its path says.
     """
-    if getattr(args, "loss_type", None) != "custom_loss" or not args.custom_loss_function_path:
+    if args.loss_type != "custom_loss" or not args.custom_loss_function_path:
         return None
     path = args.custom_loss_function_path
     module = module or path.rpartition(".")[0]

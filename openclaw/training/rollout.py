@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
+from slime.args import Arguments
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import check_runtime, ledger_path, start_runtime, stop_runtime
 from openclaw.training.live_losses import unfed_loss
@@ -41,7 +42,7 @@ T = TypeVar("T")
 class LedgerDataSource(DataSource):
     """``--data-source-path openclaw.training.rollout.LedgerDataSource``: ties the ledger to checkpoints and live weights."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Arguments) -> None:
         self.args = args
         self.ledger = Ledger(ledger_path(args))
         self.stopped = threading.Event()
@@ -87,7 +88,7 @@ class LedgerDataSource(DataSource):
 
 
 def generate_rollout(
-    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False, *, method_path: str
+    args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False, *, method_path: str
 ) -> RolloutOutput:
     """Return the batch of ``rollout_id``, waiting until the conversations gave enough samples.
 
@@ -120,9 +121,9 @@ def generate_rollout(
     return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
 
 
-def check_arguments(args: Any, data_source: Any, method_path: str) -> None:
+def check_arguments(args: Arguments, data_source: Any, method_path: str) -> None:
     """Raise ValueError for arguments under which judged turns would not be trained as they are."""
-    path = getattr(args, "custom_loss_function_path", None)
+    path = args.custom_loss_function_path
     problem = unfed_loss(args, method_path, getattr(load_function(path), "__module__", None) if path else None)
     if problem:
         raise ValueError(problem)
@@ -142,7 +143,7 @@ def check_arguments(args: Any, data_source: Any, method_path: str) -> None:
 
 
 def collect(
-    args: Any, rollout_id: int, source: LedgerDataSource, supervisor: RuntimeSupervisor
+    args: Arguments, rollout_id: int, source: LedgerDataSource, supervisor: RuntimeSupervisor
 ) -> tuple[list[Sample], int]:
     """Lease a full batch; return it and how many samples were dropped as stale.
 

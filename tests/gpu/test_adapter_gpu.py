@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.figures import record_figure
+from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.adapter_checks import LORA, check_requests_keep_their_adapter
 from tests.helpers.gpu_engine import BFLOAT16, GPU, engine_on_gpu, run_on_gpu
@@ -19,17 +19,17 @@ pytestmark = needs("sglang", "peft")
 
 
 @pytest.fixture(scope="module")
-def args(small_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+def args(small_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Arguments:
     return run_on_gpu(small_qwen, tmp_path_factory.mktemp("adapter-engine"), use_lora=True, **LORA)
 
 
 @pytest.fixture(scope="module")
-def engine(args: Namespace) -> Iterator[SGLangEngine]:
+def engine(args: Arguments) -> Iterator[SGLangEngine]:
     with engine_on_gpu(args) as engine:
         yield engine
 
 
-def test_each_request_has_the_adapter_it_began_with(args: Namespace, engine: SGLangEngine, small_qwen: Path) -> None:
+def test_each_request_has_the_adapter_it_began_with(args: Arguments, engine: SGLangEngine, small_qwen: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(small_qwen, dtype=torch.bfloat16).to(GPU).eval()

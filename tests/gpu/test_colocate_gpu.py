@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.backends.trainer.offload import HostMemory
 from slime.weight_sync.transports import make_weight_sync
 from tests.helpers import megatron_ranks, tiny_random, trainer, trainer_ranks
-from tests.helpers.arguments import default_args
 from tests.helpers.weight_receivers import rank_zero
 
 GPU = torch.device("cuda", 0)
@@ -101,7 +101,7 @@ def test_nothing_of_megatron_is_left_on_the_gpu(tiny_random_tied_model: Path, tm
 def test_an_engine_gives_its_memory_and_answers_as_before(larger_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch_memory_saver", reason="needs SGLang with CUDA")
     own = {"device": "cuda", "colocate": True, "offload_rollout": True, "update_weight_transport": "shared"}
-    args = default_args(
+    args = Arguments(
         **own,
         run_dir=str(tmp_path),
         hf_checkpoint=str(larger_model),

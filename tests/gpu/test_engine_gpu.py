@@ -5,7 +5,6 @@ The bodies are those of `tests/integration/test_engine_live.py`, which holds the
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from benchmarks.figures import record_figure
 from benchmarks.weight_receiver import LocalHandle
+from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.weight_sync.transports import make_weight_sync
 from tests.helpers.engine_checks import check_streams_through_updates, check_the_trainer_agrees
@@ -26,12 +26,12 @@ pytestmark = needs("sglang")
 
 
 @pytest.fixture(scope="module")
-def args(small_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+def args(small_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Arguments:
     return run_on_gpu(small_qwen, tmp_path_factory.mktemp("engine"), update_weight_transport="shared", share_gpu=True)
 
 
 @pytest.fixture(scope="module")
-def engine(args: Namespace) -> Iterator[SGLangEngine]:
+def engine(args: Arguments) -> Iterator[SGLangEngine]:
     with engine_on_gpu(args) as engine:
         yield engine
 
@@ -47,7 +47,7 @@ def references(small_qwen: Path) -> list[Any]:
 
 
 def test_tokens_are_those_of_the_version_they_name(
-    args: Namespace, engine: SGLangEngine, references: list[Any]
+    args: Arguments, engine: SGLangEngine, references: list[Any]
 ) -> None:
     """Whole weights by CUDA IPC under eight streams, compared by checksum after every push."""
     named = [dict(model.named_parameters()) for model in references]
@@ -76,7 +76,7 @@ def test_tokens_are_those_of_the_version_they_name(
     record_figure("engine/push of 0.6B by CUDA IPC with checksums", min(seconds), "s")
 
 
-def test_the_trainer_agrees_before_and_after_a_push(args: Namespace, engine: SGLangEngine) -> None:
+def test_the_trainer_agrees_before_and_after_a_push(args: Arguments, engine: SGLangEngine) -> None:
     """The trainer in bfloat16 scores what the engine sampled, before and after a step of its own and a checked push."""
     found = check_the_trainer_agrees(engine, args, BFLOAT16)
     for when, values in (("before", found.before), ("after", found.after)):

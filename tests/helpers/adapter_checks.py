@@ -6,7 +6,6 @@ The CPU's run is `tests/integration/test_adapter_live.py`, that on a GPU `tests/
 from __future__ import annotations
 
 import copy
-from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.engine_streams import (
     WAIT_SECONDS,
@@ -73,7 +73,7 @@ def error_of(result: Stream, version: str, model: Any, tolerance: Tolerance) -> 
 
 
 def check_requests_keep_their_adapter(
-    args: Namespace,
+    args: Arguments,
     engine: SGLangEngine,
     base: Any,
     tolerance: Tolerance,

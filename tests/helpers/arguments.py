@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from argparse import Namespace
-from typing import Any
-
 import pytest
 
-from slime.arguments import build_parser, parse_args
-
-
-@functools.cache
-def _defaults() -> dict[str, Any]:
-    return vars(build_parser().parse_args([]))
-
-
-def default_args(**changes: Any) -> Namespace:
-    """Return every flag's default, not derived and not checked; ``changes`` replace values or add some."""
-    own = {name: value.copy() if isinstance(value, list | dict) else value for name, value in _defaults().items()}
-    return Namespace(**(own | changes))
+from slime.arguments import parse_args
 
 
 def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:

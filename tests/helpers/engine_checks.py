@@ -5,7 +5,6 @@ The CPU's runs are in `tests/integration/test_engine_live.py`, those on a GPU in
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.trainer.rollout_data import RolloutShard
@@ -67,7 +67,7 @@ class Agreement:
     moved: torch.Tensor
 
 
-def check_the_trainer_agrees(engine: SGLangEngine, args: Namespace, tolerance: Tolerance) -> Agreement:
+def check_the_trainer_agrees(engine: SGLangEngine, args: Arguments, tolerance: Tolerance) -> Agreement:
     """Sample, take an optimizer step on the samples, push, sample again; the trainer must score both as the engine did.
 
     ``args``: the trainer's, at the engine's temperature; the engine has version 1 afterwards.
@@ -113,7 +113,7 @@ def as_training_data(results: Sequence[Stream]) -> dict[str, Any]:
     }
 
 
-def scored(actor: FSDPTrainActor, args: Namespace, results: Sequence[Stream]) -> list[torch.Tensor]:
+def scored(actor: FSDPTrainActor, args: Arguments, results: Sequence[Stream]) -> list[torch.Tensor]:
     """Return the trainer's log probabilities of each stream's tokens."""
     shard = RolloutShard(shards(args, as_training_data(results), 1)[0])
     values = dict(zip(shard.partition, actor._log_probs(shard, reference=False), strict=True))

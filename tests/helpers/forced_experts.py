@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.rollout.routed_experts import expert_shape
 from slime.utils.types import EXPERTS
 from tests.helpers.reference_loss import reference
@@ -27,7 +27,7 @@ def random_experts(checkpoint: str, tokens: list[list[int]]) -> list[np.ndarray]
     return found
 
 
-def forced_reference(args: Namespace, data: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
+def forced_reference(args: Arguments, data: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
     """Return the loss and the gradients of ``reference``, with the experts of ``data``; the last token of a sample has the first."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
+from types import SimpleNamespace
 
 import torch
 
@@ -12,7 +12,7 @@ from slime.utils.types import Sample
 
 
 def keep_all(args, group, **kwargs):
-    return Namespace(keep=True, reason=None)
+    return SimpleNamespace(keep=True, reason=None)
 
 
 def remove_truncated(args, groups):

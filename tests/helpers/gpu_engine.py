@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.arguments import default_args
@@ -29,7 +29,7 @@ ENGINE = {
 """Room for the trainer beside it, and few graphs to capture: those of the batches that the tests have."""
 
 
-def run_on_gpu(model: Path, run_dir: Path, **changes: Any) -> Namespace:
+def run_on_gpu(model: Path, run_dir: Path, **changes: Any) -> Arguments:
     """Return the arguments of a run whose engine serves ``model`` beside the trainer and whose pushes are checked.
 
     ``changes`` replace values; a CPU's run of the same body changes device and dtype.
@@ -50,14 +50,14 @@ def run_on_gpu(model: Path, run_dir: Path, **changes: Any) -> Namespace:
         "eps_clip_high": 0.28,
     }
     values = own | ENGINE | changes
-    known = vars(default_args())
+    known = vars(Arguments())
     unknown = [name for name in values if name not in known]
     assert not unknown, f"no flag sets {unknown}"
-    return default_args(**values)
+    return Arguments(**values)
 
 
 @contextmanager
-def engine_on_gpu(args: Namespace) -> Iterator[SGLangEngine]:
+def engine_on_gpu(args: Arguments) -> Iterator[SGLangEngine]:
     """Start the policy engine of ``args`` on GPU 0."""
     engine = SGLangEngine(args, EngineSpec("policy", 0, 1, (0,)))
     try:

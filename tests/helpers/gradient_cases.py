@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slime.args import Arguments
 from tests.helpers import forced_experts, trainer
 from tests.helpers.reference_loss import reference
 from tests.helpers.tolerance import MODEL, assert_near
@@ -107,7 +107,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 TOP = 4
 
 
-def data_of(args: Namespace) -> dict[str, Any]:
+def data_of(args: Arguments) -> dict[str, Any]:
     """The training data, with what the loss and the estimator of ``args`` ask for besides."""
     data = trainer.train_data()
     rng = random.Random(9)
@@ -132,7 +132,7 @@ def check(model: Path, name: str, outcome: Any) -> None:
     check_case(trainer.trainer_args(model, **CASES[name]), outcome)
 
 
-def check_case(args: Namespace, outcome: Any, dtype: torch.dtype = torch.float32, roundings: int = MODEL) -> None:
+def check_case(args: Arguments, outcome: Any, dtype: torch.dtype = torch.float32, roundings: int = MODEL) -> None:
     """As :func:`check`, for arguments, and a step that computed in ``dtype`` and rounded to it ``roundings`` times."""
     metrics, gradients, adapters = outcome
     loss, expected = reference(args, data_of(args), adapters or None)

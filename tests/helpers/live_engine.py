@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.utils.process import group_alive
@@ -18,9 +18,9 @@ from tests.helpers.waiting import wait_until
 CONTEXT_LENGTH = 4096
 
 
-def engine_arguments(model: Path, run_dir: Path) -> Namespace:
+def engine_arguments(model: Path, run_dir: Path) -> Arguments:
     """Return the arguments of a run whose policy engine serves ``model`` on a CPU."""
-    return Namespace(
+    return Arguments(
         run_dir=str(run_dir),
         hf_checkpoint=str(model),
         prm_model_path=None,
@@ -53,7 +53,7 @@ def gone(files: set[str]) -> None:
 
 
 @contextmanager
-def live_engine(args: Namespace) -> Iterator[SGLangEngine]:
+def live_engine(args: Arguments) -> Iterator[SGLangEngine]:
     """Start the policy engine of ``args``; it is gone with all its processes when the block ends."""
     engine = SGLangEngine(args, EngineSpec("policy", 0, 1))
     engine.start()

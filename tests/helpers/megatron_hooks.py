@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from typing import Any
 
+from slime.args import Arguments
+
 CALLS = "MEGATRON_HOOK_CALLS"
-_GIVEN: list[Namespace] = []
+_GIVEN: list[Arguments] = []
 
 
 def calls() -> list[str]:
@@ -19,7 +20,7 @@ def _note(text: str) -> None:
     os.environ[CALLS] = " ".join([*calls(), text])
 
 
-def init(args: Namespace) -> None:
+def init(args: Arguments) -> None:
     """--custom-megatron-init-path."""
     from megatron.core import parallel_state
 
@@ -52,13 +53,13 @@ def model_provider(pre_process: bool = True, post_process: bool = True) -> Any:
     )
 
 
-def before_log_prob(args: Namespace, model: Any, store_prefix: str) -> None:
+def before_log_prob(args: Arguments, model: Any, store_prefix: str) -> None:
     """--custom-megatron-before-log-prob-hook-path."""
     _note(f"{store_prefix}log_probs:{len(model)}")
 
 
 def before_train_step(
-    args: Namespace, rollout_id: int, step_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any
+    args: Arguments, rollout_id: int, step_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any
 ) -> None:
     """--custom-megatron-before-train-step-hook-path."""
     _note(f"step:{rollout_id}:{step_id}:{opt_param_scheduler.steps}")

@@ -5,25 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.managers
 import warnings
-from argparse import Namespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.arguments.megatron import MEGATRON
+from slime.args import Arguments
 from slime.backends.trainer.offload import storage_of
 from tests.helpers import gradient_cases, megatron_hooks, trainer
 
 CPU = torch.device("cpu")
 
 
-def megatron_args(model: str, **changes: Any) -> Any:
+def megatron_args(model: str, **changes: Any) -> Arguments:
     """Return the trainer's arguments for the Megatron back end."""
-    defaults = {option.attribute: option.default for option in MEGATRON.options}
     chosen = {"train_backend": "megatron", "transformer_impl": "local"}
-    return Namespace(**(defaults | vars(trainer.trainer_args(model)) | chosen | changes))
+    return trainer.trainer_args(model).changed(**chosen | changes)
 
 
 def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, Any]]], out: str) -> None:
@@ -41,7 +39,7 @@ def parity(rank: int, world_size: int, cases: list[tuple[str, dict[str, Any]]], 
         torch.save(results, out)
 
 
-def _three_steps(args: Any, rank: int, world_size: int, path: str) -> dict[str, Any]:
+def _three_steps(args: Arguments, rank: int, world_size: int, path: str) -> dict[str, Any]:
     from slime.algorithms.advantages import compute_advantages
     from slime.arguments import placement
     from slime.backends.megatron_utils import parallel, train_step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
@@ -10,12 +9,13 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
+from slime.args import Arguments
 from tests.helpers.reference_policy import reference_advantages, reference_policy_loss, reference_value_loss
 from tests.helpers.reference_steps import adamw_steps
 
 
 def reference(
-    args: Namespace, data: dict[str, Any], lora: dict[str, Tensor] | None = None
+    args: Arguments, data: dict[str, Any], lora: dict[str, Tensor] | None = None
 ) -> tuple[float, dict[str, Tensor]]:
     """Return the step's loss and the gradient of every trainable parameter, by the checkpoint's names.
 
@@ -55,7 +55,7 @@ def reference(
 
 
 def reference_critic(
-    args: Namespace, data: dict[str, Any], head: dict[str, Tensor], steps: int = 1
+    args: Arguments, data: dict[str, Any], head: dict[str, Tensor], steps: int = 1
 ) -> tuple[list[Tensor], dict[str, Any]]:
     """Return the values of each sample at the start, and of ``steps`` steps towards the returns these give what `adamw_steps` does.
 
@@ -130,7 +130,7 @@ def _batch(data: dict[str, Any], new: list[Tensor], ref: list[Tensor], *, from_e
     }
 
 
-def _negative_log_likelihood(args: Namespace, batch: dict[str, Any], new: list[Tensor]) -> Tensor:
+def _negative_log_likelihood(args: Arguments, batch: dict[str, Any], new: list[Tensor]) -> Tensor:
     sums = [(-values * mask).sum() for values, mask in zip(new, batch["loss_masks"], strict=True)]
     if not args.calculate_per_token_loss:
         sums = [total / mask.sum() for total, mask in zip(sums, batch["loss_masks"], strict=True)]

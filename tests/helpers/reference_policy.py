@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from slime.args import Arguments
 
 
 def random_batch(
@@ -37,7 +38,7 @@ def random_batch(
     return batch, near(old), streams(rng.random)
 
 
-def reference_advantages(args: Namespace, batch: dict[str, Any]) -> list[Tensor]:
+def reference_advantages(args: Arguments, batch: dict[str, Any]) -> list[Tensor]:
     """Return float64 advantages of any estimator, with the teacher's term and the whitening."""
     rows = []
     for i, mask in enumerate(batch["loss_masks"]):
@@ -123,7 +124,7 @@ def whitened(values: list[list[float]], masks: list[list[int]]) -> list[list[flo
     return [[(value - mean) / deviation for value in row] for row in values]
 
 
-def reference_policy_loss(args: Namespace, batch: dict[str, Any], new: list[Tensor], entropy: list[Tensor]) -> Tensor:
+def reference_policy_loss(args: Arguments, batch: dict[str, Any], new: list[Tensor], entropy: list[Tensor]) -> Tensor:
     """Return the sum over samples (or tokens) that the trainer divides by the step's denominator."""
     total = torch.zeros((), dtype=torch.float64)
     for i, masks in enumerate(batch["loss_masks"]):
@@ -149,7 +150,7 @@ def _mean(values: list[Tensor], kept: list[int]) -> Tensor:
     )
 
 
-def _surrogate(args: Namespace, batch: dict[str, Any], i: int, t: int, new: list[Tensor], kept: list[int]) -> Tensor:
+def _surrogate(args: Arguments, batch: dict[str, Any], i: int, t: int, new: list[Tensor], kept: list[int]) -> Tensor:
     old, advantage = batch["log_probs"][i], batch["advantages"][i][t]
     low, high = 1 - args.eps_clip, 1 + args.eps_clip_high
     ratio = torch.exp(new[i][t] - old[t])
@@ -163,7 +164,7 @@ def _surrogate(args: Namespace, batch: dict[str, Any], i: int, t: int, new: list
     return -objective
 
 
-def _kl(args: Namespace, batch: dict[str, Any], i: int, t: int, new: list[Tensor]) -> Tensor:
+def _kl(args: Arguments, batch: dict[str, Any], i: int, t: int, new: list[Tensor]) -> Tensor:
     d = new[i][t] - batch["ref_log_probs"][i][t]
     estimate = {"k1": d, "k2": d * d / 2}.get(args.kl_loss_type, torch.exp(-d) - 1 + d)
     if args.kl_loss_type == "low_var_kl":
@@ -175,7 +176,7 @@ def _ratio(batch: dict[str, Any], i: int, t: int) -> float:
     return math.exp(float(batch["log_probs"][i][t] - batch["rollout_log_probs"][i][t]))
 
 
-def _weight(args: Namespace, batch: dict[str, Any], i: int, t: int) -> float:
+def _weight(args: Arguments, batch: dict[str, Any], i: int, t: int) -> float:
     if not args.use_tis:
         return 1.0
     ratio = _ratio(batch, i, t)
@@ -185,7 +186,7 @@ def _weight(args: Namespace, batch: dict[str, Any], i: int, t: int) -> float:
     return ratio if inside or args.custom_tis_function_path.endswith("sequence_rejection") else 0.0
 
 
-def _rejected(args: Namespace, batch: dict[str, Any], i: int, kept: list[int]) -> list[bool]:
+def _rejected(args: Arguments, batch: dict[str, Any], i: int, kept: list[int]) -> list[bool]:
     path = (args.custom_tis_function_path or "") if args.use_tis else ""
     ratios = [_ratio(batch, i, t) for t in range(len(kept))]
     if path.endswith("sequence_rejection"):
@@ -196,7 +197,7 @@ def _rejected(args: Namespace, batch: dict[str, Any], i: int, kept: list[int]) -
     return [not args.tis_clip_low <= ratio <= args.tis_clip for ratio in ratios]
 
 
-def _opsm(args: Namespace, batch: dict[str, Any], i: int, t: int, new: list[Tensor], kept: list[int]) -> float:
+def _opsm(args: Arguments, batch: dict[str, Any], i: int, t: int, new: list[Tensor], kept: list[int]) -> float:
     if not args.use_opsm or batch["advantages"][i][t] >= 0:
         return 1.0
     moved = _mean([batch["log_probs"][i][s] - new[i][s].detach() for s in range(len(kept))], kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,10 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
+from slime.args import Arguments
 
-def log_probs_of(model: Any, weights: dict[str, Tensor], args: Namespace, data: dict[str, Any]) -> list[Tensor]:
+
+def log_probs_of(model: Any, weights: dict[str, Tensor], args: Arguments, data: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` log probabilities of every response of ``data``."""
     found = []
     for tokens, response in zip(data["tokens"], data["response_lengths"], strict=True):
@@ -40,7 +41,7 @@ def by_expert(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def adamw_steps(
-    args: Namespace, weights: dict[str, Tensor], loss_of: Callable[[], Tensor], steps: int
+    args: Arguments, weights: dict[str, Tensor], loss_of: Callable[[], Tensor], steps: int
 ) -> dict[str, Any]:
     """Return the ``losses`` of the steps of AdamW, the ``gradients`` of the first one, and the weights ``after`` all.
 
@@ -69,7 +70,7 @@ def adamw_steps(
     return result | {"after": {name: value.detach() for name, value in weights.items()}}
 
 
-def sft_steps(args: Namespace, data: dict[str, Any], steps: int) -> dict[str, Any]:
+def sft_steps(args: Arguments, data: dict[str, Any], steps: int) -> dict[str, Any]:
     """Return ``log_probs`` at the start, and of the steps what :func:`adamw_steps` does."""
     model = AutoModelForCausalLM.from_pretrained(
         args.hf_checkpoint, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import warnings
-from argparse import Namespace
 from typing import Any
 from unittest.mock import patch
 
@@ -60,6 +59,6 @@ def choices(
     data = trainer.train_data(6)
     data["rewards"] = random.Random(1).choices([-1.0, 1.0], k=6)
     with patch.object(ExpertChoice, "get_replay_topk", watched):
-        actor.train(0, split_by_dp(data, 1, Namespace(**(vars(args) | {"global_batch_size": 3})))[0])
+        actor.train(0, split_by_dp(data, 1, args.changed(global_batch_size=3))[0])
     actor.shutdown()
     return found

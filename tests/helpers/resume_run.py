@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-from argparse import Namespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from benchmarks.fault_parts.trainer import NoRuntime
 from openclaw.ledger.records import Verdict, VersionSpan
 from openclaw.ledger.store import Ledger
+from slime.args import Arguments
 from openclaw.runtime.start import ledger_path
 from openclaw.training.rollout import LedgerDataSource, collect
 from openclaw.training.samples import make_sample
@@ -51,9 +51,9 @@ def fill_ledger(folder: str) -> None:
     with_ledger.close()
 
 
-def source_args(folder: str) -> Namespace:
+def source_args(folder: str) -> Arguments:
     """What the ledger's data source reads."""
-    return Namespace(
+    return Arguments(
         save=folder, run_dir=folder, rollout_batch_size=BATCH, max_weight_staleness=None, stale_samples="drop"
     )
 
@@ -81,7 +81,7 @@ def run(
         if source is not None:
             samples, _ = collect(source.args, rollout_id, source, NoRuntime())  # type: ignore[arg-type]
             batches[rollout_id] = [sample.metadata["ledger_id"] for sample in samples]
-            whole = Namespace(**(vars(args) | {"global_batch_size": BATCH}))
+            whole = args.changed(global_batch_size=BATCH)
             shared = [split_by_dp(convert(whole, samples), world_size, whole)]
         dist.broadcast_object_list(shared, src=0)
         return shared[0][rank]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from slime.args import Arguments
 
-def rollout_args(run_dir: Path, **changes: Any) -> Namespace:
+
+def rollout_args(run_dir: Path, **changes: Any) -> Arguments:
     """Return the arguments of a run in ``run_dir``; ``changes`` replace values."""
     values: dict[str, Any] = {
         "save": None,
@@ -35,4 +36,4 @@ def rollout_args(run_dir: Path, **changes: Any) -> Namespace:
     }
     unknown = set(changes) - set(values)
     assert not unknown, unknown
-    return Namespace(**(values | changes))
+    return Arguments(**(values | changes))

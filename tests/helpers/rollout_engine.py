@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,11 @@ import httpx
 import numpy as np
 import pytest
 
+from slime.args import Arguments
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
-from tests.helpers.arguments import default_args
 from tests.helpers.mock_engine import logprob_of
 
 REPLY = (1, 2, 3)
@@ -102,7 +101,7 @@ class RolloutEngine:
             self.running -= 1
 
 
-def prompt_source(args: Namespace, folder: Path, **changes: Any) -> RolloutDataSourceWithBuffer:
+def prompt_source(args: Arguments, folder: Path, **changes: Any) -> RolloutDataSourceWithBuffer:
     """A data source of `PROMPTS` prompts that saves to and loads from ``folder``; ``changes`` of its arguments."""
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": PROMPT}) + "\n" for _ in range(PROMPTS)))
@@ -119,7 +118,7 @@ def prompt_source(args: Namespace, folder: Path, **changes: Any) -> RolloutDataS
         "save": str(folder),
         "load": str(folder),
     }
-    return RolloutDataSourceWithBuffer(Namespace(**(vars(args) | values | changes)))
+    return RolloutDataSourceWithBuffer(args.changed(**(values | changes)))
 
 
 @contextmanager
@@ -133,7 +132,7 @@ def rollout_engine(monkeypatch: pytest.MonkeyPatch, reply: Sequence[int] = REPLY
     SingletonMeta.clear(GenerateState)
 
 
-def rollout_args(model: Path, **changes: Any) -> Namespace:
+def rollout_args(model: Path, **changes: Any) -> Arguments:
     """What the rollout functions read, for ``model``; ``changes`` replace values."""
     values: dict[str, Any] = {
         "hf_checkpoint": str(model),
@@ -169,4 +168,4 @@ def rollout_args(model: Path, **changes: Any) -> Namespace:
     }
     unknown = set(changes) - set(values)
     assert not unknown, unknown
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from slime.args import Arguments
 from slime.utils.types import Sample
 
 PROMPT_TOKENS, RESPONSE_TOKENS, VOCABULARY = 5, 12, 300
@@ -18,7 +18,7 @@ def hold_file(run_dir: Path | str, rollout_id: int) -> Path:
     return Path(run_dir) / f"hold-{rollout_id}"
 
 
-def generate(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
+def generate(args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
     """Return random ids and rewards, seeded by the index of each sample."""
     groups = data_source.get_samples(args.rollout_batch_size)
     for sample in (sample for group in groups for sample in group):

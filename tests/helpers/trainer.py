@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,15 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
+from slime.args import Arguments
 from slime.rollout.train_data import split_by_dp
 from slime.utils.http_utils import find_available_port
-from tests.helpers.arguments import default_args
 from tests.helpers.new_process import ready_to_fork
 
 PORT_SECONDS = 120.0
 
 
-def trainer_args(model: Path | str, **changes: Any) -> Namespace:
+def trainer_args(model: Path | str, **changes: Any) -> Arguments:
     """Return the command line's defaults with small values for ``model`` in float32 on the CPU; ``changes`` replace values."""
     values: dict[str, Any] = {
         "hf_checkpoint": str(model),
@@ -105,10 +104,10 @@ def trainer_args(model: Path | str, **changes: Any) -> Namespace:
         "eps_clip_high": 0.28,
         "eps_clip_c": None,
     }
-    args = default_args(**values)
+    args = Arguments(**values)
     unknown = set(changes) - set(vars(args))
     assert not unknown, unknown
-    return Namespace(**(vars(args) | changes))
+    return args.changed(**changes)
 
 
 def train_data(count: int = 5, *, seed: int = 0, vocab: int = 600, longest: int = 20) -> dict[str, Any]:
@@ -129,9 +128,9 @@ def train_data(count: int = 5, *, seed: int = 0, vocab: int = 600, longest: int 
     return data
 
 
-def shards(args: Namespace, data: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+def shards(args: Arguments, data: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
     """Split ``data`` into one step of all samples, over ``ranks``."""
-    return split_by_dp(data, ranks, Namespace(**(vars(args) | {"global_batch_size": len(data["tokens"])})))
+    return split_by_dp(data, ranks, args.changed(global_batch_size=len(data["tokens"])))
 
 
 def on_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -> None:

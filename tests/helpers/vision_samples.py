@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.backends.fsdp_utils.lora import add_adapters
 from tests.helpers.tiny_vision import MERGE, PATCH
 from tests.helpers.tolerance import MODEL, assert_near
@@ -87,7 +87,7 @@ def reference_log_probs(model: Any, data: dict[str, Any], index: int, temperatur
 
 
 def reference_gradients(
-    path: Path, args: Namespace, data: dict[str, Any], adapters: dict[str, Tensor]
+    path: Path, args: Arguments, data: dict[str, Any], adapters: dict[str, Tensor]
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of the mean over samples of the masked mean of the negative log probability (``sft_loss``).
 
@@ -110,7 +110,7 @@ def reference_gradients(
     return float(total.detach()), {name.removesuffix(ADAPTER_SUFFIX): p.grad for name, p in trained.items()}
 
 
-def check_gradients(path: Path, args: Namespace, outcome: Any) -> None:
+def check_gradients(path: Path, args: Arguments, outcome: Any) -> None:
     """Compare ``(metrics, gradients, adapters)`` of a step on `train_data` with the reference."""
     metrics, gradients, adapters = outcome
     loss, expected = reference_gradients(path, args, train_data(path), adapters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from slime.algorithms.losses.hybrid_distillation import hybrid_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import topk_distillation_loss
+from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import group_of_one
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses, get_values
 from slime.logprobs.response_rows import log_probs_of_head
@@ -43,7 +43,7 @@ def check_split_vocabulary(rank: int, world_size: int, port: int) -> None:
     case = vocabulary_case()
     width = VOCABULARY // world_size
     columns = slice(rank * width, (rank + 1) * width)
-    args = Namespace(rollout_temperature=0.7, log_probs_chunk_size=3)
+    args = Arguments(rollout_temperature=0.7, log_probs_chunk_size=3)
     layout = {name: case[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
 
     whole = case["logits"].clone().requires_grad_()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.weight_receiver import ReceiverProcess
+from slime.args import Arguments
 from slime.weight_sync.transports import make_weight_sync
 from tests.helpers.arguments import default_args
 
@@ -42,7 +42,7 @@ def rank_zero() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def sync_args(run_dir: Path, **changes: Any) -> Namespace:
+def sync_args(run_dir: Path, **changes: Any) -> Arguments:
     """Arguments of a push in buckets of 2 KiB, unless ``changes`` say otherwise."""
     (run_dir / "config.json").write_text("{}")
     values = {
@@ -53,7 +53,7 @@ def sync_args(run_dir: Path, **changes: Any) -> Namespace:
         "update_weight_buffer_size": 2048,
         "distributed_timeout_minutes": 1,
     }
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 def weights(seed: int) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 
 @contextmanager
-def connected(args: Namespace, engines: list[Any], device: torch.device = CPU) -> Iterator[Any]:
+def connected(args: Arguments, engines: list[Any], device: torch.device = CPU) -> Iterator[Any]:
     """A transport of a trainer on ``device`` that has joined ``engines``."""
     sync = make_weight_sync(args, device=device, address="127.0.0.1")
     try:

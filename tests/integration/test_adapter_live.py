@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,31 +11,31 @@ import httpx
 import pytest
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.weight_sync.adapter import adapter_config
 from tests.helpers.adapter_checks import LORA, check_requests_keep_their_adapter, error_of, loaded, merged
-from tests.helpers.arguments import default_args
 from tests.helpers.engine_streams import FLOAT32, WAIT_SECONDS, prompts, stream
 from tests.helpers.live_engine import engine_arguments, live_engine
 from tests.helpers.weight_receivers import connected, rank_zero
 
 
 @pytest.fixture(scope="module")
-def args(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+def args(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Arguments:
     run_dir = tmp_path_factory.mktemp("adapter-engine")
     base = engine_arguments(tiny_random_model, run_dir)
     own = {"use_lora": True, "train_dtype": "float32", "distributed_timeout_minutes": 1}
-    return default_args(**(vars(base) | LORA | own))
+    return Arguments(**(vars(base) | LORA | own))
 
 
 @pytest.fixture(scope="module")
-def engine(args: Namespace) -> Iterator[SGLangEngine]:
+def engine(args: Arguments) -> Iterator[SGLangEngine]:
     with live_engine(args) as engine:
         yield engine
 
 
 def test_each_request_has_the_adapter_it_began_with(
-    args: Namespace, engine: SGLangEngine, references: list[Any]
+    args: Arguments, engine: SGLangEngine, references: list[Any]
 ) -> None:
     pushed, _ = check_requests_keep_their_adapter(args, engine, references[0], FLOAT32)
     with rank_zero(), connected(args, [LocalHandle(engine)]) as sync:  # as a trainer that is started again

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from argparse import Namespace
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from slime.args import Arguments
 from openclaw.runtime.start import start_runtime
 from openclaw.training.rollout import LedgerDataSource, generate_rollout
 from slime.utils.http_utils import find_available_port, is_port_available
@@ -46,7 +46,7 @@ def port() -> int:
 @pytest.fixture
 def args(
     engine: PolicyAndJudge, port: int, tiny_random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Namespace:
+) -> Arguments:
     monkeypatch.setenv("PORT", str(port))
     monkeypatch.setenv("OPENCLAW_JUDGE_PROMPTS", "brief")
     monkeypatch.setenv("OPENCLAW_MIN_RESPONSE_TOKENS", "2")
@@ -83,7 +83,7 @@ async def converse(client: httpx.AsyncClient, session: str) -> None:
 
 
 async def test_conversations_become_batches_across_a_kill(
-    engine: PolicyAndJudge, args: Namespace, port: int, tmp_path: Path
+    engine: PolicyAndJudge, args: Arguments, port: int, tmp_path: Path
 ) -> None:
     source = LedgerDataSource(args)
     source.load(None)

@@ -13,13 +13,13 @@ import pytest
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.external_release import DEFAULT_VERSION, follow
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.exceptions import EngineError
 from slime.utils.process import group_alive
-from tests.helpers.arguments import default_args
 from tests.helpers.engine_checks import check_streams_through_updates, check_the_trainer_agrees
 from tests.helpers.engine_streams import (
     FLOAT32,
@@ -70,7 +70,7 @@ def test_the_trainer_agrees_before_and_after_a_push(
 def test_a_push_by_each_transport_is_exact(
     engine: SGLangEngine, random_models: list[Path], references: list[Any], tmp_path: Path, transport: str
 ) -> None:
-    args = default_args(
+    args = Arguments(
         run_dir=str(tmp_path),
         hf_checkpoint=str(random_models[0]),
         train_dtype="float32",
@@ -96,7 +96,7 @@ def test_a_sleeping_engine_holds_requests_through_a_push(
     engine: SGLangEngine, random_models: list[Path], references: list[Any], tmp_path: Path
 ) -> None:
     """The calls of ``--offload-rollout`` in their order. Without a GPU no memory is freed, and all else is as with one."""
-    args = default_args(
+    args = Arguments(
         run_dir=str(tmp_path),
         hf_checkpoint=str(random_models[0]),
         device="cpu",

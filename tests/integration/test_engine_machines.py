@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.weight_receiver import LocalHandle
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
@@ -45,7 +46,7 @@ class Machines:
             "device": "cpu",
             "sglang_max_total_tokens": 20000,
         }
-        self.args = default_args(**push, **given, seed=1)
+        self.args = Arguments(**push, **given, seed=1)
         specs = [EngineSpec("policy", 0, 2, (0,), host, nodes=2, node_rank=rank) for rank, host in enumerate(HOSTS)]
         self.other = EngineProcess(self.args, specs[1])
         self.engine = SGLangEngine(self.args, specs[0], others=[LocalHandle(self.other)])

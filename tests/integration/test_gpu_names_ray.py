@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.process_environment import CUMEM, NOSET
 from slime.ray import cluster as cluster_module
 from slime.ray.actor_group import TrainGroup
@@ -38,7 +39,7 @@ def test_each_rank_sees_the_gpu_that_ray_assigned(
     monkeypatch.delenv(CUMEM, raising=False)
     if foreign:
         monkeypatch.setattr(cluster_module, "NOSET", "ANOTHER_NAME")  # whoever started Ray left it in
-    args = default_args(
+    args = Arguments(
         **{"device": "cuda", "train_backend": "fsdp", "run_dir": str(tmp_path), "debug_train_only": True},
         **{"num_nodes": 1, "num_gpus": 2, "actor_num_gpus_per_node": 2, "rollout_num_gpus": 0, "prm_num_gpus": 0},
     )

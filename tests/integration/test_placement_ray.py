@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 GONE_SECONDS = 120.0
 DRIVER = """
 import json, os, sys, time
-from argparse import Namespace
+from slime.args import Arguments
 import ray
 from dataclasses import replace
 from slime.exceptions import EngineNodeLostError
@@ -30,7 +30,7 @@ from slime.ray.engines import EngineGroup
 from slime.ray.placement import create_placement
 from slime.utils.janitor import start_time
 
-args = Namespace(device="cpu", num_nodes=1, ray_address=None, node_timeout=60.0, run_dir=sys.argv[1],
+args = Arguments(device="cpu", num_nodes=1, ray_address=None, node_timeout=60.0, run_dir=sys.argv[1],
                  debug_rollout_only=False, debug_train_only=False, colocate=False,
                  actor_num_nodes=1, actor_num_gpus_per_node=4, rollout_num_gpus=2, rollout_num_gpus_per_engine=2,
                  prm_enable=True, prm_num_gpus=2, prm_num_gpus_per_engine=2, num_gpus=8,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from slime.args import Arguments
 from slime.rollout import sglang_rollout
 from slime.rollout.generation import GenerateState
 from slime.rollout.sglang_streaming_rollout import generate_streaming
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def args(model: Path, tmp_path: Path) -> Iterator[Namespace]:
+def args(model: Path, tmp_path: Path) -> Iterator[Arguments]:
     engine_args = engine_arguments(model, tmp_path / "run")
     engine_args.use_rollout_routing_replay = True
     http_utils._http_client = None
@@ -67,7 +67,7 @@ def check_choice(model: Path, sample: Sample) -> None:
     assert compared > len(rows)
 
 
-def test_a_response_has_its_experts_whatever_cuts_it(args: Namespace, model: Path) -> None:
+def test_a_response_has_its_experts_whatever_cuts_it(args: Arguments, model: Path) -> None:
     async def answers() -> list[Sample]:
         http_utils._http_client = None
         state = GenerateState(args)
@@ -94,6 +94,6 @@ def test_a_response_has_its_experts_whatever_cuts_it(args: Namespace, model: Pat
         check_choice(model, sample)
         sample.reward = 1.0
     values = {"advantage_estimator": "reinforce_plus_plus", "rewards_normalization": False, "reward_key": None}
-    data = convert(Namespace(**(vars(args) | values)), samples)
+    data = convert(args.changed(**values), samples)
     for array, sample in zip(data["rollout_routed_experts"], samples, strict=True):
         assert array.tolist() == sample.rollout_routed_experts.tolist()

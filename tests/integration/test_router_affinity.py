@@ -4,7 +4,6 @@ that is started again gets no request until it has the weights."""
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
+from slime.args import Arguments
 from slime.backends.sglang_utils.router import serve_behind_one_address
 from slime.ray.router_workers import RouterWorkers
 from slime.rollout.engine_pool import live_weight_version, router_url, routing_headers, worker_urls
@@ -49,7 +49,7 @@ async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(http_utils, "_http_client", None)
     first: list[dict[str, Any]] = []
     second: list[dict[str, Any]] = []
-    args = Namespace(run_dir=str(tmp_path), router="auto", sglang_router_request_timeout_secs=60)
+    args = Arguments(run_dir=str(tmp_path), router="auto", sglang_router_request_timeout_secs=60)
     async with serve(stand_in(first)) as one, serve(stand_in(second)) as two:
         address = await asyncio.to_thread(serve_behind_one_address, args, "policy", [one, two])
         assert address.router is not None

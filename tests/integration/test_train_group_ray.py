@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 import ray
 
+from slime.args import Arguments
 from slime.exceptions import RankLostError, TrainerError
 from slime.ray import actor_group
 from slime.ray.actor_group import TrainGroup
 from slime.ray.cluster import ray_cluster
 from slime.ray.placement import ReservedPlacement, create_placement
-from tests.helpers.arguments import default_args
 
 
 class StandInActor:
@@ -35,7 +34,7 @@ class StandInActor:
     def meet_at(self, port: int) -> None:
         self.port = port
 
-    def init(self, args: Namespace) -> int:
+    def init(self, args: Arguments) -> int:
         assert self.port == 4000, "every rank knows where they meet"
         return args.starts[self.rank]
 
@@ -55,8 +54,8 @@ class StandInActor:
 
 
 @pytest.fixture(scope="module")
-def args(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
-    return default_args(
+def args(tmp_path_factory: pytest.TempPathFactory) -> Arguments:
+    return Arguments(
         device="cpu",
         run_dir=str(tmp_path_factory.mktemp("run")),
         debug_rollout_only=False,
@@ -76,18 +75,18 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
 
 
 @pytest.fixture(scope="module")
-def reserved(args: Namespace, repository: Path) -> Iterator[ReservedPlacement]:
+def reserved(args: Arguments, repository: Path) -> Iterator[ReservedPlacement]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{repository / 'slime'}{os.pathsep}{repository}")
         with ray_cluster(args, num_gpus=2):
             yield create_placement(args)
 
 
-def group(args: Namespace, reserved: ReservedPlacement) -> TrainGroup:
+def group(args: Arguments, reserved: ReservedPlacement) -> TrainGroup:
     return TrainGroup(args, reserved, f"{__name__}.StandInActor")
 
 
-def test_every_rank_gets_its_shard(args: Namespace, reserved: ReservedPlacement) -> None:
+def test_every_rank_gets_its_shard(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
     assert ranks.init() == 3
     assert ranks.train(5, [ray.put("first"), ray.put("second")]) == {
@@ -102,7 +101,7 @@ def test_every_rank_gets_its_shard(args: Namespace, reserved: ReservedPlacement)
     ranks.shutdown()
 
 
-def test_a_dead_rank_is_named_while_the_others_wait(args: Namespace, reserved: ReservedPlacement) -> None:
+def test_a_dead_rank_is_named_while_the_others_wait(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
     with pytest.raises(RankLostError, match="training rank 1 died in train"):
         ranks.train(0, ["wait", "die"])
@@ -110,7 +109,7 @@ def test_a_dead_rank_is_named_while_the_others_wait(args: Namespace, reserved: R
 
 
 def test_an_error_that_comes_with_a_death_is_told_as_the_death(
-    args: Namespace, reserved: ReservedPlacement, monkeypatch: pytest.MonkeyPatch
+    args: Arguments, reserved: ReservedPlacement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_group, "DEATH_SECONDS", 120.0)  # the one that dies may start much later than the other
     ranks = group(args, reserved)
@@ -119,9 +118,9 @@ def test_an_error_that_comes_with_a_death_is_told_as_the_death(
     ranks.kill()
 
 
-def test_ranks_must_agree_on_the_first_rollout(args: Namespace, reserved: ReservedPlacement) -> None:
+def test_ranks_must_agree_on_the_first_rollout(args: Arguments, reserved: ReservedPlacement) -> None:
     ranks = group(args, reserved)
-    disagreeing = Namespace(**{**vars(args), "starts": (1, 2)})
+    disagreeing = args.changed(starts=(1, 2))
     ranks._args = disagreeing
     with pytest.raises(TrainerError, match="disagree"):
         ranks.init()

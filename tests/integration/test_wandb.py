@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.trainer.wandb_folders import wandb_folders
 from slime.utils import logging_utils
-from tests.helpers.arguments import default_args
 
 
 def test_an_offline_run_writes_files_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    args = default_args(
+    args = Arguments(
         run_dir=str(tmp_path), use_wandb=True, wandb_mode="offline", sglang_api_key="s3cret", hf_token="s3cret"
     )
     logging_utils.log(args, {"train/step": 1, "train/loss": 0.5}, "train/step")

@@ -5,9 +5,9 @@ Guarantee: nothing is read but names; prompts and plugins are found before any p
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST, taken_folder
 from slime.arguments.critic import check_critic
 from slime.arguments.devices import missing_devices
@@ -17,31 +17,31 @@ from slime.exceptions import ConfigurationError
 _CORE_SOURCES = "slime.rollout.data_source."
 
 
-def missing_at_start(args: Namespace) -> list[str]:
+def missing_at_start(args: Arguments) -> list[str]:
     """Return a line per thing that is not there."""
     return [*missing_devices(args), *no_prompts(args), *missing_prompt_file(args), *missing_plugins(args)]
 
 
-def check_still_free(args: Namespace) -> None:
+def check_still_free(args: Arguments) -> None:
     """Raise ConfigurationError when another run wrote checkpoints where this one saves, while it waited for its GPUs."""
-    critic = check_critic(args, LATEST) if getattr(args, "use_critic", False) else []
+    critic = check_critic(args, LATEST) if args.use_critic else []
     if taken := [*taken_folder(args), *critic]:
         raise ConfigurationError("; ".join(taken))
 
 
-def no_prompts(args: Namespace) -> list[str]:
+def no_prompts(args: Arguments) -> list[str]:
     """Return a line when the core's data source has no file to read."""
     if args.prompt_data or not _reads_prompts(args):
         return []
     return ["no prompts: add --prompt-data FILE, or --disable-rollout-global-dataset"]
 
 
-def missing_prompt_file(args: Namespace) -> list[str]:
+def missing_prompt_file(args: Arguments) -> list[str]:
     """Return a line when the core's data source would read a file that is not there; ``@[a:b]`` after it is a slice."""
     if not args.prompt_data or not _reads_prompts(args) or Path(args.prompt_data.partition("@[")[0]).is_file():
         return []
     return [f"--prompt-data {args.prompt_data}: no such file"]
 
 
-def _reads_prompts(args: Namespace) -> bool:
+def _reads_prompts(args: Arguments) -> bool:
     return args.rollout_global_dataset and args.data_source_path.startswith(_CORE_SOURCES)

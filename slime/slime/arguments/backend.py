@@ -6,16 +6,16 @@ Megatron there by default; its FSDP scripts give ``--train-backend fsdp`` and no
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 
+from slime.args import Arguments
 from slime.arguments.megatron import MEGATRON
 from slime.arguments.model_shape import MODEL_SHAPE
 
 _SHOWN = 3
 
 
-def derive_backend(args: Namespace, words: Sequence[str]) -> None:
+def derive_backend(args: Arguments, words: Sequence[str]) -> None:
     """Set ``train_backend`` when it was not given, and ``train_backend_because`` to the flags that decided.
 
     Args:
@@ -34,10 +34,10 @@ def derive_backend(args: Namespace, words: Sequence[str]) -> None:
     args.train_backend = "megatron" if args.train_backend_because else "fsdp"
 
 
-def backend_line(args: Namespace) -> str:
+def backend_line(args: Arguments) -> str:
     """Return the line that a run says at its start: the back end, and what decided when nobody named one."""
-    because = getattr(args, "train_backend_because", ())
-    missing = getattr(args, "transformer_impl_because", "")
+    because = args.train_backend_because
+    missing = args.transformer_impl_because
     layers = f" with layers of plain torch ({missing})" if missing else ""
     if not because:
         return f"trainer  {args.train_backend}{layers}"

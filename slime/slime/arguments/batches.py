@@ -5,6 +5,7 @@ Guarantee: after :func:`check_counts` found nothing no derivation divides by zer
 
 from __future__ import annotations
 
+from slime.args import Arguments
 from argparse import Namespace
 
 from slime.arguments.option import flag_of
@@ -83,7 +84,7 @@ def _generates(args: Namespace) -> bool:
     return bool(own and args.prompt_data and not replayed)
 
 
-def check_steps(args: Namespace) -> list[str]:
+def check_steps(args: Arguments) -> list[str]:
     """Return the problem with how a rollout is cut into optimizer steps; ``args`` as they were given, before any derivation."""
     steps, batch = args.num_steps_per_rollout, args.global_batch_size
     if args.rollout_batch_size is None:
@@ -97,7 +98,7 @@ def check_steps(args: Namespace) -> list[str]:
     return [f"{flag} {value} does not divide {product}; give a divisor of {samples}"] * bool(samples % value)
 
 
-def check_batches(args: Namespace) -> list[str]:
+def check_batches(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = []
     if args.rollout_batch_size is None:
@@ -128,7 +129,7 @@ def check_batches(args: Namespace) -> list[str]:
     return problems
 
 
-def check_staleness(args: Namespace) -> list[str]:
+def check_staleness(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = []
     if args.max_weight_staleness is not None and args.max_weight_staleness < 0:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.option import Group, Option
 
 CRITIC = Group(
@@ -28,7 +28,7 @@ CRITIC = Group(
 )
 
 
-def derive_critic(args: Namespace, latest: str) -> None:
+def derive_critic(args: Arguments, latest: str) -> None:
     """Set ``use_critic`` and fill what was left open; ``latest`` is the file that a checkpoint root has."""
     args.use_critic = args.advantage_estimator == "ppo"
     if not args.use_critic:
@@ -47,7 +47,7 @@ def _same(first: str | Path, second: str | Path) -> bool:
     return Path(first).resolve() == Path(second).resolve()
 
 
-def _restored(args: Namespace, latest: str) -> tuple[Path, int] | None:
+def _restored(args: Arguments, latest: str) -> tuple[Path, int] | None:
     """The root and the number of the policy's checkpoint that --load names; None when it names none of a trained policy."""
     if args.resume or not args.load:
         return None
@@ -64,17 +64,17 @@ def _restored(args: Namespace, latest: str) -> tuple[Path, int] | None:
     return (root, number) if number > 0 else None
 
 
-def _beside_policy(args: Namespace, latest: str) -> Path | None:
+def _beside_policy(args: Arguments, latest: str) -> Path | None:
     """The folder of the critic's checkpoint of the rollout that --load restores the policy of, there or not."""
     restored = _restored(args, latest)
     if restored is None:
         return None
     root, number = restored
-    own = args.save and args.critic_save and _same(root, args.save)
-    return (Path(args.critic_save) if own else root / "critic") / f"iter_{number:07d}"
+    own = Path(args.critic_save) if args.save and args.critic_save and _same(root, args.save) else root / "critic"
+    return own / f"iter_{number:07d}"
 
 
-def _check_folders(args: Namespace, latest: str) -> list[str]:
+def _check_folders(args: Arguments, latest: str) -> list[str]:
     """Where the critic starts from, and that its checkpoints overwrite no other critic's."""
     problems = []
     beside = _beside_policy(args, latest)
@@ -110,12 +110,12 @@ def _check_folders(args: Namespace, latest: str) -> list[str]:
     return problems
 
 
-def critic_gpus(args: Namespace) -> int:
+def critic_gpus(args: Arguments) -> int:
     """GPUs of the critic; 0 without one."""
-    return args.critic_num_nodes * args.critic_num_gpus_per_node if getattr(args, "use_critic", False) else 0
+    return args.critic_num_nodes * args.critic_num_gpus_per_node if args.use_critic else 0
 
 
-def check_critic(args: Namespace, latest: str) -> list[str]:
+def check_critic(args: Arguments, latest: str) -> list[str]:
     """Return the problems, one line each."""
     if not args.use_critic:
         given = [option.flag for option in CRITIC.options if option.is_given(args)]

@@ -7,15 +7,36 @@ from __future__ import annotations
 
 import os
 import subprocess
-from argparse import Namespace
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from slime.args import Arguments
 import slime.arguments.evaluation as evaluation
 from slime.arguments.algorithm import GROUP_STANDARDISED
 from slime.arguments.cluster import trainer_gpus
 from slime.arguments.devices import VISIBLE
+
+DERIVED = frozenset(
+    {
+        *(
+            "hf_checkpoint",
+            "rollout_batch_size",
+            "run_dir",
+            "ref_load",
+            "rollout_num_gpus",
+            "prm_model_path",
+            "train_dtype",
+            "train_backend",
+            "num_nodes",
+        ),
+        *("over_sampling_batch_size", "global_batch_size", "num_steps_per_rollout", "eps_clip_high"),
+        *("eval_function_path", "eval_input_key", "eval_tool_key", "eval_temperature", "eval_top_p", "eval_top_k"),
+        *("offload_train", "offload_rollout", "update_weight_mode", "transformer_impl"),
+        *("critic_lr", "critic_num_nodes", "critic_num_gpus_per_node"),
+    }
+)
+"""Attributes whose flags have no default, and which are never None in a run: required, or filled by the derivations."""
 
 
 def visible_gpus() -> int:
@@ -36,7 +57,7 @@ def usable_gpus(environment: Mapping[str, str]) -> int:
     return min(visible_gpus(), listed.index("-1") if "-1" in listed else len(listed))
 
 
-def derive_paths(args: Namespace) -> None:
+def derive_paths(args: Arguments) -> None:
     """Fill the folders that were left open; absolute where a process elsewhere needs them."""
     if not args.run_dir:
         args.run_dir = str(Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
@@ -49,7 +70,7 @@ def derive_paths(args: Namespace) -> None:
         args.load = args.save
 
 
-def derive_roles(args: Namespace) -> None:
+def derive_roles(args: Arguments) -> None:
     """Fill the device, and the GPUs of engines and judge."""
     if args.device == "auto":
         args.device = "cuda" if usable_gpus(os.environ) else "cpu"
@@ -70,7 +91,7 @@ def derive_roles(args: Namespace) -> None:
         args.train_dtype = "bfloat16" if args.device == "cuda" else "float32"
 
 
-def derive_batches(args: Namespace) -> None:
+def derive_batches(args: Arguments) -> None:
     """Fill whichever of steps and global batch size was left open."""
     args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
     if args.rollout_batch_size is None:
@@ -82,7 +103,7 @@ def derive_batches(args: Namespace) -> None:
     args.num_steps_per_rollout = args.num_steps_per_rollout or max(1, samples // args.global_batch_size)
 
 
-def derive_rollout(args: Namespace) -> None:
+def derive_rollout(args: Arguments) -> None:
     """Fill what evaluation takes from the rollout, the prompt bounds and the evaluation sets."""
     args.eval_function_path = args.eval_function_path or args.rollout_function_path
     if args.n_samples_per_prompt == 1 and args.advantage_estimator in GROUP_STANDARDISED:

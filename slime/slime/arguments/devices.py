@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.machines import gpus_needed
 from slime.utils.machine import CudaFacts, cuda_facts, with_programs
 
@@ -99,20 +99,20 @@ def missing_tools(environment: Mapping[str, str]) -> list[str]:
     return [f"engines compile kernels when they start: {problem}" for problem in problems]
 
 
-def gpus_of_machine(args: Namespace) -> int:
+def gpus_of_machine(args: Arguments) -> int:
     """Return how many GPUs a machine of the run's own cluster brings."""
     if args.num_nodes > 1:
         return args.num_gpus_per_node
     return args.num_gpus if args.num_gpus is not None else gpus_needed(args)
 
 
-def starts_engines(args: Namespace) -> bool:
+def starts_engines(args: Arguments) -> bool:
     """Return whether the run starts an engine itself."""
     policy = not (args.debug_train_only or args.sglang_router_ip or args.rollout_external_engine_addrs)
     return bool((policy and args.rollout_num_gpus) or (not args.debug_train_only and args.prm_num_gpus))
 
 
-def missing_devices(args: Namespace, environment: Mapping[str, str] | None = None) -> list[str]:
+def missing_devices(args: Arguments, environment: Mapping[str, str] | None = None) -> list[str]:
     """Return why this machine cannot be the run's, one line each; of a cluster that exists each machine is asked later."""
     if args.device != "cuda" or args.ray_address:
         return []

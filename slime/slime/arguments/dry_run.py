@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from argparse import Namespace
 from collections.abc import Sequence
 
+from slime.args import Arguments
 from slime.arguments.at_start import missing_prompt_file, no_prompts
 from slime.arguments.backend import backend_line
 from slime.arguments.devices import missing_devices
@@ -26,7 +26,7 @@ def of_machine(problem: str) -> bool:
     return MISSING_PATH in problem or NOT_INSTALLED in problem
 
 
-def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> list[str]:
+def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> list[str]:
     """Print placement and command line; return the problems that end a run on any machine.
 
     A folder or a file of prompts that is not there is a warning: the plan may be for another machine.
@@ -54,7 +54,7 @@ def show_plan(args: Namespace, argv: Sequence[str], problems: Sequence[str]) -> 
     return wrong
 
 
-def _layout_lines(args: Namespace) -> list[str]:
+def _layout_lines(args: Arguments) -> list[str]:
     """The roles on their GPUs, and the order in which they start."""
     placement = describe_placement(args)
     return [*placement.lines(), f"starts   {', then '.join(start_lines(placement))}"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from slime.args import Arguments
 
 from slime.arguments.option import Group, Option
 
@@ -58,12 +58,12 @@ _DECIDED_ON_CPU = (
 _LOCKED = ("sglang_api_key", "sglang_admin_api_key", "sglang_ssl_certfile", "sglang_ssl_keyfile")
 
 
-def check_engines(args: Namespace) -> list[str]:
+def check_engines(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     return [*_check_running(args), *_check_device(args), *_check_locked(args)]
 
 
-def _check_running(args: Namespace) -> list[str]:
+def _check_running(args: Arguments) -> list[str]:
     """Engines and routers that somebody else started."""
     problems = []
     if args.sglang_router_ip and not args.sglang_router_port:
@@ -81,7 +81,7 @@ def _check_running(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_device(args: Namespace) -> list[str]:
+def _check_device(args: Arguments) -> list[str]:
     problems = []
     if args.sglang_quantization and not (args.debug_rollout_only or args.debug_train_only):
         problems.append(
@@ -97,7 +97,7 @@ def _check_device(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_locked(args: Namespace) -> list[str]:
+def _check_locked(args: Arguments) -> list[str]:
     return [
         f"--{name.replace('_', '-')}: the run calls its engines without a key and without TLS; remove it; "
         "clients use the gateway, which has OPENCLAW_API_KEY and OPENCLAW_TLS_CERT"

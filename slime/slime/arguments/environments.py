@@ -5,8 +5,7 @@ Guarantee: without a plugin of such a folder on the command line they are refuse
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.option import Group, Option
 
 ENVIRONMENTS = Group(
@@ -35,7 +34,7 @@ PLUGIN_FLAGS = (
 _OWN_CODE = ("slime.", "openclaw.")
 
 
-def check_environments(args: Namespace) -> list[str]:
+def check_environments(args: Arguments) -> list[str]:
     """Return a line per environment flag when no plugin of a method folder is named."""
     paths = [getattr(args, name) or "" for name in PLUGIN_FLAGS]
     if any(path and not path.startswith(_OWN_CODE) for path in paths):

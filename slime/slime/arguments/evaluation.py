@@ -10,7 +10,6 @@ they evaluate: those say so in ``--help``.
 from __future__ import annotations
 
 import difflib
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.rewards import check_grader
 from slime.exceptions import ConfigurationError
@@ -71,7 +71,7 @@ _INTEGERS = ("n_samples_per_eval_prompt", "top_k", "max_response_len", "min_new_
 _NUMBERS = ("temperature", "top_p")
 
 
-def read_eval_datasets(args: Namespace) -> list[EvalDataset]:
+def read_eval_datasets(args: Arguments) -> list[EvalDataset]:
     """Return the evaluation sets; empty when none is named.
 
     Raises:
@@ -96,7 +96,7 @@ def read_eval_datasets(args: Namespace) -> list[EvalDataset]:
     return datasets
 
 
-def check_eval_datasets(args: Namespace) -> list[str]:
+def check_eval_datasets(args: Arguments) -> list[str]:
     """Return what is wrong with single evaluation sets, one line each."""
     problems = []
     for dataset in args.eval_datasets:

@@ -7,9 +7,9 @@ A run joins the cluster that ``--ray-address`` or the variable ``RAY_ADDRESS`` n
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Mapping
 
+from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
@@ -20,7 +20,7 @@ _NO_CLUSTER = {
 }
 
 
-def gpus_needed(args: Namespace) -> int:
+def gpus_needed(args: Arguments) -> int:
     """GPUs of all roles together; those that roles share count once."""
     if args.share_gpu:
         return 1
@@ -30,7 +30,7 @@ def gpus_needed(args: Namespace) -> int:
     return (max(trainer, engines) if args.colocate else trainer + engines) + judge
 
 
-def check_given(args: Namespace) -> list[str]:
+def check_given(args: Arguments) -> list[str]:
     """Return the problems of the flags as they were given, one line each; `derive_machines` fills them."""
     problems = []
     several = args.num_nodes is not None and args.num_nodes > 1
@@ -69,14 +69,14 @@ def named_cluster(environment: Mapping[str, str]) -> str | None:
     return None if address in (None, "", OWN_CLUSTER) else address
 
 
-def _existing(args: Namespace) -> str | None:
+def _existing(args: Arguments) -> str | None:
     """The address of the cluster to join; what the command line says of a cluster wins over the variable."""
     if args.ray_address:
         return None if args.ray_address == OWN_CLUSTER else args.ray_address
     return None if args.head_address else named_cluster(os.environ)
 
 
-def derive_machines(args: Namespace) -> None:
+def derive_machines(args: Arguments) -> None:
     """Fill the cluster to join and the number of machines; in a cluster that exists the latter is what it has, at the start.
 
     With ``--num-gpus``, and on a CPU, where GPUs are logical, a machine has as many as it takes.
@@ -88,7 +88,7 @@ def derive_machines(args: Namespace) -> None:
         args.num_nodes = max(trainer, -(-gpus_needed(args) // args.num_gpus_per_node) if counted else 1)
 
 
-def missing_machines(args: Namespace) -> str | None:
+def missing_machines(args: Arguments) -> str | None:
     """Return how to give a run its other machines, or None when it has them or needs none."""
     if args.num_nodes == 1 or args.head_address or args.ray_address:
         return None
@@ -99,7 +99,7 @@ def missing_machines(args: Namespace) -> str | None:
     )
 
 
-def check_machines(args: Namespace) -> list[str]:
+def check_machines(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = []
     if args.num_nodes == 1 and not args.ray_address:

@@ -7,8 +7,8 @@ starts, with what to type instead.
 from __future__ import annotations
 
 import importlib.util
-from argparse import Namespace
 
+from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
 from slime.arguments.model_shape import number_of_experts
 from slime.arguments.option import Group, Option, flag_of
@@ -77,7 +77,7 @@ def has_transformer_engine() -> bool:
     return importlib.util.find_spec(TRANSFORMER_ENGINE) is not None
 
 
-def derive_megatron(args: Namespace) -> None:
+def derive_megatron(args: Arguments) -> None:
     """Choose the layers: Transformer Engine's on a GPU where it is installed, those of plain torch otherwise and for LoRA.
 
     ``transformer_impl_because`` is why a GPU has those of plain torch though nobody asked for them; empty otherwise.
@@ -94,7 +94,7 @@ def derive_megatron(args: Namespace) -> None:
         args.transformer_impl_because = f"Transformer Engine is not installed{unused}"
 
 
-def check_megatron(args: Namespace) -> list[str]:
+def check_megatron(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     if args.train_backend != "megatron":
         given = [option.flag for option in MEGATRON.options if option.is_given(args)]
@@ -108,7 +108,7 @@ def check_megatron(args: Namespace) -> list[str]:
     return [problem for check in checks for problem in check(args)]
 
 
-def _check_ranks(args: Namespace) -> list[str]:
+def _check_ranks(args: Arguments) -> list[str]:
     problems = []
     tensor, pipeline = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
     context, experts = args.context_parallel_size, args.expert_model_parallel_size
@@ -129,7 +129,7 @@ def _check_ranks(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_parts(args: Namespace) -> list[str]:
+def _check_parts(args: Arguments) -> list[str]:
     """What of the policy loss sees a response whole, which a context-parallel rank's part of a custom loss is not."""
     if args.context_parallel_size < 2 or args.loss_type != "custom_loss":
         return []
@@ -143,7 +143,7 @@ def _check_parts(args: Namespace) -> list[str]:
     ]
 
 
-def check_megatron_shape(args: Namespace, config: dict) -> list[str]:
+def check_megatron_shape(args: Arguments, config: dict) -> list[str]:
     """Return what of ``config.json`` does not divide over the ranks or go with how they split it, one line each."""
     if args.train_backend != "megatron":
         return []
@@ -151,7 +151,7 @@ def check_megatron_shape(args: Namespace, config: dict) -> list[str]:
     return [*_check_experts(args, config), *_check_divisions(args, config)]
 
 
-def _check_experts(args: Namespace, config: dict) -> list[str]:
+def _check_experts(args: Arguments, config: dict) -> list[str]:
     tensor, expert_tensor = args.tensor_model_parallel_size, args.expert_tensor_parallel_size
     ranks = args.expert_model_parallel_size
     if not number_of_experts(config):
@@ -175,7 +175,7 @@ def _check_experts(args: Namespace, config: dict) -> list[str]:
     return problems
 
 
-def _check_divisions(args: Namespace, config: dict) -> list[str]:
+def _check_divisions(args: Arguments, config: dict) -> list[str]:
     heads = config.get("num_attention_heads")
     divided = (
         ("num_key_value_heads", config.get("num_key_value_heads", heads), "tensor_model_parallel_size"),
@@ -191,7 +191,7 @@ def _check_divisions(args: Namespace, config: dict) -> list[str]:
     ]
 
 
-def _check_device(args: Namespace) -> list[str]:
+def _check_device(args: Arguments) -> list[str]:
     problems = []
     if args.device == "cpu":
         problems += [f"{flag_of(name)} needs a GPU; remove it" for name in _GPU_ONLY if getattr(args, name)]
@@ -199,7 +199,7 @@ def _check_device(args: Namespace) -> list[str]:
             problems.append("--transformer-impl transformer_engine needs a GPU; use --transformer-impl local")
     elif not has_transformer_engine():
         problems += _check_no_transformer_engine(args)
-    derived = getattr(args, "transformer_impl_because", "")
+    derived = args.transformer_impl_because
     if args.transformer_impl == "local" and args.attention_backend != "auto" and not derived:
         problems.append("--attention-backend has no effect with --transformer-impl local; remove it")
     if args.optimizer_cpu_offload and not args.use_precision_aware_optimizer:
@@ -209,7 +209,7 @@ def _check_device(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_no_transformer_engine(args: Namespace) -> list[str]:
+def _check_no_transformer_engine(args: Arguments) -> list[str]:
     problems = []
     if args.transformer_impl == "transformer_engine":
         problems.append(
@@ -224,7 +224,7 @@ def _check_no_transformer_engine(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_recompute(args: Namespace) -> list[str]:
+def _check_recompute(args: Arguments) -> list[str]:
     problems = []
     full = args.recompute_granularity == "full"
     if full and not (args.recompute_method and args.recompute_num_layers):
@@ -234,7 +234,7 @@ def _check_recompute(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_lora(args: Namespace) -> list[str]:
+def _check_lora(args: Arguments) -> list[str]:
     if not args.use_lora:
         return []
     problems = []
@@ -250,7 +250,7 @@ def _check_lora(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_not_offered(args: Namespace) -> list[str]:
+def _check_not_offered(args: Arguments) -> list[str]:
     only_fsdp = [flag_of(name) for name in _FSDP_ONLY if getattr(args, name)]
     problems = (
         [f"{', '.join(only_fsdp)}: FSDP2 has it, Megatron does not; use --train-backend fsdp"] if only_fsdp else []

@@ -7,6 +7,7 @@ train, before anything is loaded.
 
 from __future__ import annotations
 
+from slime.args import Arguments
 import subprocess
 from argparse import Namespace
 from collections.abc import Mapping
@@ -80,7 +81,7 @@ def number_of_experts(config: dict) -> int | None:
     return config.get("num_experts") or config.get("num_local_experts")
 
 
-def check_trainable(args: Namespace, config: dict) -> list[str]:
+def check_trainable(args: Arguments, config: dict) -> list[str]:
     """Return a line per reason why ``args.train_backend`` cannot train the model of ``config.json``."""
     text, kind = text_config(config), config.get("model_type", "")
     name = f"{args.hf_checkpoint} ({kind})"
@@ -112,7 +113,7 @@ def check_trainable(args: Namespace, config: dict) -> list[str]:
     return problems
 
 
-def check_model_shape(args: Namespace, config: dict) -> list[str]:
+def check_model_shape(args: Arguments, config: dict) -> list[str]:
     """Return a line per flag that contradicts ``config.json``; a key that the config lacks is not checked."""
     config = text_config(config)
     heads = config.get("num_attention_heads")
@@ -145,7 +146,7 @@ def check_model_shape(args: Namespace, config: dict) -> list[str]:
     return problems + _check_switches(args, config)
 
 
-def _check_switches(args: Namespace, config: dict) -> list[str]:
+def _check_switches(args: Arguments, config: dict) -> list[str]:
     """Switches mean something only in a full description: their absence says "no"."""
     kind = config.get("model_type", "")
     groups, heads = config.get("num_key_value_heads"), config.get("num_attention_heads")

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slime.args import Arguments
+
 
 @dataclass(frozen=True)
 class Option:
@@ -48,7 +50,7 @@ class Option:
         """Name of the attribute that holds the value."""
         return self.off or self.dest or self.flag.lstrip("-").replace("-", "_")
 
-    def is_given(self, args: argparse.Namespace) -> bool:
+    def is_given(self, args: Arguments) -> bool:
         """Return whether ``args`` hold another value than without the flag."""
         unset = True if self.off else bool(self.default) if self.type is bool and not self.undecided else self.default
         return getattr(args, self.attribute) != unset

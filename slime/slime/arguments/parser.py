@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from slime.args import Arguments
 from slime.arguments.algorithm import ALGORITHM
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER, COLOCATE
@@ -57,7 +58,13 @@ GROUPS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that suggests the flag that was probably meant."""
+    """An argument parser that gives typed `Arguments` and suggests the flag that was probably meant."""
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> tuple[Arguments, list[str]]:
+        values, unknown = super().parse_known_args(args, namespace)
+        return Arguments.of(vars(values)), unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -110,7 +117,7 @@ def parser_for(words: Sequence[str], add_custom_arguments: AddArguments | None =
     return parser
 
 
-def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list[str]]:
     """Return the arguments, read and derived, and a line per problem.
 
     Raises:
@@ -130,8 +137,8 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namesp
 def parse_args(
     argv: Sequence[str] | None = None,
     add_custom_arguments: AddArguments | None = None,
-    check: Callable[[argparse.Namespace], list[str]] | None = None,
-) -> argparse.Namespace:
+    check: Callable[[Arguments], list[str]] | None = None,
+) -> Arguments:
     """Parse, derive and validate the command line.
 
     Args:

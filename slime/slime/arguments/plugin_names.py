@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 import difflib
-from argparse import Namespace
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.plugin_paths import defined_names, is_plugin_file
 
@@ -45,20 +45,20 @@ PLUGIN_OPTIONS = (
 _OF_EVAL_SETS = ("custom_rm_path", "custom_generate_function_path")
 
 
-def missing_plugins(args: Namespace) -> list[str]:
+def missing_plugins(args: Arguments) -> list[str]:
     """Return a line per plugin of ``args`` whose module or name does not exist."""
     return [f"{where} {path}: {why}" for where, path in _named(args) if (why := _why_missing(path))]
 
 
-def _named(args: Namespace) -> Iterator[tuple[str, str]]:
+def _named(args: Arguments) -> Iterator[tuple[str, str]]:
     seen = set()
     for option in PLUGIN_OPTIONS:
-        value = getattr(args, option, None) or []
+        value = getattr(args, option) or []
         for path in [value] if isinstance(value, str) else value:
             if path not in seen:
                 yield flag_of(option), path
             seen.add(path)
-    for dataset in getattr(args, "eval_datasets", None) or []:
+    for dataset in args.eval_datasets:
         for option in _OF_EVAL_SETS:
             path = getattr(dataset, option)
             if path and path not in seen:

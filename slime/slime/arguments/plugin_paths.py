@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import ast
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, method_path_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.utils.misc import load_function
@@ -77,7 +77,7 @@ def defined_names(tree: ast.AST) -> set[str]:
     return names
 
 
-def resolve_plugin_files(args: Namespace) -> list[str]:
+def resolve_plugin_files(args: Arguments) -> list[str]:
     """Replace every plugin file of ``args`` by :func:`name_of_file`, and return the problems."""
     problems = []
     for option, value in vars(args).items():

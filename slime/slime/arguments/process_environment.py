@@ -7,10 +7,10 @@ engines share (``SHARED``) have one value on both sides: the user's, or that of 
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slime.args import Arguments
 from slime.arguments.weight_sync import sends_gpu_handles
 
 CUMEM, NVLS, MNNVL = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"
@@ -51,13 +51,13 @@ class Setting:
     source: str
 
 
-def of_user(args: Namespace, environment: Mapping[str, str], name: str) -> tuple[str, str] | None:
+def of_user(args: Arguments, environment: Mapping[str, str], name: str) -> tuple[str, str] | None:
     """Return the user's value of a variable and where it comes from; None when the user did not set it.
 
     ``--train-env-vars`` wins over the environment. `ray job submit` starts its driver with one thread, which is Ray's
     choice unless the job's ``env_vars`` name it.
     """
-    given = getattr(args, "train_env_vars", None) or {}
+    given = args.train_env_vars or {}
     if name in given:
         return str(given[name]), "--train-env-vars"
     if name not in environment or (name == THREADS and _threads_are_rays(environment)):
@@ -79,17 +79,17 @@ def _flag(attribute: str) -> str:
     return "--" + attribute.replace("_", "-")
 
 
-def _given(args: Namespace, *attributes: str) -> str | None:
+def _given(args: Arguments, *attributes: str) -> str | None:
     """Return the first of these flags that is given."""
-    return next((_flag(name) for name in attributes if getattr(args, name, None)), None)
+    return next((_flag(name) for name in attributes if getattr(args, name)), None)
 
 
-def _forced(args: Namespace) -> dict[str, str | None]:
+def _forced(args: Arguments) -> dict[str, str | None]:
     """Return the SGLang flag that makes a variable 1 in the engine whatever was set; None without one."""
     return {CUMEM: _given(args, _SYMMETRIC), NVLS: _given(args, _SYMMETRIC, _NVLS)}
 
 
-def shared_settings(args: Namespace, environment: Mapping[str, str]) -> list[Setting]:
+def shared_settings(args: Arguments, environment: Mapping[str, str]) -> list[Setting]:
     """Return the variables of the communicator between ranks and engines; none on a CPU."""
     if args.device != "cuda":
         return []
@@ -114,12 +114,12 @@ def shared_settings(args: Namespace, environment: Mapping[str, str]) -> list[Set
     return found
 
 
-def _engines_span_machines(args: Namespace) -> bool:
-    largest = max(getattr(args, f"{role}_num_gpus_per_engine", None) or 1 for role in ("rollout", "prm"))
-    return largest > (getattr(args, "num_gpus_per_node", None) or largest)
+def _engines_span_machines(args: Arguments) -> bool:
+    largest = max(getattr(args, f"{role}_num_gpus_per_engine") for role in ("rollout", "prm"))
+    return largest > (args.num_gpus_per_node or largest)
 
 
-def check_shared(args: Namespace, environment: Mapping[str, str]) -> list[str]:
+def check_shared(args: Arguments, environment: Mapping[str, str]) -> list[str]:
     """Return a line per variable whose value an engine would overwrite, so that the two sides could not agree."""
     problems = []
     for name, flag in _forced(args).items() if args.device == "cuda" else ():
@@ -130,7 +130,7 @@ def check_shared(args: Namespace, environment: Mapping[str, str]) -> list[str]:
 
 
 def rank_settings(
-    args: Namespace, environment: Mapping[str, str], *, cores: int | None = None, ranks: int | None = None
+    args: Arguments, environment: Mapping[str, str], *, cores: int | None = None, ranks: int | None = None
 ) -> list[Setting]:
     """Return what a training rank gets besides its place among the ranks.
 
@@ -148,7 +148,7 @@ def rank_settings(
     return found
 
 
-def _allocator(args: Namespace, environment: Mapping[str, str]) -> Setting:
+def _allocator(args: Arguments, environment: Mapping[str, str]) -> Setting:
     for name in ALLOCATOR:
         if user := of_user(args, environment, name):
             return Setting(name, user[0], "ranks", user[1])
@@ -158,7 +158,7 @@ def _allocator(args: Namespace, environment: Mapping[str, str]) -> Setting:
     return Setting(ALLOCATOR[0], f"{EXPANDABLE}:True", "ranks", "default")
 
 
-def _threads(args: Namespace, environment: Mapping[str, str], cores: int | None, ranks: int | None) -> Setting | None:
+def _threads(args: Arguments, environment: Mapping[str, str], cores: int | None, ranks: int | None) -> Setting | None:
     """Return the threads of a rank whose optimizer runs on the CPU; Ray gives every other rank one."""
     flag = _given(args, "fsdp_cpu_offload", "optimizer_cpu_offload")
     if not flag:
@@ -169,9 +169,9 @@ def _threads(args: Namespace, environment: Mapping[str, str], cores: int | None,
     return Setting(THREADS, value, "ranks", f"{flag}: cores of the machine / its ranks")
 
 
-def _connections(args: Namespace, environment: Mapping[str, str]) -> Setting | None:
+def _connections(args: Arguments, environment: Mapping[str, str]) -> Setting | None:
     """Return the hardware queues of a tensor-parallel rank; with one Megatron-core overlaps its communication."""
-    if args.train_backend != "megatron" or getattr(args, "tensor_model_parallel_size", 1) < 2:
+    if args.train_backend != "megatron" or args.tensor_model_parallel_size < 2:
         return None
     user = of_user(args, environment, MAX_CONNECTIONS)
     value, source = user or ("1", "default, because --tensor-model-parallel-size is above 1")
@@ -179,7 +179,7 @@ def _connections(args: Namespace, environment: Mapping[str, str]) -> Setting | N
 
 
 def rank_environment(
-    args: Namespace,
+    args: Arguments,
     environment: Mapping[str, str],
     *,
     rank: int,
@@ -214,7 +214,7 @@ def rank_environment(
     return variables | {name: str(value) for name, value in args.train_env_vars.items()}
 
 
-def engine_variables(args: Namespace, environment: Mapping[str, str], *, gives_memory_away: bool) -> dict[str, str]:
+def engine_variables(args: Arguments, environment: Mapping[str, str], *, gives_memory_away: bool) -> dict[str, str]:
     """Return what an engine on CUDA gets of the run; empty on a CPU.
 
     Args:
@@ -240,7 +240,7 @@ def without_expandable(settings: str) -> str:
     return ",".join(part for part in parts if part.partition(":")[0].strip() != EXPANDABLE)
 
 
-def environment_lines(args: Namespace, environment: Mapping[str, str]) -> list[str]:
+def environment_lines(args: Arguments, environment: Mapping[str, str]) -> list[str]:
     """Return a line per variable for a dry run: name, value, processes, source."""
     settings = rank_settings(args, environment)
     rows = [(entry.name, entry.value or "(unset)", entry.processes, entry.source) for entry in settings]

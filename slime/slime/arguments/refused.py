@@ -110,6 +110,7 @@ _FAMILIES: dict[str, str] = {
 
 REFUSED_ROUTER: dict[str, str] = {f"router-{name}": why for names, why in _FAMILIES.items() for name in names.split()}
 
+from slime.args import Arguments
 
 # Of the attributes that hold a refused flag until the refusals are read.
 REFUSED_PREFIX = "refused_"
@@ -195,7 +196,7 @@ def _attribute(flag: str) -> str:
     return f"{REFUSED_PREFIX}{flag.replace('-', '_')}"
 
 
-def refusals(args: argparse.Namespace) -> list[str]:
+def refusals(args: Arguments) -> list[str]:
     """Return a line per refused flag that was given, and take their attributes off ``args``."""
     lines = []
     for flag, why in REFUSED.items():

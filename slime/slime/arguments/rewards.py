@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 
 GRADER_NAMES = ("dapo", "deepscaler", "f1", "gpqa", "ifbench", "math", "random", "remote_rm")
@@ -27,7 +26,7 @@ def grader_name(name: str) -> str:
     return bare
 
 
-def check_rewards(args: Namespace) -> list[str]:
+def check_rewards(args: Arguments) -> list[str]:
     """Return a line per problem."""
     problems = []
     if args.rm_type and args.custom_rm_path:

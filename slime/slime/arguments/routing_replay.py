@@ -5,8 +5,7 @@ Guarantee: a run that would have nothing to replay, or no router to replay it in
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts, text_config
 from slime.arguments.placement import pipeline_stages
 
@@ -16,12 +15,12 @@ _WITHOUT_EXPERTS = ("openclaw.training.rollout.LedgerDataSource",)
 _CACHES_ELSEWHERE = ("sglang_enable_hierarchical_cache", "sglang_enable_lmcache")
 
 
-def derive_routing_replay(args: Namespace) -> None:
+def derive_routing_replay(args: Arguments) -> None:
     """The engines' experts are replayed as the trainer's own are: the one flag implies the other."""
     args.use_routing_replay |= args.use_rollout_routing_replay
 
 
-def check_routing_replay(args: Namespace, config: dict | None) -> list[str]:
+def check_routing_replay(args: Arguments, config: dict | None) -> list[str]:
     """Return the problems, one line each; ``config`` is that of the checkpoint, None where it is on another machine."""
     if not args.use_routing_replay:
         return []
@@ -51,13 +50,13 @@ def check_routing_replay(args: Namespace, config: dict | None) -> list[str]:
     return []
 
 
-def _wrong_reports(args: Namespace) -> list[str]:
+def _wrong_reports(args: Arguments) -> list[str]:
     """Flags of engines whose record of experts, which lies beside the cache of one GPU and one stage, goes wrong unnoticed."""
     stages = pipeline_stages(args)
     flags = [f"--sglang-pp-size {stages}"] if stages > 1 else []
-    guesser = getattr(args, "sglang_speculative_algorithm", None)
+    guesser = args.sglang_speculative_algorithm
     if guesser == "NGRAM":
         flags.append("--sglang-speculative-algorithm NGRAM")
     elif guesser and args.sglang_speculative_eagle_topk != 1:  # of a tree of guesses the kept ones move in the cache
         flags.append(f"--sglang-speculative-algorithm {guesser} and no --sglang-speculative-eagle-topk 1")
-    return [*flags, *(f"--{name.replace('_', '-')}" for name in _CACHES_ELSEWHERE if getattr(args, name, None))]
+    return [*flags, *(f"--{name.replace('_', '-')}" for name in _CACHES_ELSEWHERE if getattr(args, name))]

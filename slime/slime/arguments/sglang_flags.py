@@ -37,6 +37,22 @@ OWNED = frozenset(
     }
 )
 
+# Those the core reads itself. The others are attributes of parsed arguments too, and only the engines read them.
+READ_BY_CORE = frozenset(
+    {
+        *("context-length", "chunked-prefill-size", "max-prefill-tokens", "max-running-requests", "max-total-tokens"),
+        *("mem-fraction-static", "dtype", "kv-cache-dtype", "quantization", "pp-size", "pipeline-parallel-size"),
+        *("mamba-full-memory-ratio", "max-mamba-cache-size", "tokenizer-worker-num", "disable-cuda-graph"),
+        *("disable-radix-cache", "enable-deterministic-inference", "enable-hierarchical-cache", "enable-lmcache"),
+        *("speculative-algorithm", "speculative-eagle-topk"),
+    }
+)
+
+
+def attribute_of(flag: str) -> str:
+    """Return the attribute of the server flag ``flag``, which has no dashes in front."""
+    return "sglang_" + flag.replace("-", "_")
+
 
 @cache
 def recorded_flags() -> dict[str, str]:
@@ -83,7 +99,7 @@ def add_sglang_arguments(parser: argparse.ArgumentParser) -> None:
         if flag in OWNED:
             continue
         text = f"server flag --{flag}{shown[flag]}" if flag in shown else argparse.SUPPRESS
-        dest = "sglang_" + flag.replace("-", "_")
+        dest = attribute_of(flag)
         if kind == "flag":
             group.add_argument(f"--sglang-{flag}", dest=dest, action="store_true", default=None, help=text)
         else:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slime.args import Arguments
 import slime.arguments.evaluation as evaluation
 from slime.arguments.algorithm import check_algorithm
 from slime.arguments.backend import derive_backend
@@ -36,7 +36,7 @@ from slime.arguments.trainer import check_trainer
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
 
 
-def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
+def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
     """Derive what was left open and return the problems, empty when the run can start.
 
     Args:
@@ -89,7 +89,7 @@ def validate(args: Namespace, words: Sequence[str] = ()) -> list[str]:
     problems += check_routing_replay(args, config)
     for folder in (args.hf_checkpoint, args.critic_load if args.use_critic else None):
         if (config := _config_of(folder)) is not None:
-            of_folder = Namespace(**(vars(args) | {"hf_checkpoint": folder}))
+            of_folder = args.changed(hf_checkpoint=folder)
             problems += [*check_trainable(of_folder, config), *check_megatron_shape(of_folder, config)]
     return problems
 

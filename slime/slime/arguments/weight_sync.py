@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.option import Group, Option, flag_of
 from slime.arguments.placement import pipeline_stages
 
@@ -54,7 +54,7 @@ def derive_weight_sync(args: Namespace) -> None:
         args.update_weight_transport = "shared"
 
 
-def _adapter_problems(args: Namespace) -> list[str]:
+def _adapter_problems(args: Arguments) -> list[str]:
     problems = []
     base = (
         args.load if args.load and (Path(args.load) / "config.json").exists() else args.ref_load or args.hf_checkpoint
@@ -68,7 +68,7 @@ def _adapter_problems(args: Namespace) -> list[str]:
     return problems
 
 
-def check_weight_sync(args: Namespace) -> list[str]:
+def check_weight_sync(args: Arguments) -> list[str]:
     """Return a line per flag that has no effect or contradicts another."""
     problems = []
     if args.update_weight_mode == "adapter":

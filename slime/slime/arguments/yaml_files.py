@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from slime.args import Arguments
 from slime.arguments.option import comma_list, json_object
 from slime.arguments.refused import REFUSED_PREFIX, refusals
 from slime.exceptions import ConfigurationError
@@ -92,7 +93,7 @@ def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> li
     return [*words, *argv]
 
 
-def apply_custom_config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
+def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> list[str]:
     """Set every key of ``--custom-config-path`` on ``args``; return a line per refused flag among them."""
     if not args.custom_config_path:
         return []

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime.args import Arguments
 from slime.arguments.parser import parser_for
 from slime.arguments.plugin_paths import resolve_plugin_files
 from slime.arguments.validate import validate
@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (
 class Surroundings:
     """What a check gives to a plugin."""
 
-    args: Namespace
+    args: Arguments
     engine: StandInEngine
 
     def sample(self, index: int = 0, **changes: Any) -> Sample:
@@ -72,7 +72,7 @@ class Surroundings:
         return [samples[start : start + 2] for start in range(0, 2 * count, 2)]
 
 
-async def stand_in_reward(args: Namespace, sample: Any, **kwargs: Any) -> Any:
+async def stand_in_reward(args: Arguments, sample: Any, **kwargs: Any) -> Any:
     """The length of the response, where the command line names no reward function."""
     if isinstance(sample, list):
         return [await stand_in_reward(args, one) for one in sample]
@@ -99,7 +99,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def make_args(words: Sequence[str], folder: Path) -> Namespace:
+def make_args(words: Sequence[str], folder: Path) -> Arguments:
     """Return the trainer's arguments for ``words``, with stand-ins for what they leave out.
 
     Raises:
@@ -114,7 +114,7 @@ def make_args(words: Sequence[str], folder: Path) -> Namespace:
         --eval-prompt-data held_out {prompts} --save {folder / "save"} --run-dir {folder / "run"}
         --custom-rm-path slime.contract.surroundings.stand_in_reward""".split()
     parser = parser_for(words)
-    args = parser.parse_args([*base, *with_config_file(parser, words)])
+    args, _ = parser.parse_known_args([*base, *with_config_file(parser, words)])
     problems = [*apply_custom_config(parser, args), *resolve_plugin_files(args)]
     if problems:
         raise ConfigurationError("\n".join(problems))

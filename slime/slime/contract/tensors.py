@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
+
+from slime.args import Arguments
 
 VOCABULARY = 32
 K = 4
 RESPONSES = (3, 1, 4)
 
 
-def rollout_data(args: Namespace) -> dict[str, Any]:
+def rollout_data(args: Arguments) -> dict[str, Any]:
     """Return three samples with every stream: lists with a tensor ``[R_i]`` (top-K: ``[R_i, K]``) per sample."""
     generator = torch.Generator().manual_seed(0)
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
+
+from slime.args import Arguments
 
 # Key of the trainer's metrics under which those of each optimizer step are, in order; beside it are those of the rollout.
 STEPS = "steps"
 
 
-def compute_rollout_step(args: Namespace, rollout_id: int) -> int:
+def compute_rollout_step(args: Arguments, rollout_id: int) -> int:
     """Return the rollout, or with ``wandb_always_use_train_step`` the optimizer steps planned before it."""
-    if not getattr(args, "wandb_always_use_train_step", False):
+    if not args.wandb_always_use_train_step:
         return rollout_id
     return compute_train_step(args, rollout_id)
 
 
-def compute_train_step(args: Namespace, rollout_id: int) -> int:
+def compute_train_step(args: Arguments, rollout_id: int) -> int:
     """Return ``rollout_id`` times the optimizer steps that the flags plan for a rollout."""
     planned = args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
     return rollout_id * max(1, planned)
@@ -29,7 +30,7 @@ class TrainSteps:
     fewer make up for it. A rollout that is trained again after a restart gets the numbers it had.
     """
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         self._args = args
         self._ends: dict[int, int] = {}
 

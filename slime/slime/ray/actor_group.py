@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from argparse import Namespace
 from typing import Any
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
+from slime.args import Arguments
 from slime.arguments.placement import data_parallel_size, shard_of_rank
 from slime.arguments.process_environment import rank_environment
 from slime.exceptions import CheckpointError, RankLostError, TrainerError
@@ -58,7 +58,7 @@ class TrainGroup:
     """Owns one actor per rank, on the role's GPUs of the placement in order."""
 
     def __init__(
-        self, args: Namespace, reserved: ReservedPlacement, actor_path: str | None = None, role: str = "actor"
+        self, args: Arguments, reserved: ReservedPlacement, actor_path: str | None = None, role: str = "actor"
     ) -> None:
         """``role`` is ``actor`` or ``critic``; ``actor_path`` names another class than the role's."""
         self._args = args

@@ -14,10 +14,10 @@ import os
 import secrets
 import shutil
 import tempfile
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+from slime.args import Arguments, required
 from slime.arguments.machines import missing_machines
 from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 from slime.exceptions import ConfigurationError, NodeError
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def ray_cluster(args: Namespace, *, num_gpus: int, stop: StopRequested | None = None) -> Iterator[None]:
+def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = None) -> Iterator[None]:
     """Initialise Ray for the length of the block; ``num_gpus``, of this machine, are logical where there are none.
 
     ``stop`` ends the wait for other machines. In a cluster that exists ``args.num_nodes`` becomes what it has.
@@ -101,7 +101,7 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
     )
 
 
-def of_run(args: Namespace) -> dict[str, str]:
+def of_run(args: Arguments) -> dict[str, str]:
     """Return the variables that all actors of the run get, on whatever machine they run.
 
     Those of the communicator between ranks and engines are among them, so that no machine's own values get in between.
@@ -114,14 +114,14 @@ def of_run(args: Namespace) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _existing_cluster(args: Namespace) -> Iterator[None]:
+def _existing_cluster(args: Arguments) -> Iterator[None]:
     """Join the cluster at ``--ray-address``; its authentication is what the environment says."""
     import ray
     from ray.exceptions import RayError
 
     from slime.ray.nodes import live_nodes
 
-    address = args.ray_address
+    address = required("--ray-address", args.ray_address)
     if address != "auto" and not answers(address):
         raise NodeError(
             f"no Ray cluster answers at {address}; start it there (`ray start --head`), or correct the address"
@@ -149,13 +149,14 @@ def _existing_cluster(args: Namespace) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _cluster_of_several(args: Namespace, stop: StopRequested | None) -> Iterator[None]:
+def _cluster_of_several(args: Arguments, stop: StopRequested | None) -> Iterator[None]:
     """Be the head of ``--num-nodes`` machines, and wait until all are there."""
     import ray
 
     from slime.ray.nodes import wait_for_nodes
 
-    head = resolved(args.head_address)
+    given_head = required("--head-address", args.head_address)
+    head = resolved(given_head)
     address, _ = split_address(head)
     part = Part(head, address, is_head=True, num_gpus=args.num_gpus_per_node, cpu=args.device == "cpu")
     variables = of_run(args)
@@ -170,7 +171,7 @@ def _cluster_of_several(args: Namespace, stop: StopRequested | None) -> Iterator
         try:
             if stop is not None:
                 stop.install()  # again: Ray has put its own handlers in place
-            wait_for_nodes(args.num_nodes, args.node_timeout, args.head_address, stop)
+            wait_for_nodes(args.num_nodes, args.node_timeout, given_head, stop)
             yield
         finally:
             ray.shutdown()

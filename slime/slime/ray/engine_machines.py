@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import replace
 from itertools import groupby
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.exceptions import ConfigurationError
 from slime.ray.placement import ReservedPlacement
@@ -13,7 +13,7 @@ from slime.ray.placement import ReservedPlacement
 LOOPBACK = "127.0.0.1"
 
 
-def by_machine(args: Namespace, reserved: ReservedPlacement, spec: EngineSpec) -> list[tuple[int, EngineSpec]]:
+def by_machine(args: Arguments, reserved: ReservedPlacement, spec: EngineSpec) -> list[tuple[int, EngineSpec]]:
     """Return what of an engine is on each of its machines, in the order of their addresses.
 
     Args:

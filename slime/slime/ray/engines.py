@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from argparse import Namespace
 from collections.abc import Collection
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from slime.args import Arguments, required
 from slime.arguments.placement import EngineSpec, Role
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
@@ -40,14 +40,14 @@ class EngineGroup:
     _untold: frozenset[int] = frozenset()
     """Engines that were started again and that :meth:`revive` has yet to return."""
 
-    def __init__(self, args: Namespace, reserved: ReservedPlacement, role: Role) -> None:
+    def __init__(self, args: Arguments, reserved: ReservedPlacement, role: Role) -> None:
         self._args = args
         self._reserved = reserved
         self.role: Role = role
         self.specs = self._describe()
         self._ports = [0] * len(self.specs)
         port = requested_port(args, role)
-        if not check_router(getattr(args, "router", "auto"), len(self.specs)) and port:
+        if not check_router(args.router, len(self.specs)) and port:
             self._ports = [port] * len(self.specs)
         self.handles: list[Any] = []
         self._others: dict[int, list[Any]] = {}
@@ -156,8 +156,11 @@ class ExternalEngineGroup(EngineGroup):
     """Policy engines at ``--rollout-external-engine-addrs``: found, given weights, and otherwise left alone."""
 
     def _describe(self) -> list[EngineSpec]:
-        addresses = self._args.rollout_external_engine_addrs
-        return [EngineSpec(self.role, index, self._args.rollout_num_gpus_per_engine) for index in range(len(addresses))]
+        size = self._args.rollout_num_gpus_per_engine
+        return [EngineSpec(self.role, index, size) for index in range(len(self._addresses()))]
+
+    def _addresses(self) -> list[str]:
+        return required("--rollout-external-engine-addrs", self._args.rollout_external_engine_addrs)
 
     def finish_start(self, urls: list[str]) -> Address:
         """Start a router if the engines need one."""
@@ -165,7 +168,7 @@ class ExternalEngineGroup(EngineGroup):
         return self.address
 
     def _create(self, index: int) -> Any:
-        address = external_url(self._args.rollout_external_engine_addrs[index])
+        address = external_url(self._addresses()[index])
         remote = ray.remote(ExternalEngine).options(max_concurrency=_ACTOR_THREADS, num_cpus=0)
         return remote.remote(self._args, self.specs[index], address)
 
@@ -174,7 +177,7 @@ class ExternalEngineGroup(EngineGroup):
         return []
 
 
-def engine_groups(args: Namespace, reserved: ReservedPlacement) -> list[EngineGroup]:
+def engine_groups(args: Arguments, reserved: ReservedPlacement) -> list[EngineGroup]:
     """The groups of a run; none while saved rollouts are replayed."""
     if args.load_debug_rollout_data:
         return []

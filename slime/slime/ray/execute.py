@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from collections.abc import Callable
 
 from ray.exceptions import RayTaskError
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, SlimeError
 from slime.ray.report import say
 from slime.ray.restarts import first_line
@@ -17,7 +17,7 @@ from slime.utils.process import Stopped
 logger = logging.getLogger(__name__)
 
 
-def execute(args: Namespace, loop: Callable[[Run], None]) -> int:
+def execute(args: Arguments, loop: Callable[[Run], None]) -> int:
     """Run a control loop until it returns or a signal stops it, and return the exit code.
 
     A failure of the trainer, the engines, a machine or a plugin ends the output with one line that names it; its traceback stands above,

@@ -8,10 +8,10 @@ only the order of the work remains.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from slime.args import Arguments
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
 from slime.ray.trainer import Trainer
 from slime.utils.misc import should_run_periodic_action
@@ -26,10 +26,10 @@ class GpuAlternation:
         run_ends: the engines are ended from here on, which is quicker than to let them sleep.
     """
 
-    def __init__(self, args: Namespace, ask: Callable[..., Any]) -> None:
+    def __init__(self, args: Arguments, ask: Callable[..., Any]) -> None:
         """``ask(method, *arguments)`` asks the rollout manager."""
-        self.engines_sleep = bool(getattr(args, "offload_rollout", False))
-        self.trainer_leaves = bool(getattr(args, "offload_train", False))
+        self.engines_sleep = bool(args.offload_rollout)
+        self.trainer_leaves = bool(args.offload_train)
         self._ask = ask
         self._trainer_works = False
         self.run_ends = False
@@ -64,6 +64,6 @@ class GpuAlternation:
             self._ask("end_engines" if self.run_ends else "sleep_engines")
 
 
-def push_is_due(args: Namespace, rollout_id: int) -> bool:
+def push_is_due(args: Arguments, rollout_id: int) -> bool:
     """Whether the engines get the weights after ``rollout_id``: at the interval, and after the last one."""
     return should_run_periodic_action(rollout_id, args.update_weights_interval, None, args.num_rollout)

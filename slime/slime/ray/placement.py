@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from slime.args import Arguments
 from slime.arguments.devices import device_problems
 from slime.arguments.placement import GpuId, Placement, describe_placement
 from slime.arguments.process_environment import NOSET
@@ -85,7 +85,7 @@ class ReservedPlacement:
         return {"num_cpus": share, "num_gpus": share, "scheduling_strategy": strategy}
 
 
-def create_placement(args: Namespace, stop: StopRequested | None = None) -> ReservedPlacement:
+def create_placement(args: Arguments, stop: StopRequested | None = None) -> ReservedPlacement:
     """Reserve one {GPU: 1, CPU: 1} bundle per GPU and find out where each is; Ray must be initialised.
 
     Waits for GPUs that other runs use, ``--node-timeout`` at most; see `slime.ray.reserve.reserve` for what it raises.

@@ -8,13 +8,13 @@ with the trainer. The number of restarts between two checkpoints is bounded. Wit
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayActorError
 
+from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.exceptions import LostError, TrainerError
 
@@ -77,11 +77,11 @@ class Restarts:
         self._count += 1
         return f"{what} Going on from the last checkpoint, restart {self._count} of {self._allowed}"
 
-    def arguments(self, args: Namespace) -> Namespace:
+    def arguments(self, args: Arguments) -> Arguments:
         """Return the arguments to start again with: those of a resumed run once there is a checkpoint, else the run's own."""
         if not self._save or not Path(self._save, LATEST).is_file():
             return args
-        return Namespace(**{**vars(args), "resume": True, "load": args.save, "start_rollout_id": None})
+        return args.changed(resume=True, load=args.save, start_rollout_id=None)
 
 
 def death_line(what: str, error: RayActorError) -> str:

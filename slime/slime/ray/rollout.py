@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from slime.args import Arguments, required
 from slime.arguments.placement import ENGINE_ROLES, Placement, data_parallel_size, stage_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.observability.metric_utils import compute_rollout_step
@@ -61,7 +61,7 @@ class RolloutManager:
     _told_of_mark = False
     _changing = False
 
-    def __init__(self, args: Namespace, reserved: ReservedPlacement) -> None:
+    def __init__(self, args: Arguments, reserved: ReservedPlacement) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self.args = args
@@ -225,14 +225,14 @@ class RolloutManager:
             **oldest_versions(samples),
             **extra,
         }
-        custom_log = getattr(self.args, "custom_rollout_log_function_path", None)
+        custom_log = self.args.custom_rollout_log_function_path
         if custom_log and load_function(custom_log)(rollout_id, self.args, samples, extra, seconds):
             metrics = {"perf/rollout_time": seconds}
         shards, critic_shards = self._shards(train_data)
         return {"shards": shards, "critic_shards": critic_shards, "metrics": metrics}
 
     def _train_data(self, samples: list[Sample]) -> TrainData:
-        custom_convert = getattr(self.args, "custom_convert_samples_to_train_data_path", None)
+        custom_convert = self.args.custom_convert_samples_to_train_data_path
         if custom_convert:
             return convert_with(load_function(custom_convert), self.args, samples)
         return convert(self.args, samples)
@@ -251,7 +251,7 @@ class RolloutManager:
         metrics = dict(output.metrics or {})
         for name, result in output.data.items():
             metrics |= eval_metrics(name, result)
-        custom_log = getattr(self.args, "custom_eval_rollout_log_function_path", None)
+        custom_log = self.args.custom_eval_rollout_log_function_path
         if custom_log and load_function(custom_log)(rollout_id, self.args, output.data, output.metrics):
             return {}
         return metrics
@@ -298,7 +298,7 @@ class RolloutManager:
     def _load_debug_samples(self, rollout_id: int) -> list[Sample]:
         import torch
 
-        path = self.args.load_debug_rollout_data.format(rollout_id=rollout_id)
+        path = required("--load-debug-rollout-data", self.args.load_debug_rollout_data).format(rollout_id=rollout_id)
         dump = torch.load(path, weights_only=False)
         samples = [Sample.from_dict(record) for record in dump["samples"]]
         return subsample(samples, self.args.load_debug_rollout_data_subsample)
@@ -317,7 +317,7 @@ class RolloutManager:
                 group.stop()
 
 
-def create_rollout_manager(args: Namespace, reserved: ReservedPlacement) -> Any:
+def create_rollout_manager(args: Arguments, reserved: ReservedPlacement) -> Any:
     """Create the manager's actor on the driver's machine; its engines are up when the first call on it returns.
 
     It asks for no CPU core: the run's GPUs may hold all of that machine's.

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from slime.args import Arguments, required
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
 from slime.arguments.placement import describe_placement, start_lines, trainer_waits
@@ -52,7 +52,7 @@ WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
 class Run:
     """Enter it to start everything; the loops call its methods. Owned by the driver's main thread."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         self.args = args
         self.stop = StopRequested()
         self.start_rollout_id = 0
@@ -93,7 +93,7 @@ class Run:
         say(f"starts   {', then '.join(start_lines(placement))}")
         if placement.actor:
             say(backend_line(args))
-        num_gpus = getattr(args, "num_gpus", None) or placement.total
+        num_gpus = args.num_gpus or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again: Ray has put its own handlers in place
         self._reserved = reserved = create_placement(args, self.stop)
@@ -112,15 +112,16 @@ class Run:
                 raise
             self._lost = error  # `repeat` starts again
 
-    def _bring_up(self, args: Namespace) -> None:
+    def _bring_up(self, args: Arguments) -> None:
         """Make the trainer, and the rollout manager if there is none, bring both to the same rollout, and send the weights."""
         assert self._reserved is not None
         if self._manager is None:
             self._manager = create_rollout_manager(args, self._reserved)
             self._loaded = False
         if args.num_rollout is None:
-            self._rollouts_per_epoch = self.wait(self._manager.rollouts_per_epoch.remote())
-            self.args.num_rollout = args.num_rollout = args.num_epoch * self._rollouts_per_epoch
+            per_epoch: int = self.wait(self._manager.rollouts_per_epoch.remote())
+            self._rollouts_per_epoch = per_epoch
+            self.args.num_rollout = args.num_rollout = required("--num-epoch", args.num_epoch) * per_epoch
         if self._reserved.placement.actor:
             if trainer_waits(self._reserved.placement):
                 self.wait(self._manager.addresses.remote())  # answers once its engines are up

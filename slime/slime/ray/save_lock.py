@@ -15,12 +15,12 @@ import fcntl
 import json
 import os
 import socket
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.at_start import check_still_free
 from slime.arguments.process_environment import JOB_VARIABLE
 from slime.exceptions import ConfigurationError
@@ -31,7 +31,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextmanager
-def own_save_folders(args: Namespace) -> Iterator[None]:
+def own_save_folders(args: Arguments) -> Iterator[None]:
     """Hold the folders of ``--save`` and ``--critic-save``, as far as they are given, for the length of the block.
 
     Raises:
@@ -46,7 +46,7 @@ def own_save_folders(args: Namespace) -> Iterator[None]:
         yield
 
 
-def this_run(args: Namespace) -> str:
+def this_run(args: Arguments) -> str:
     """Who has the folder, for the line that another run gets."""
     job = json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata", {}).get("job_submission_id")
     since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

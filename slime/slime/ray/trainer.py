@@ -6,10 +6,10 @@ the two run side by side; a checkpoint of the policy is never published without 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from itertools import zip_longest
 from typing import Any
 
+from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import ReservedPlacement
@@ -18,7 +18,7 @@ from slime.ray.placement import ReservedPlacement
 class Trainer:
     """Owns the group of the policy, and of the critic if the placement has one."""
 
-    def __init__(self, args: Namespace, reserved: ReservedPlacement) -> None:
+    def __init__(self, args: Arguments, reserved: ReservedPlacement) -> None:
         self._critic_only = args.num_critic_only_steps
         self._actor = TrainGroup(args, reserved)
         self._critic = TrainGroup(args, reserved, role="critic") if reserved.placement.critic else None

@@ -6,11 +6,11 @@ their prompts; a group that goes back to the data source either goes on exactly 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.drop_streak import ABORTED, EMPTY, DropStreak
 from slime.rollout.filter_hub.base_types import call_dynamic_filter, should_drop_dynamic_filter_output
@@ -24,7 +24,7 @@ Group = list[Any]
 class Collection:
     """The finished groups of one rollout, sorted by the dynamic sampling filter."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         self._args = args
         path = args.dynamic_sampling_filter_path
         self._filter = load_function(path) if path else None

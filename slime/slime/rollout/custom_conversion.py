@@ -7,10 +7,10 @@ names the clause of the contract, the entry and the key. Arrays and tuples of on
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.rollout.media import image_arrays
 from slime.rollout.routed_experts import replayed_experts
@@ -47,7 +47,7 @@ class ConversionError(PluginError):
 
 
 def convert_with(
-    function: Callable[[Namespace, list[Sample]], dict[str, Any]], args: Namespace, samples: list[Sample]
+    function: Callable[[Arguments, list[Sample]], dict[str, Any]], args: Arguments, samples: list[Sample]
 ) -> dict[str, Any]:
     """Return the training data that ``function`` makes of ``samples``, checked, with ``total_lengths``.
 
@@ -62,7 +62,7 @@ def convert_with(
         raise ConversionError(error.clause, where, str(error)) from error
 
 
-def checked(args: Namespace, data: Any) -> dict[str, Any]:
+def checked(args: Arguments, data: Any) -> dict[str, Any]:
     """Return ``data`` as plain lists, with ``total_lengths``; raises TrainDataError."""
     if not isinstance(data, dict):
         raise TrainDataError("convert-4", f"it must return a dict of lists, not {type(data).__name__}")

@@ -10,11 +10,11 @@ import abc
 import json
 import random
 import threading
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import CheckpointError, ConfigurationError
 from slime.rollout.multimodal_prompts import (
     check_places,
@@ -91,7 +91,7 @@ def read_rows(path: str) -> list[dict[str, Any]]:
 
 
 def rows_to_samples(
-    args: Namespace,
+    args: Arguments,
     rows: list[dict[str, Any]],
     input_key: str,
     label_key: str | None,
@@ -154,7 +154,7 @@ def rows_to_samples(
 class RolloutDataSource(DataSource):
     """Prompts of ``--prompt-data``, epoch after epoch; without a prompt file, blank samples."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         self.args = args
         self.epoch_id = 0
         self.sample_offset = 0
@@ -170,7 +170,7 @@ class RolloutDataSource(DataSource):
             rows = read_rows(args.prompt_data)
             if not rows:
                 raise ConfigurationError(f"--prompt-data {args.prompt_data} has no rows")
-            longest = getattr(args, "rollout_max_prompt_len", None)
+            longest = args.rollout_max_prompt_len
             self.dataset = rows_to_samples(args, rows, args.input_key, args.label_key, longest=longest)
             check_samples(args, self.dataset)
             if not self.dataset:
@@ -291,7 +291,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     are saved with the buffer, so that a run that goes on after a checkpoint misses none.
     """
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         super().__init__(args)
         self.buffer: list[list[Any]] = []
         self.outstanding: Callable[[], list[list[Any]]] | None = None
@@ -338,7 +338,7 @@ def _from_plain(item: Any) -> Any:
 
 
 def pop_first(
-    args: Namespace, rollout_id: int | None, buffer: list[list[Sample]], num_samples: int
+    args: Arguments, rollout_id: int | None, buffer: list[list[Sample]], num_samples: int
 ) -> list[list[Sample]]:
     """Take the oldest groups out of the buffer."""
     taken = buffer[:num_samples]

@@ -8,9 +8,9 @@ doubling. Groups without samples, or aborted by nobody else, are an error of the
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from collections import Counter
 
+from slime.args import Arguments
 from slime.exceptions import PluginError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ MOST_EMPTY = 64
 class DropStreak:
     """The groups of one rollout that were dropped since one was kept."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         self._args = args
         self._batch = args.rollout_batch_size
         self._warn_at = WARN_BATCHES * self._batch

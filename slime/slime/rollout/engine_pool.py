@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 
+from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 from slime.utils.http_utils import get, post
 from slime.utils.types import Sample
@@ -26,7 +26,7 @@ _WORD_SECONDS = 10.0
 _TRIES = 3
 
 
-def router_url(args: Namespace) -> str:
+def router_url(args: Arguments) -> str:
     """Base address of the policy engines."""
     return f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
 
@@ -40,7 +40,7 @@ def routing_headers(sample: Sample) -> dict[str, str] | None:
     return None
 
 
-async def worker_urls(args: Namespace) -> list[str]:
+async def worker_urls(args: Arguments) -> list[str]:
     """Addresses of the engines: a router knows them; what does not know the question is the one engine."""
     try:
         workers = await get(f"{router_url(args)}/workers")
@@ -51,13 +51,13 @@ async def worker_urls(args: Namespace) -> list[str]:
     return [worker["url"] for worker in workers["workers"]]
 
 
-async def live_weight_version(args: Namespace) -> str:
+async def live_weight_version(args: Arguments) -> str:
     """The weight version that the engines report for new tokens."""
     urls = await worker_urls(args)
     return str((await get(f"{urls[0]}/model_info"))["weight_version"])
 
 
-async def abort_until_idle(args: Namespace, finished: Callable[[], bool]) -> None:
+async def abort_until_idle(args: Arguments, finished: Callable[[], bool]) -> None:
     """Abort every request on every engine, again and again, until ``finished`` holds and all engines are idle.
 
     Once is not enough: a request that is on its way to an engine is not aborted by what overtakes it.

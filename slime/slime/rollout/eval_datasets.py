@@ -5,9 +5,9 @@ Guarantees: a file is read, rendered and checked against its grader once per pro
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
+from slime.args import Arguments
 from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import read_rows, rows_to_samples
@@ -18,7 +18,7 @@ from slime.utils.types import Sample
 _prompts: dict[EvalDataset, list[Sample]] = {}
 
 
-def load_eval_prompts(args: Namespace, dataset: EvalDataset) -> list[Sample]:
+def load_eval_prompts(args: Arguments, dataset: EvalDataset) -> list[Sample]:
     """Return the prompts of a set, pictures as the file has them; nobody may change them.
 
     Raises:
@@ -30,7 +30,7 @@ def load_eval_prompts(args: Namespace, dataset: EvalDataset) -> list[Sample]:
     return _prompts[dataset]
 
 
-def eval_group(args: Namespace, dataset: EvalDataset, position: int) -> list[Sample]:
+def eval_group(args: Arguments, dataset: EvalDataset, position: int) -> list[Sample]:
     """Return ``n_samples_per_eval_prompt`` fresh samples of the prompt at ``position``, with its pictures as they are stored."""
     count = dataset.n_samples_per_eval_prompt
     group = fresh_copies(load_eval_prompts(args, dataset)[position], count)
@@ -53,7 +53,7 @@ def eval_sampling_params(dataset: EvalDataset, sampling_params: dict[str, Any]) 
     return parameters
 
 
-def _read_prompts(args: Namespace, dataset: EvalDataset) -> list[Sample]:
+def _read_prompts(args: Arguments, dataset: EvalDataset) -> list[Sample]:
     rows = read_rows(dataset.path)
     prompts = rows_to_samples(
         args, rows, dataset.input_key, dataset.label_key, tool_key=dataset.tool_key, longest=dataset.max_prompt_len

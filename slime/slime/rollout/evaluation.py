@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from slime.args import Arguments
 from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput
@@ -45,7 +45,7 @@ def add_progress(done: int = 0, total: int = 0) -> None:
         PROGRESS.total += total
 
 
-async def eval_rollout(args: Namespace, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Any]]:
+async def eval_rollout(args: Arguments, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Any]]:
     """Answer and score every evaluation set, all at a time; empty, with a warning, without one."""
     PROGRESS.done = PROGRESS.total = 0
     data: dict[str, dict[str, Any]] = {}
@@ -63,7 +63,7 @@ async def eval_rollout(args: Namespace, rollout_id: int) -> tuple[RolloutFnEvalO
     return RolloutFnEvalOutput(data=data), []
 
 
-async def eval_rollout_single_dataset(args: Namespace, rollout_id: int, cfg: EvalDataset) -> dict[str, dict[str, Any]]:
+async def eval_rollout_single_dataset(args: Arguments, rollout_id: int, cfg: EvalDataset) -> dict[str, dict[str, Any]]:
     """Answer and score one evaluation set.
 
     Returns ``{name: result}`` with ``rewards``, ``truncated``, ``aborted``, ``groups``, one per answer, and ``samples``: those that
@@ -96,7 +96,7 @@ async def eval_rollout_single_dataset(args: Namespace, rollout_id: int, cfg: Eva
     return {cfg.name: result}
 
 
-def _reward(args: Namespace, pieces: list[Sample]) -> float:
+def _reward(args: Arguments, pieces: list[Sample]) -> float:
     """The reward of an answer: that of its first piece that has one."""
     reward = next((piece.reward for piece in pieces if piece.reward is not None), 0.0)
     if not isinstance(reward, dict):

@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from argparse import Namespace
 from collections import deque
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.collection import Collection, first_index, is_whole, to_go_on
@@ -38,7 +38,7 @@ _worker: RolloutWorker | None = None
 class RolloutWorker:
     """Keeps groups under way. Everything but `outstanding` runs on the background loop."""
 
-    def __init__(self, args: Namespace, data_source: Any) -> None:
+    def __init__(self, args: Arguments, data_source: Any) -> None:
         self.args = args
         self.source = data_source
         self._state = GenerateState(args)
@@ -184,7 +184,7 @@ def _never_started(group: Group) -> bool:
     return any(sample.status == sample.Status.PENDING for sample in flatten(group))
 
 
-async def _take(args: Namespace, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
+async def _take(args: Arguments, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
     global _worker
     if _worker is None or _worker.source is not data_source:
         await _stop()
@@ -205,7 +205,7 @@ def stop() -> None:
 
 
 def generate_rollout_fully_async(
-    args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False
+    args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Return the next batch of the worker, which is started on the first call and goes on after this one returns."""
     if not args.rollout_global_dataset:

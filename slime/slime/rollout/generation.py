@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.engine_pool import router_url, routing_headers
 from slime.rollout.multimodal_prompts import copy_sharing_media
@@ -46,7 +46,7 @@ LARGEST_GROUP = 1_000_000
 class GenerateState(metaclass=SingletonMeta):
     """Tokenizer, request limit and pending groups of this process; the first ``args`` wins."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
         self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True)
@@ -71,7 +71,7 @@ class GenerateState(metaclass=SingletonMeta):
         # Whoever aborts all requests of the engines holds it, and so does an evaluation, which nobody may abort.
         self.engines_lock = asyncio.Lock()
         # Seeds of the members of a group, by their number: deterministic engines give every request without one the same seed.
-        deterministic = getattr(args, "sglang_enable_deterministic_inference", False)
+        deterministic = args.sglang_enable_deterministic_inference
         seeds = range(args.rollout_seed, args.rollout_seed + LARGEST_GROUP) if deterministic else None
         self.group_sampling_seeds: Sequence[int] | None = seeds
         self.dp_counts = [0]
@@ -106,7 +106,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.remaining_batch_size += len(groups)
 
 
-def token_budget(args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> int:
+def token_budget(args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> int:
     """Return how many tokens the response may still get: its longest length, and what the context leaves."""
     budget = sampling_params["max_new_tokens"] - sample.response_length
     context = args.eval_max_context_len if evaluation else args.rollout_max_context_len
@@ -114,7 +114,7 @@ def token_budget(args: Namespace, sample: Sample, sampling_params: dict[str, Any
 
 
 async def generate(
-    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+    args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
     """Answer one prompt in one turn; a sample that was aborted goes on where it stopped.
 
@@ -172,7 +172,7 @@ async def request_of(
     return request | await image_fields(state.processor, sample)
 
 
-def take_answer(args: Namespace, sample: Sample, answer: dict[str, Any]) -> None:
+def take_answer(args: Arguments, sample: Sample, answer: dict[str, Any]) -> None:
     """Append what an engine's ``/generate`` answered to ``sample``: tokens, logprobs, experts, text, weight versions, status.
 
     Raises:
@@ -188,11 +188,11 @@ def take_answer(args: Namespace, sample: Sample, answer: dict[str, Any]) -> None
     if cut:
         sample.status = Sample.Status.TRUNCATED
     add_weight_spans(sample, start, meta)
-    if getattr(args, "mask_offpolicy_in_partial_rollout", False):
+    if args.mask_offpolicy_in_partial_rollout:
         mask_older_weights(sample)
 
 
-def append_answer(args: Namespace, sample: Sample, entries: list[list[Any]], text: str) -> bool:
+def append_answer(args: Arguments, sample: Sample, entries: list[list[Any]], text: str) -> bool:
     """Append ``[logprob, token, …]`` entries of an engine up to a placeholder; return whether there was one, which ends the response."""
     state = GenerateState(args)
     token_ids = [entry[1] for entry in entries]
@@ -238,7 +238,7 @@ def is_finished(sample: Sample) -> bool:
 
 
 async def generate_and_rm(
-    args: Namespace, sample: Sample | list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
+    args: Arguments, sample: Sample | list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
     """Answer and score one sample; see the contract of the generate function for what plugins may return.
 
@@ -275,7 +275,7 @@ async def generate_and_rm(
 
 
 async def generate_and_rm_group(
-    args: Namespace, group: Group, sampling_params: dict[str, Any], evaluation: bool = False
+    args: Arguments, group: Group, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Group:
     """Answer and score the samples of one prompt together; with deterministic engines each has a ``sampling_seed`` of its own.
 

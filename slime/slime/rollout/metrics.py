@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import statistics
 import zlib
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.multimodal_requests import CUT
 from slime.rollout.rewards import constant_groups
 from slime.rollout.rm_hub import grader_problems
@@ -21,7 +21,7 @@ from slime.utils.types import Sample
 REPETITIVE_CHARACTERS, REPETITIVE_TIMES = 1000, 10
 
 
-def rollout_metrics(args: Namespace, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
+def rollout_metrics(args: Arguments, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
     """Return reward, length, truncation and speed of a batch that took ``seconds`` to collect, and what flags ask for."""
     lengths = [sample.effective_response_length for sample in samples]
     whole = [sample.response_length for sample in samples]

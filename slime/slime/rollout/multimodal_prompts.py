@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime.args import Arguments, required
 from slime.exceptions import ConfigurationError
 from slime.utils.images import image_tokens, model_size, open_image
 from slime.utils.processing_utils import load_processor
@@ -54,7 +55,7 @@ def image_processor_of(checkpoint: str) -> Any:
 
 
 def with_pictures(
-    args: Namespace, row: dict[str, Any], prompt: Any, number: int
+    args: Arguments, row: dict[str, Any], prompt: Any, number: int
 ) -> tuple[list[dict[str, Any]], list[Any]]:
     """Return the messages of a row, its pictures in their places as parts ``{"type": "image", "image": …}``, and these pictures.
 
@@ -68,7 +69,7 @@ def with_pictures(
     Raises:
         ConfigurationError: when placeholders and pictures differ in number, or a picture cannot be read.
     """
-    column = args.multimodal_keys[IMAGE.name]
+    column = required("--multimodal-keys", args.multimodal_keys)[IMAGE.name]
     if column not in row:
         raise ConfigurationError(f"prompt data has no column {column!r}; it has {', '.join(sorted(row))}")
     cell = row[column]
@@ -118,7 +119,7 @@ def _parts(content: Any) -> Any:
     return content
 
 
-def expanded_tokens(args: Namespace, prompt: Sample) -> int:
+def expanded_tokens(args: Arguments, prompt: Sample) -> int:
     """Return how many tokens the pictures of a prompt take beyond the one of each placeholder."""
     if prompt.multimodal_inputs is None:
         return 0

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.misc import load_function
@@ -28,7 +28,7 @@ BATCH_METHOD = "batch_compute_rewards"
 RewardFunction = Callable[..., Awaitable[Any]]
 
 
-def load_reward_function(path: str, args: Namespace) -> RewardFunction:
+def load_reward_function(path: str, args: Arguments) -> RewardFunction:
     """Return what ``path`` names as ``fn(args, sample or samples, **kw)``.
 
     Raises:
@@ -43,7 +43,7 @@ def load_reward_function(path: str, args: Namespace) -> RewardFunction:
 _models: dict[str, Any] = {}
 
 
-def _model(path: str, plugin: Callable[..., Any], args: Namespace) -> Any:
+def _model(path: str, plugin: Callable[..., Any], args: Arguments) -> Any:
     if path not in _models:
         takes_config = bool(inspect.signature(plugin).parameters)
         model = plugin(args) if takes_config else plugin()
@@ -55,7 +55,7 @@ def _model(path: str, plugin: Callable[..., Any], args: Namespace) -> Any:
     return _models[path]
 
 
-async def _score_with(model: Any, args: Namespace, sample: Sample | list[Sample], **kwargs: Any) -> Any:
+async def _score_with(model: Any, args: Arguments, sample: Sample | list[Sample], **kwargs: Any) -> Any:
     single = next((getattr(model, name) for name in SINGLE_METHODS if hasattr(model, name)), None)
     batch = getattr(model, BATCH_METHOD, None)
     if not isinstance(sample, list):

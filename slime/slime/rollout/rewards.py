@@ -10,10 +10,10 @@ each has the reward of its first sample, which all its samples get.
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
+from slime.args import Arguments
 from slime.rollout.trajectories import rollout_ids
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -23,9 +23,9 @@ CONSTANT = 1e-12
 _EPSILON = 1e-6
 
 
-def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
+def post_process_rewards(args: Arguments, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
     """Return (raw rewards, rewards to train on), one each per sample."""
-    if getattr(args, "custom_reward_post_process_path", None):
+    if args.custom_reward_post_process_path:
         raw, rewards = load_function(args.custom_reward_post_process_path)(args, list(samples))
         if not len(raw) == len(rewards) == len(samples):
             counts = f"{len(raw)} and {len(rewards)} values for {len(samples)} samples"
@@ -34,7 +34,7 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
     raw = [_reward(args, sample) for sample in samples]
     estimator = args.advantage_estimator
     if estimator in GROUP_RELATIVE and args.rewards_normalization:
-        scale = getattr(args, "grpo_std_normalization", True)
+        scale = args.grpo_std_normalization
     elif estimator == "reinforce_plus_plus_baseline":
         scale = False
     else:
@@ -52,7 +52,7 @@ def post_process_rewards(args: Namespace, samples: Sequence[Sample]) -> tuple[li
     return raw, rewards
 
 
-def constant_groups(args: Namespace, samples: Sequence[Sample]) -> list[float]:
+def constant_groups(args: Arguments, samples: Sequence[Sample]) -> list[float]:
     """The reward of each group of two or more whose rewards are equal; under a group-relative estimator it carries no gradient."""
     found = []
     for members in _groups(args, samples).values():
@@ -62,9 +62,9 @@ def constant_groups(args: Namespace, samples: Sequence[Sample]) -> list[float]:
     return found
 
 
-def _groups(args: Namespace, samples: Sequence[Sample]) -> dict[Hashable, list[list[int]]]:
+def _groups(args: Arguments, samples: Sequence[Sample]) -> dict[Hashable, list[list[int]]]:
     """The members of each group: indices of a sample, or with ``--dynamic-history`` of all samples of a trajectory."""
-    numbers = rollout_ids(samples) if getattr(args, "dynamic_history", False) else range(len(samples))
+    numbers = rollout_ids(samples) if args.dynamic_history else range(len(samples))
     groups: dict[Hashable, dict[int, list[int]]] = defaultdict(dict)
     for index, (sample, number) in enumerate(zip(samples, numbers, strict=True)):
         groups[_group_key(sample)].setdefault(number, []).append(index)
@@ -75,7 +75,7 @@ def _group_key(sample: Sample) -> Hashable:
     return -1 if sample.group_index is None else sample.group_index
 
 
-def _reward(args: Namespace, sample: Sample) -> float:
+def _reward(args: Arguments, sample: Sample) -> float:
     value = sample.get_reward_value(args)
     if value is None:
         raise ValueError(f"sample {sample.index} has no reward; give it one, or set remove_sample and reward 0.0")

@@ -9,7 +9,6 @@ each token but the last; of rows that no trained token depends on those that are
 from __future__ import annotations
 
 import base64
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts, text_config
 from slime.exceptions import EngineError
 from slime.rollout.train_data_checks import TrainDataError
@@ -43,12 +43,12 @@ def expert_shape(checkpoint: str) -> ExpertShape:
     return ExpertShape(config["num_hidden_layers"], config["num_experts_per_tok"], number_of_experts(config) or 0)
 
 
-def wants_experts(args: Namespace) -> bool:
+def wants_experts(args: Arguments) -> bool:
     """Whether the run replays what engines report."""
-    return bool(getattr(args, "use_rollout_routing_replay", False))
+    return bool(args.use_rollout_routing_replay)
 
 
-def request_fields(args: Namespace, sample: Sample) -> dict[str, Any]:
+def request_fields(args: Arguments, sample: Sample) -> dict[str, Any]:
     """Return what ``/generate`` is asked besides, for the rows that ``sample`` lacks."""
     if not wants_experts(args):
         return {}
@@ -56,7 +56,7 @@ def request_fields(args: Namespace, sample: Sample) -> dict[str, Any]:
     return {"return_routed_experts": True, "routed_experts_start_len": 0 if held is None else len(held)}
 
 
-def take_experts(args: Namespace, sample: Sample, meta: Mapping[str, Any], seen: int) -> None:
+def take_experts(args: Arguments, sample: Sample, meta: Mapping[str, Any], seen: int) -> None:
     """Append the rows of an engine's answer to those of ``sample``.
 
     Args:
@@ -87,7 +87,7 @@ def take_experts(args: Namespace, sample: Sample, meta: Mapping[str, Any], seen:
 
 
 def replayed_experts(
-    args: Namespace,
+    args: Arguments,
     names: Sequence[str],
     given: Sequence[Any],
     tokens: Sequence[Sequence[int]],

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 
 async def apply_sample_hooks(
-    args: Namespace, result: Sample | list[Sample], *, rollout_id: int | None, evaluation: bool
+    args: Arguments, result: Sample | list[Sample], *, rollout_id: int | None, evaluation: bool
 ) -> Sample | list[Sample]:
     """Run the hooks on a sample, or on each of a list; an aborted sample waits until it is whole."""
-    paths = getattr(args, "rollout_sample_hook_path", None)
+    paths = args.rollout_sample_hook_path
     if not paths:
         return result
     if isinstance(result, list):
@@ -29,7 +29,7 @@ async def apply_sample_hooks(
     return await _apply(args, result, paths, rollout_id, evaluation)
 
 
-async def _apply(args: Namespace, sample: Sample, paths: list[str], rollout_id: int | None, evaluation: bool) -> Sample:
+async def _apply(args: Arguments, sample: Sample, paths: list[str], rollout_id: int | None, evaluation: bool) -> Sample:
     if sample.status == Sample.Status.ABORTED:
         return sample
     known = {"rollout_id": rollout_id, "evaluation": evaluation}

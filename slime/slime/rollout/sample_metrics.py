@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from slime.args import Arguments
 from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
@@ -36,7 +37,7 @@ def pass_at_k(groups: Sequence[Hashable], rewards: Sequence[float]) -> dict[int,
     return rates
 
 
-def requested_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+def requested_metrics(args: Arguments, samples: Sequence[Sample]) -> dict[str, float]:
     """Return what ``--log-multi-turn``, ``--log-passrate``, ``--log-reward-category`` and ``--log-correct-samples`` ask for."""
     metrics: dict[str, float] = {}
     if args.log_multi_turn:
@@ -65,7 +66,7 @@ def multi_turn(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-def pass_rates(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+def pass_rates(args: Arguments, samples: Sequence[Sample]) -> dict[str, float]:
     """``passrate/pass@k`` of the samples, see `pass_at_k`; one without a group is a prompt of its own."""
     groups = [
         ("alone", position) if sample.group_index is None else sample.group_index
@@ -82,7 +83,7 @@ def reward_categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
     return {f"error_cat/{value}": count / len(samples) for value, count in counts.items()}
 
 
-def correct_samples(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+def correct_samples(args: Arguments, samples: Sequence[Sample]) -> dict[str, float]:
     """Count and mean lengths of the samples with a reward above 0."""
     correct = [sample for sample in samples if _reward(args, sample) > 0]
     metrics: dict[str, float] = {"rollout/correct_samples": len(correct)}
@@ -92,5 +93,5 @@ def correct_samples(args: Namespace, samples: Sequence[Sample]) -> dict[str, flo
     return metrics
 
 
-def _reward(args: Namespace, sample: Sample) -> float:
+def _reward(args: Arguments, sample: Sample) -> float:
     return 0.0 if sample.reward is None else float(sample.get_reward_value(args))

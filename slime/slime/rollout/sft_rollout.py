@@ -7,9 +7,9 @@ Guarantee: every conversation of the batch becomes a sample with the ids of the 
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.multimodal_requests import expand_images, images_of
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 class MaskState(metaclass=SingletonMeta):
     """The mask generator of this process; the first ``args`` wins."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
         self.generator = MultiTurnLossMaskGenerator(tokenizer, args.loss_mask_type)
         self.processor = load_processor(args.hf_checkpoint, trust_remote_code=True) if args.multimodal_keys else None
 
 
 def generate_rollout(
-    args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False
+    args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> list[list[Sample]]:
     """Return ``rollout_batch_size`` groups of one sample each, with reward 0.
 

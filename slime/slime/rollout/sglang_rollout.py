@@ -8,10 +8,10 @@ dropped and counted; so it is with a group that a generate function gave up. The
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.collection import Collection, is_whole, to_go_on
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-async def abort(args: Namespace, rollout_id: int) -> list[Group]:
+async def abort(args: Arguments, rollout_id: int) -> list[Group]:
     """Stop what is pending, wait until every engine is idle, and return the groups to go on with later.
 
     There are none without ``--partial-rollout``. An evaluation that runs is waited for.
@@ -51,7 +51,7 @@ async def abort(args: Namespace, rollout_id: int) -> list[Group]:
 
 
 async def generate_rollout_async(
-    args: Namespace, rollout_id: int, get_samples: Callable[[int], list[Group]]
+    args: Arguments, rollout_id: int, get_samples: Callable[[int], list[Group]]
 ) -> tuple[RolloutFnTrainOutput, list[Group]]:
     """Collect ``rollout_batch_size`` groups that the filter keeps; return them and the groups to go on with later.
 
@@ -103,7 +103,7 @@ async def generate_rollout_async(
     return output, aborted
 
 
-def _ask_for_more(args: Namespace, state: GenerateState, get_samples: Callable[[int], list[Group]]) -> None:
+def _ask_for_more(args: Arguments, state: GenerateState, get_samples: Callable[[int], list[Group]]) -> None:
     groups = undecoded(get_samples)(args.over_sampling_batch_size or args.rollout_batch_size)
     if not groups:
         have = f"{state.remaining_batch_size} of the {args.rollout_batch_size} groups of a batch"
@@ -112,7 +112,7 @@ def _ask_for_more(args: Namespace, state: GenerateState, get_samples: Callable[[
 
 
 def generate_rollout(
-    args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False
+    args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """``--rollout-function-path slime.rollout.sglang_rollout.generate_rollout``."""
     if evaluation:

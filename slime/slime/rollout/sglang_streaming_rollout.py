@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from argparse import Namespace
 from typing import Any
 
 import httpx
 
+from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 from slime.rollout.engine_pool import router_url, routing_headers
 from slime.rollout.generation import (
@@ -35,7 +35,7 @@ _DATA, _DONE = "data: ", "[DONE]"
 
 
 async def generate_streaming(
-    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+    args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
     """Answer one prompt in one turn; ``sample`` grows with every event of the engine.
 
@@ -76,7 +76,7 @@ async def generate_streaming(
     return sample
 
 
-async def _read(args: Namespace, sample: Sample, response: httpx.Response) -> None:
+async def _read(args: Arguments, sample: Sample, response: httpx.Response) -> None:
     """Append the events of one answer; raises httpx.RemoteProtocolError when it ends before the response does."""
     start, spans = sample.response_length, len(sample.weight_spans)
     text_start, prompt = len(sample.response), len(sample.tokens)
@@ -99,7 +99,7 @@ async def _read(args: Namespace, sample: Sample, response: httpx.Response) -> No
             add_weight_spans(sample, start, meta)
         elif entries:
             add_weight_spans(sample, start + have, {"weight_version": meta.get("weight_version")})
-        if getattr(args, "mask_offpolicy_in_partial_rollout", False):
+        if args.mask_offpolicy_in_partial_rollout:
             mask_older_weights(sample)
         if finished:
             take_experts(args, sample, meta, prompt + meta["completion_tokens"])

@@ -6,9 +6,9 @@ admitted; with ``correct`` such groups are admitted and counted, and the loss we
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.rollout.engine_pool import live_weight_version
 from slime.rollout.metrics import flatten
@@ -28,7 +28,7 @@ def version_number(version: str) -> int:
 class StalenessBound:
     """Looks at finished groups, and counts since `take_metrics` was last called."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         self._args = args
         self._drops = args.stale_samples == "drop"
         self._dropped = self._corrected = 0

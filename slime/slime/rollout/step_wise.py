@@ -10,12 +10,12 @@ equal scores become 0. A sample without an unmasked token has no steps. Lists th
 from __future__ import annotations
 
 import statistics
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime.args import Arguments
 from slime.utils.types import Sample
 
 _CONSTANT = 1e-12
@@ -32,7 +32,7 @@ class Step:
     score: float
 
 
-def step_fields(args: Namespace, samples: Sequence[Sample], masks: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
+def step_fields(args: Arguments, samples: Sequence[Sample], masks: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
     """Return the training data of the steps: per sample the rewards, spans and indices of its steps."""
     steps = [steps_of_sample(args, sample, mask) for sample, mask in zip(samples, masks, strict=True)]
     if args.rewards_normalization:
@@ -45,7 +45,7 @@ def step_fields(args: Namespace, samples: Sequence[Sample], masks: Sequence[Sequ
     }
 
 
-def steps_of_sample(args: Namespace, sample: Sample, mask: Sequence[int]) -> list[Step]:
+def steps_of_sample(args: Arguments, sample: Sample, mask: Sequence[int]) -> list[Step]:
     """Return the steps of one sample with their raw scores.
 
     Raises:

@@ -8,10 +8,10 @@ checkpoint a prompt's pictures are what the prompt data hold.
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.metrics import flatten
 from slime.rollout.multimodal_prompts import StoredPicture, image_processor_of
@@ -26,7 +26,7 @@ def stored_picture(image: Any) -> Any:
     return getattr(image, "stored_picture", image)
 
 
-def decode(args: Namespace, group: list[Any]) -> None:
+def decode(args: Arguments, group: list[Any]) -> None:
     """Give the samples of a group decoded pictures; what they share they share afterwards, and nobody may change it.
 
     Raises:
@@ -40,7 +40,7 @@ def decode(args: Namespace, group: list[Any]) -> None:
             sample.multimodal_inputs = {**sample.multimodal_inputs, "images": images}
 
 
-async def decode_pictures(args: Namespace, group: list[Any]) -> None:
+async def decode_pictures(args: Arguments, group: list[Any]) -> None:
     """As `decode`, in another thread: a screenshot takes a twentieth of a second, in which no answer would be read."""
     if any(map(_has_stored, flatten(group))):
         await asyncio.to_thread(decode, args, group)
@@ -51,7 +51,7 @@ def _has_stored(sample: Sample) -> bool:
     return any(isinstance(one, StoredPicture) for one in images)
 
 
-def _decoded(args: Namespace, sample: Sample, picture: Any, found: dict[int, Any]) -> Any:
+def _decoded(args: Arguments, sample: Sample, picture: Any, found: dict[int, Any]) -> Any:
     if not isinstance(picture, StoredPicture):
         return picture
     if id(picture.source) not in found:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import heapq
 import logging
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
+from slime.args import Arguments, required
 from slime.arguments.placement import padded_length
 from slime.rollout.media import image_fields, mask_lost_images
 from slime.rollout.rewards import post_process_rewards
@@ -43,7 +43,7 @@ _SPARSE_ATTRIBUTES = {**{key: key for key in SPARSE_KEYS}, "metadata": "train_me
 TrainData = dict[str, Any]
 
 
-def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
+def convert(args: Arguments, samples: Sequence[Sample]) -> TrainData:
     """Return the training data of ``samples``; see the module for what is checked.
 
     Keys: tokens, response_lengths, total_lengths, rewards, raw_reward, truncated, sample_indices, group_indices,
@@ -117,7 +117,7 @@ def plain_list(value: Any) -> list[Any] | None:
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
-def steps_of(num_samples: int, args: Namespace) -> list[range]:
+def steps_of(num_samples: int, args: Arguments) -> list[range]:
     """The rollouts of each optimizer step, in order; ``num_samples`` is how many there are.
 
     A step has ``global_batch_size`` rollouts, or with ``use_dynamic_global_batch_size`` (and with ``dynamic_history``) the
@@ -125,12 +125,12 @@ def steps_of(num_samples: int, args: Namespace) -> list[range]:
     ``disable_rollout_trim_samples``.
     """
     size = args.global_batch_size
-    by_steps = getattr(args, "use_dynamic_global_batch_size", False) or getattr(args, "dynamic_history", False)
+    by_steps = args.use_dynamic_global_batch_size or args.dynamic_history
     if size is None or by_steps:
-        size = max(1, num_samples // (getattr(args, "num_steps_per_rollout", None) or 1))
+        size = max(1, num_samples // (args.num_steps_per_rollout or 1))
     steps = [range(start, start + size) for start in range(0, num_samples - size + 1, size)]
     left = num_samples % size
-    if left and getattr(args, "disable_rollout_trim_samples", False):
+    if left and args.disable_rollout_trim_samples:
         steps.append(range(num_samples - left, num_samples))
     elif left and steps:
         logger.warning("%d of %d samples do not fill a batch of %d and are dropped", left, num_samples, size)
@@ -139,7 +139,7 @@ def steps_of(num_samples: int, args: Namespace) -> list[range]:
     return steps
 
 
-def samples_of_steps(train_data: TrainData, args: Namespace) -> tuple[list[list[int]], list[int]]:
+def samples_of_steps(train_data: TrainData, args: Arguments) -> tuple[list[list[int]], list[int]]:
     """Return the samples of each optimizer step and the number of its rollouts; no rollout is cut between steps.
 
     Training data of a plugin without ``rollout_ids`` has a rollout per sample.
@@ -155,7 +155,7 @@ def samples_of_steps(train_data: TrainData, args: Namespace) -> tuple[list[list[
     return members, [len(step) for step in steps]
 
 
-def split_by_dp(train_data: TrainData, dp_size: int, args: Namespace) -> list[TrainData]:
+def split_by_dp(train_data: TrainData, dp_size: int, args: Arguments) -> list[TrainData]:
     """Return one shard per rank, with ``micro_batch_indices``, ``global_batch_sizes``, ``global_token_counts``.
 
     ``micro_batch_indices[step][k]`` lists indices local to the shard; ``partition`` maps them to the whole batch.
@@ -186,7 +186,7 @@ def _per_sample(values: Any, num_samples: int) -> bool:
     return isinstance(values, list) and len(values) == num_samples
 
 
-def _pack(step: Sequence[int], lengths: Sequence[int], args: Namespace) -> list[list[int]]:
+def _pack(step: Sequence[int], lengths: Sequence[int], args: Arguments) -> list[list[int]]:
     """Micro-batches of one step: first fit by decreasing length under the token cap, or runs of micro_batch_size.
 
     ``lengths`` are with the padding that context-parallel ranks need.
@@ -194,7 +194,8 @@ def _pack(step: Sequence[int], lengths: Sequence[int], args: Namespace) -> list[
     if not args.use_dynamic_batch_size:
         size = args.micro_batch_size
         return [list(step[start : start + size]) for start in range(0, len(step), size)]
-    cap = args.max_tokens_per_gpu * args.context_parallel_size  # each of its ranks holds a part of every sample
+    # Each context-parallel rank holds a part of every sample.
+    cap = required("--max-tokens-per-gpu", args.max_tokens_per_gpu) * args.context_parallel_size
     batches: list[list[int]] = []
     loads: list[int] = []
     for index in sorted(step, key=lambda index: (-lengths[index], index)):

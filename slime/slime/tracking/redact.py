@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from typing import Any
+
+from slime.args import Arguments
 
 _SECRET = re.compile(r"(^|_)(api_?keys?|keys?|token|secrets?|password|passwd|credentials?)($|_)", re.IGNORECASE)
 _HARMLESS = frozenset(
@@ -34,7 +35,7 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
-def redacted(args: Namespace) -> dict[str, Any]:
+def redacted(args: Arguments) -> dict[str, Any]:
     """Return the arguments as JSON-ready values; one whose name sounds like a secret is shown as set or unset."""
     shown: dict[str, Any] = {}
     for name, value in sorted(vars(args).items()):

@@ -9,10 +9,10 @@ import json
 import os
 import secrets
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any, Protocol
 
+from slime.args import Arguments
 from slime.tracking.redact import redacted
 
 
@@ -38,7 +38,7 @@ def _number(value: Any) -> Any:
 class JsonLines:
     """``<run-dir>/metrics.jsonl``, one object per call, and ``<run-dir>/arguments.json``."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         folder = Path(args.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "arguments.json").write_text(json.dumps(redacted(args), indent=1, default=str) + "\n")
@@ -57,7 +57,7 @@ class JsonLines:
 class TensorBoard:
     """Event files in ``--tensorboard-dir`` or ``<run-dir>/tensorboard``, by project and experiment if they are named."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(args.tensorboard_dir or Path(args.run_dir) / "tensorboard")
@@ -76,7 +76,7 @@ class TensorBoard:
         self._writer.close()
 
 
-def run_name(args: Namespace) -> str | None:
+def run_name(args: Arguments) -> str | None:
     """Return ``<group>_<random>``, or the group alone with ``--disable-wandb-random-suffix``; None without a group."""
     if args.wandb_group is None or not args.wandb_random_suffix:
         return args.wandb_group
@@ -86,7 +86,7 @@ def run_name(args: Namespace) -> str | None:
 class WeightsAndBiases:
     """A W&B run; the key comes from ``--wandb-key``, ``WANDB_API_KEY`` or ``WANDB_KEY``, in that order."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         import wandb
 
         key = args.wandb_key or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_KEY")
@@ -94,6 +94,9 @@ class WeightsAndBiases:
             os.environ["WANDB_API_KEY"] = key
         folder = Path(args.wandb_dir or args.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(console="off")
+        if args.wandb_host:
+            settings.base_url = args.wandb_host
         self._run = wandb.init(
             project=args.wandb_project,
             group=args.wandb_group,
@@ -104,7 +107,7 @@ class WeightsAndBiases:
             mode=args.wandb_mode,
             dir=str(folder),
             config=redacted(args),
-            settings=wandb.Settings(console="off", **({"base_url": args.wandb_host} if args.wandb_host else {})),
+            settings=settings,
         )
         for axis in ("train", "rollout", "eval"):
             self._run.define_metric(f"{axis}/step")
@@ -120,7 +123,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def make_trackers(args: Namespace) -> list[Tracker]:
+def make_trackers(args: Arguments) -> list[Tracker]:
     """Return the trackers that the arguments ask for; JSON lines first."""
     trackers: list[Tracker] = [JsonLines(args)]
     if args.use_tensorboard:

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 
 logger = logging.getLogger(__name__)
@@ -32,14 +33,14 @@ PORT_TRIES = 200
 _claims: list[socket.socket] = []
 
 
-def init_http_client(args: Any) -> None:
+def init_http_client(args: Arguments) -> None:
     """Make the shared client with as many connections as the engines serve at once; nothing without engines.
 
     ``--http-proxy`` holds for calls to other machines, also of a client that is made later.
     """
     global _http_client, _proxy
-    _proxy = getattr(args, "http_proxy", None)
-    if not getattr(args, "rollout_num_gpus", None) or _http_client is not None:
+    _proxy = args.http_proxy
+    if not args.rollout_num_gpus or _http_client is not None:
         return
     engines = max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
     _http_client = _new_client(args.sglang_server_concurrency * engines)
@@ -191,11 +192,11 @@ def _wrap_ipv6(address: str) -> str:
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
-def run_router(args: Any) -> None:
-    """Serve ``sglang_router`` in this process until it is ended; ``args`` are its ``RouterArgs``."""
+def run_router(router_args: Any) -> None:
+    """Serve ``sglang_router`` in this process until it is ended; ``router_args`` are its ``RouterArgs``."""
     from sglang_router.launch_router import launch_router  # pyright: ignore[reportMissingImports]
 
-    launch_router(args)
+    launch_router(router_args)
 
 
 def terminate_process(process: Any, timeout: float = 10.0) -> None:

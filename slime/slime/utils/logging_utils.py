@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
+from slime.args import Arguments
 from slime.tracking import Tracker, make_trackers
 
 _trackers: list[Tracker] = []
 
 
-def init_tracking(args: Namespace) -> None:
+def init_tracking(args: Arguments) -> None:
     """Open the trackers of this process; a second call changes nothing."""
     if not _trackers:
         _trackers.extend(make_trackers(args))
 
 
-def log(args: Namespace, metrics: dict[str, Any], step_key: str) -> None:
+def log(args: Arguments, metrics: dict[str, Any], step_key: str) -> None:
     """Log ``metrics`` to every tracker.
 
     Raises:
@@ -29,7 +29,7 @@ def log(args: Namespace, metrics: dict[str, Any], step_key: str) -> None:
         tracker.log(metrics, step_key)
 
 
-def finish_tracking(args: Namespace) -> None:
+def finish_tracking(args: Arguments) -> None:
     """Close the trackers of this process."""
     while _trackers:
         _trackers.pop().finish()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import EngineError, SampleError
 
 RolloutBatch = dict[str, list[Any]]
@@ -213,7 +214,7 @@ class Sample:
                 setattr(sample, key, value)
         return sample
 
-    def get_reward_value(self, args: Any) -> float:
+    def get_reward_value(self, args: Arguments) -> float:
         """Return the reward, or its entry ``args.reward_key`` when the reward is a dict.
 
         Raises:
@@ -221,7 +222,7 @@ class Sample:
         """
         if not isinstance(self.reward, dict):
             return self.reward
-        key = getattr(args, "reward_key", None)
+        key = args.reward_key
         if key not in self.reward:
             known = ", ".join(map(str, self.reward))
             raise SampleError(f"the reward is a dict with {known}; name the entry to train on with --reward-key")

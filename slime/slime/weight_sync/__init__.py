@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from argparse import Namespace
+from slime.args import Arguments
 
+if TYPE_CHECKING:
     from torch import Tensor
 
 LOADER = "slime.weight_sync.engine_loader.load"
@@ -21,7 +21,7 @@ ADAPTER_NAME = re.compile(r"weights-(\d+)-([0-9a-f]{8})-(\d+)")
 """Weight version, :func:`maker` and number of a push."""
 
 
-def maker(args: Namespace) -> str:
+def maker(args: Arguments) -> str:
     """Return the mark of this run in the names of its adapters; the same when its trainer is started again."""
     return hashlib.sha256(os.path.realpath(args.run_dir).encode()).hexdigest()[:8]
 

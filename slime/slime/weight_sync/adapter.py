@@ -13,13 +13,13 @@ import hashlib
 import itertools
 import pickle
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync import ADAPTER_NAME, maker
 from slime.weight_sync.engine_sync import EngineWeightSync
@@ -29,7 +29,7 @@ PUSHES = itertools.count(time.time_ns())
 """Makes the name of a push that is repeated, also by the trainer that follows a dead one, a new one: an engine takes a name once."""
 
 
-def adapter_config(args: Namespace) -> dict[str, Any]:
+def adapter_config(args: Arguments) -> dict[str, Any]:
     """Return PEFT's description of the adapter."""
     return {
         "peft_type": "LORA",
@@ -48,7 +48,7 @@ class AdapterWeightSync(EngineWeightSync):
         moved_bytes: what the last push sent to each rank of each engine.
     """
 
-    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+    def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         self.moved_bytes = 0
         self._names: list[str] = []

@@ -10,7 +10,6 @@ and what becomes of the engines when it fails are `EngineWeightSync`'s.
 from __future__ import annotations
 
 import itertools
-from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.arguments.weight_sync import shares_gpus
 from slime.weight_sync.broadcaster import Broadcaster
 from slime.weight_sync.buckets import Bucket, BucketBuffer
@@ -46,7 +46,7 @@ class BroadcastWeightSync(EngineWeightSync):
     _broadcaster: Broadcaster | None = None
     _sending: Future[None] | None = None
 
-    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+    def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         # NCCL refuses two ranks on one GPU.
         self._backend = "nccl" if device.type == "cuda" and not shares_gpus(args) else "gloo"

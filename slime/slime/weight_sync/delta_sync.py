@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.weight_sync import LOADER
 from slime.weight_sync.broadcast import BroadcastWeightSync
 from slime.weight_sync.delta import Change, Sender
@@ -23,7 +23,7 @@ class DeltaWeightSync(BroadcastWeightSync):
         moved_bytes: what the last push broadcast.
     """
 
-    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+    def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         self.moved_bytes = 0
         self._sender = Sender()

@@ -9,13 +9,13 @@ run folder, so a trainer that is started again removes what a dead one left, als
 from __future__ import annotations
 
 import shutil
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.checkpoints.checkpoint_folder import unfinished
 from slime.checkpoints.hf_folder import write_hf
 from slime.utils.hf_checkpoint import DTYPES
@@ -27,7 +27,7 @@ KEPT = 2
 class DiskWeightSync(EngineWeightSync):
     """See the module. Rank 0 writes."""
 
-    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+    def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         self._folder = Path(args.update_weight_disk_dir or Path(args.run_dir) / "weights").absolute()
         self._list = Path(args.run_dir) / "weights_on_disk.txt"

@@ -13,7 +13,6 @@ import collections
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.weight_sync import LOADER
 from slime.weight_sync.buckets import Bucket, BucketBuffer
 from slime.weight_sync.checksums import Checksums
@@ -36,7 +36,7 @@ CLEANUP_SECONDS = 60.0
 class EngineWeightSync(ABC):
     """See the module; one per trainer rank. A transport fills in how it joins, sends and leaves."""
 
-    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+    def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         """``address``: where engines reach trainer rank 0."""
         self._args = args
         self._device = device

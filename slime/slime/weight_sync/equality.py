@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from argparse import Namespace
 from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from slime.args import Arguments
 from slime.exceptions import WeightsDifferError
 from slime.weight_sync.checksums import MODULUS, Checksums
 from slime.weight_sync.requests import serialized
@@ -24,7 +24,7 @@ Found = dict[str, list[tuple[int, int]]]
 class EqualityCheck:
     """Owns the store; one per trainer, on rank 0."""
 
-    def __init__(self, args: Namespace, address: str) -> None:
+    def __init__(self, args: Arguments, address: str) -> None:
         self._timeout = timedelta(minutes=args.distributed_timeout_minutes)
         self._address = address
         self._store: TCPStore | None = None

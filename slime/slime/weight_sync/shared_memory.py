@@ -9,13 +9,13 @@ they are host memory, pinned in a trainer on CUDA.
 from __future__ import annotations
 
 import io
-from argparse import Namespace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.arguments.weight_sync import on_one_gpu
 from slime.exceptions import ConfigurationError
 from slime.weight_sync import LOADER
@@ -32,7 +32,7 @@ SLOT_BYTES = 128 << 20
 class SharedMemoryWeightSync(EngineWeightSync):
     """See the module."""
 
-    def __init__(self, args: Namespace, *, device: torch.device, address: str) -> None:
+    def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
         super().__init__(args, device=device, address=address)
         self._buffer = BucketBuffer(min(args.update_weight_buffer_size, SLOT_BYTES), device, self._next_slot)
         self._on_gpu = device.type == "cuda" and on_one_gpu(args)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import torch
 
+from slime.args import Arguments
 from slime.weight_sync import WeightSync
 from slime.weight_sync.adapter import AdapterWeightSync
 from slime.weight_sync.broadcast import BroadcastWeightSync
@@ -17,7 +16,7 @@ from slime.weight_sync.shared_stream import StreamWeightSync
 TRANSPORTS = {"nccl": BroadcastWeightSync, "shared": SharedMemoryWeightSync, "disk": DiskWeightSync}
 
 
-def make_weight_sync(args: Namespace, *, device: torch.device, address: str) -> WeightSync:
+def make_weight_sync(args: Arguments, *, device: torch.device, address: str) -> WeightSync:
     """Return this trainer rank's transport; ``address`` is where engines reach rank 0."""
     if args.update_weight_mode == "adapter":
         return AdapterWeightSync(args, device=device, address=address)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,11 +106,11 @@ def test_a_ratio_is_that_of_neighbouring_steps_and_says_when_it_is_noise() -> No
 
 @pytest.mark.parametrize(("length", "cap", "expected"), [(256, 512, 2), (1024, 512, 1), (128, 1024, 8), (512, 1536, 2)])
 def test_trl_gets_the_micro_batches_that_ours_are(length: int, cap: int, expected: int) -> None:
-    options = Namespace(samples=4, longest=512, cap=cap, trl_micro_batches=[1, 3])
+    options = SimpleNamespace(samples=4, longest=512, cap=cap, trl_micro_batches=[1, 3])
     assert trainer.equal_at_a_time(length, options) == expected
     assert trainer.trl_sizes(length, options) == sorted({1, expected})
 
 
 def test_batches_of_equal_samples_have_the_tokens_of_four_of_the_longest() -> None:
-    options = Namespace(samples=4, longest=1024)
+    options = SimpleNamespace(samples=4, longest=1024)
     assert sum(trainer.lengths_of("128", options)) == sum(trainer.lengths_of("512", options)) == 4 * 1024

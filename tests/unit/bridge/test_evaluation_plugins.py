@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from openclaw.training import evaluation
 from slime.utils.types import Sample
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.tiny_random import build_tokenizer
 
 SERVERS = ["openclaw_api_server", "openclaw_opd_api_server", "openclaw_combine_api_server"]
-ARGS = Namespace(
+ARGS = Arguments(
     prm_router_ip="127.0.0.1",
     prm_router_port=1,
     prm_model_path="/models/judge",
@@ -54,12 +55,12 @@ def test_names_and_parameters_are_those_of_the_contract(module: str) -> None:
 
 
 async def test_generate_asks_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    async def answer(args: Arguments, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
         sample.response = f"{args.name} {sampling_params['temperature']}"
         return sample
 
     monkeypatch.setattr(evaluation.sglang_rollout, "generate", answer)
-    sample = await evaluation.generate(Namespace(name="engine"), Sample(), {"temperature": 0.5}, evaluation=True)
+    sample = await evaluation.generate(SimpleNamespace(name="engine"), Sample(), {"temperature": 0.5}, evaluation=True)
     assert sample.response == "engine 0.5"
 
 
@@ -81,7 +82,7 @@ async def test_reward_without_next_state_is_zero_with_its_reason(judge_engine: C
 async def test_reward_needs_a_judge_engine() -> None:
     sample = Sample(response="x", metadata={"next_state": [{"role": "tool", "content": "done"}]})
     with pytest.raises(ValueError, match="--prm-enable"):
-        await evaluation.judge_reward(Namespace(prm_router_ip=None), sample)
+        await evaluation.judge_reward(Arguments(prm_router_ip=None), sample)
 
 
 async def test_the_judge_is_asked_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ async def test_the_judge_is_asked_as_the_flags_say(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(evaluation, "EngineHttp", connect)
     monkeypatch.setattr(evaluation, "load_judge_tokenizer", lambda path: asked.update(model=path) or build_tokenizer())
-    args = Namespace(**(vars(ARGS) | {"prm_m": 5, "prm_temperature": 0.25, "prm_max_new_tokens": 33}))
+    args = ARGS.changed(prm_m=5, prm_temperature=0.25, prm_max_new_tokens=33)
     args.prm_router_ip, args.prm_router_port, args.prm_model_path = "10.0.0.9", 77, "/models/other"
     await evaluation.judge_reward(args, Sample(response="5", metadata={"next_state": "Thanks!"}))
     assert (asked["url"], asked["concurrency"], asked["model"]) == ("http://10.0.0.9:77", 5, "/models/other")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
+from slime.args import Arguments
 from openclaw.training.live_losses import HYBRID_MODULE, TOPK_MODULE, unfed_loss
 from openclaw.training.rollout import LedgerDataSource, generate_rollout
 from tests.helpers.rollout_args import rollout_args
@@ -19,8 +19,8 @@ ALIAS = "topk_distillation_loss.topk_distillation_loss_function"
 OPD, COMBINE, RL = "openclaw_opd_method.OnPolicyDistillation", "openclaw_combine_method.Combine", "m.BinaryRL"
 
 
-def arguments(path: str, topk: int) -> Namespace:
-    return Namespace(loss_type="custom_loss", custom_loss_function_path=path, distill_topk=topk)
+def arguments(path: str, topk: int) -> Arguments:
+    return Arguments(loss_type="custom_loss", custom_loss_function_path=path, distill_topk=topk)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_a_method_feeds(method: str, path: str, topk: int, says: str | None
 
 
 def test_a_built_in_loss_is_fed() -> None:
-    assert unfed_loss(Namespace(loss_type="policy_loss", custom_loss_function_path=None, distill_topk=0), OPD) is None
+    assert unfed_loss(Arguments(loss_type="policy_loss", custom_loss_function_path=None, distill_topk=0), OPD) is None
 
 
 def test_the_rollout_refuses_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

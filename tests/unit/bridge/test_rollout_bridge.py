@@ -8,7 +8,6 @@ import socket
 import sqlite3
 import sys
 import threading
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
+from slime.args import Arguments
 from openclaw.runtime import start as runtime_start
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import ledger_path, reachable_host, runtime_environment
@@ -78,13 +78,13 @@ def supervise(nursery: Nursery, tmp_path: Path, **changes: Any) -> RuntimeSuperv
 
 
 @pytest.fixture
-def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
+def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arguments:
     monkeypatch.delenv("OPENCLAW_LEDGER", raising=False)
     return rollout_args(tmp_path)
 
 
 @pytest.fixture
-def source(args: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LedgerDataSource]:
+def source(args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LedgerDataSource]:
     supervisor = supervise(Nursery(), tmp_path)
     supervisor.start()
     monkeypatch.setattr(rollout, "start_runtime", lambda args, method_path: supervisor)
@@ -93,7 +93,7 @@ def source(args: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     supervisor.stop()
 
 
-def claim(args: Namespace, source: LedgerDataSource, rollout_id: int) -> Any:
+def claim(args: Arguments, source: LedgerDataSource, rollout_id: int) -> Any:
     return generate_rollout(args, rollout_id, source, method_path="m.M")
 
 
@@ -101,7 +101,7 @@ def ids(output: Any) -> list[int]:
     return [sample.metadata["ledger_id"] for group in output.samples for sample in group]
 
 
-def test_batch_is_full_and_the_surplus_waits(args: Namespace, source: LedgerDataSource) -> None:
+def test_batch_is_full_and_the_surplus_waits(args: Arguments, source: LedgerDataSource) -> None:
     for number in range(3):
         judged_sample(source.ledger, f"turn-{number}")
     output = claim(args, source, 0)
@@ -114,7 +114,7 @@ def test_batch_is_full_and_the_surplus_waits(args: Namespace, source: LedgerData
 
 
 def test_rollout_waits_for_the_missing_sample_and_says_so(
-    args: Namespace, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    args: Arguments, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rollout, "PROGRESS_SECONDS", 0.0)
     caplog.set_level(logging.INFO)
@@ -130,13 +130,13 @@ def test_rollout_waits_for_the_missing_sample_and_says_so(
     assert ids(outputs[0]) == [1, 2]
 
 
-def test_disposing_ends_a_waiting_rollout(args: Namespace, source: LedgerDataSource) -> None:
+def test_disposing_ends_a_waiting_rollout(args: Arguments, source: LedgerDataSource) -> None:
     source.stopped.set()
     with pytest.raises(InterruptedError, match="0 of 2 samples"):
         claim(args, source, 0)
 
 
-def test_stale_samples_are_dropped_with_a_reason_and_replaced(args: Namespace, source: LedgerDataSource) -> None:
+def test_stale_samples_are_dropped_with_a_reason_and_replaced(args: Arguments, source: LedgerDataSource) -> None:
     args.max_weight_staleness = 2
     for number, version in enumerate(["1", "4", "default", "5"]):
         judged_sample(source.ledger, f"turn-{number}", version=version)
@@ -150,7 +150,7 @@ def test_stale_samples_are_dropped_with_a_reason_and_replaced(args: Namespace, s
     assert source.ledger.counts()["sample_reasons"] == {"stale": 2}
 
 
-def test_stale_samples_can_be_kept_for_the_loss_to_correct(args: Namespace, source: LedgerDataSource) -> None:
+def test_stale_samples_can_be_kept_for_the_loss_to_correct(args: Arguments, source: LedgerDataSource) -> None:
     args.max_weight_staleness, args.stale_samples = 2, "correct"
     for number, version in enumerate(["1", "4", "5"]):
         judged_sample(source.ledger, f"turn-{number}", version=version)
@@ -163,7 +163,7 @@ def test_stale_samples_can_be_kept_for_the_loss_to_correct(args: Namespace, sour
     assert source.ledger.counts()["sample_reasons"] == {}
 
 
-def test_without_a_bound_nothing_is_stale(args: Namespace, source: LedgerDataSource) -> None:
+def test_without_a_bound_nothing_is_stale(args: Arguments, source: LedgerDataSource) -> None:
     for number in range(2):
         judged_sample(source.ledger, f"turn-{number}")
     source.weights_live(0, "50")
@@ -178,7 +178,7 @@ def test_staleness_counts_the_oldest_weights_and_undone_ones_too() -> None:
 
 
 def test_the_trainers_side_waits_for_a_ledger_that_cannot_be_written(
-    args: Namespace, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    args: Arguments, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rollout, "LEDGER_PAUSE_SECONDS", 0.005)
     for number in range(2):
@@ -205,7 +205,7 @@ def test_the_trainers_side_waits_for_a_ledger_that_cannot_be_written(
 
 
 def test_a_session_forgotten_before_the_claim_leaves_no_short_batch(
-    args: Namespace, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch
+    args: Arguments, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(2):
         judged_sample(source.ledger, f"turn-{number}", session_id=f"session-{number}")
@@ -223,7 +223,7 @@ def test_a_session_forgotten_before_the_claim_leaves_no_short_batch(
     assert ids(claim(args, source, 0)) == [2, 3]
 
 
-def test_checkpoint_and_restore_move_the_ledger(args: Namespace, source: LedgerDataSource) -> None:
+def test_checkpoint_and_restore_move_the_ledger(args: Arguments, source: LedgerDataSource) -> None:
     for number in range(4):
         judged_sample(source.ledger, f"turn-{number}")
     claim(args, source, 0)
@@ -245,14 +245,14 @@ def test_checkpoint_and_restore_move_the_ledger(args: Namespace, source: LedgerD
     ],
 )
 def test_arguments_that_would_waste_samples_are_refused(
-    args: Namespace, source: LedgerDataSource, changes: dict[str, Any], words: str
+    args: Arguments, source: LedgerDataSource, changes: dict[str, Any], words: str
 ) -> None:
     vars(args).update(changes)
     with pytest.raises(ValueError, match=words):
         claim(args, source, 0)
 
 
-def test_another_data_source_is_refused(args: Namespace) -> None:
+def test_another_data_source_is_refused(args: Arguments) -> None:
     with pytest.raises(ValueError, match="--data-source-path openclaw"):
         generate_rollout(args, 0, object(), method_path="m.M")
 
@@ -264,14 +264,14 @@ def test_prompts_are_not_in_the_ledger(source: LedgerDataSource) -> None:
         source.add_samples([])
 
 
-def test_ledger_lies_with_the_checkpoints(args: Namespace, tmp_path: Path) -> None:
+def test_ledger_lies_with_the_checkpoints(args: Arguments, tmp_path: Path) -> None:
     assert ledger_path(args, {}) == tmp_path / "ledger.sqlite"
     args.save = "/checkpoints"
     assert ledger_path(args, {}) == Path("/checkpoints/ledger.sqlite")
     assert ledger_path(args, {"OPENCLAW_LEDGER": "/elsewhere.db"}) == Path("/elsewhere.db")
 
 
-def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(args: Namespace) -> None:
+def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(args: Arguments) -> None:
     given = {
         "PATH": "/bin",
         "MAJORITY_VOTE_N": "1",
@@ -307,7 +307,7 @@ def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(ar
         ("prm_model_path", "/models/other", "judge_tokenizer"),
     ],
 )
-def test_an_argument_reaches_the_runtime(args: Namespace, flag: str, value: Any, field: str) -> None:
+def test_an_argument_reaches_the_runtime(args: Arguments, flag: str, value: Any, field: str) -> None:
     before = RuntimeConfig.from_env(runtime_environment(args, "m.M", {}))
     setattr(args, flag, value)
     after = RuntimeConfig.from_env(runtime_environment(args, "m.M", {}))
@@ -315,7 +315,7 @@ def test_an_argument_reaches_the_runtime(args: Namespace, flag: str, value: Any,
     assert getattr(before, field) != value
 
 
-def test_contradicting_temperature_and_missing_judge_are_refused(args: Namespace) -> None:
+def test_contradicting_temperature_and_missing_judge_are_refused(args: Arguments) -> None:
     with pytest.raises(ValueError, match="contradicts --rollout-temperature"):
         runtime_environment(args, "m.M", {"OPENCLAW_TEMPERATURE": "1.0"})
     with pytest.raises(ConfigError, match="PORT"):
@@ -350,7 +350,7 @@ def test_runtime_that_keeps_dying_is_an_error_with_its_log(tmp_path: Path) -> No
 
 
 def test_runtime_that_dies_soon_after_each_good_start_is_an_error_too(
-    args: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deaths count within a window, not in a row; one that happens long after the others starts a new count."""
     (tmp_path / "runtime.log").write_text("Traceback: the first judged turn is a bug")

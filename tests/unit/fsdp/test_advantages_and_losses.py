@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import BATCH_KEYS, custom_loss
 from slime.algorithms.losses.reduce import make_reducer, sum_of_sample_mean, token_sum
+from slime.args import Arguments
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args
 
@@ -142,7 +142,7 @@ def test_sft_loss_by_hand() -> None:
 def test_custom_loss_gets_every_key_of_the_contract() -> None:
     seen: dict[str, Any] = {}
 
-    def function(args: Namespace, data: dict[str, Any], logits: torch.Tensor, reduce: Any) -> Any:
+    def function(args: Arguments, data: dict[str, Any], logits: torch.Tensor, reduce: Any) -> Any:
         seen.update(data)
         return logits.sum() * 2, {"mine": torch.tensor(3.0)}
 

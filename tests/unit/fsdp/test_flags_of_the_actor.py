@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from slime.args import Arguments
 from slime.backends.fsdp_utils import critic
 from slime.backends.fsdp_utils.critic import FSDPCriticActor
 from slime.backends.fsdp_utils.train_step import log_prob_pass
@@ -23,7 +23,6 @@ from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.weight_sync.broadcast import BroadcastWeightSync
-from tests.helpers.arguments import default_args
 from tests.helpers.checkpoints import config_only, published
 from tests.helpers.trainer import shards, train_data, trainer_args
 
@@ -31,7 +30,7 @@ from tests.helpers.trainer import shards, train_data, trainer_args
 class Rank(TrainActor):  # pyright: ignore[reportImplicitAbstractClass]
     """A rank that writes, reads and computes nothing, and remembers what it was asked for."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: Arguments) -> None:
         super().__init__(1, 0, "localhost", 1)
         self.args = args
         self.asked: list[Any] = []
@@ -128,7 +127,7 @@ def test_the_critics_checkpoints_go_to_their_own_folder(
     monkeypatch.setattr("slime.backends.trainer.critic.checkpoint_folder.publish", lambda *given: done.append(given))
     critic = FSDPCriticActor.__new__(FSDPCriticActor)
     critic.rank = 0
-    critic.args = Namespace(critic_save=str(tmp_path / "critic"), save_keep=2)
+    critic.args = Arguments(critic_save=str(tmp_path / "critic"), save_keep=2)
     critic.publish(4)
     assert done == [(tmp_path / "critic", 5, 2)]
 
@@ -167,7 +166,7 @@ def test_the_pass_divides_by_the_temperature_in_chunks() -> None:
     assert seen == [{"temperature": 0.4, "chunk_size": 3}]
 
 
-def sum_of_logits(args: Namespace, batch: dict[str, Any], logits: torch.Tensor, reduce: Any) -> Any:
+def sum_of_logits(args: Arguments, batch: dict[str, Any], logits: torch.Tensor, reduce: Any) -> Any:
     """A loss of a method folder."""
     return logits.sum(), {}
 
@@ -191,7 +190,7 @@ def test_the_loss_is_that_of_the_flag() -> None:
 
 
 def test_a_push_has_buckets_of_the_flags_size() -> None:
-    args = default_args(update_weight_buffer_size=4096)
+    args = Arguments(update_weight_buffer_size=4096)
     sync = BroadcastWeightSync(args, device=torch.device("cpu"), address="127.0.0.1")
     weights = [(f"w{number}", torch.zeros(512)) for number in range(5)]  # 2048 bytes each
     assert [len(bucket.names) for bucket in sync._buffer.fill(weights)] == [2, 2, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.backends.fsdp_utils import lora, train_step
 from slime.backends.fsdp_utils import model as fsdp_model
@@ -127,11 +127,11 @@ class Recorded(nn.Module):
         self.done.append("checkpointing")
 
 
-def built(args: Namespace, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
+def built(args: Arguments, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
     """What `build_policy` does on one rank: the precision it loads in, and what it does with the model."""
     hf, seen = Recorded(), {}
 
-    def load(args: Namespace, path: str, auto_class: Any, dtype: torch.dtype, *, empty: bool) -> tuple[Any, str]:
+    def load(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, empty: bool) -> tuple[Any, str]:
         seen["dtype"] = dtype
         return hf, "sdpa"
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import pytest
 import torch
 
+from slime.args import Arguments
 from slime.logprobs.packed_logits import get_log_probs_and_entropy, get_responses, get_values
 from slime.utils.ppo_utils import compute_log_probs
 from slime.utils.vocab_parallel import log_probs_of_ids
@@ -20,7 +19,7 @@ LAYOUT = ("unconcat_tokens", "total_lengths", "response_lengths")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_log_probs_and_entropy_are_those_of_float64_whatever_the_dtype(dtype: torch.dtype, rows: int) -> None:
     case = vocabulary_case()
-    args = Namespace(rollout_temperature=0.7, log_probs_chunk_size=rows)
+    args = Arguments(rollout_temperature=0.7, log_probs_chunk_size=rows)
     layout = {name: case[name] for name in LAYOUT}
     logits = case["logits"].to(dtype)
     before = logits.clone()
@@ -38,7 +37,7 @@ def test_log_probs_and_entropy_are_those_of_float64_whatever_the_dtype(dtype: to
 def test_responses_keep_the_dtype_and_have_the_temperature() -> None:
     case = vocabulary_case()
     layout = {name: case[name] for name in LAYOUT}
-    args = Namespace(rollout_temperature=2.0)
+    args = Arguments(rollout_temperature=2.0)
     pairs = list(get_responses(case["logits"].bfloat16(), args=args, max_seq_lens=None, **layout))
     assert [tuple(rows.shape) for rows, _ in pairs] == [(4, VOCABULARY), (0, VOCABULARY), (5, VOCABULARY)]
     assert pairs[0][0].dtype == torch.bfloat16
@@ -50,19 +49,19 @@ def test_values_are_not_scaled() -> None:
     case = vocabulary_case()
     layout = {name: case[name] for name in LAYOUT}
     output = torch.arange(19.0).reshape(1, 19, 1)
-    _, found = get_values(output, args=Namespace(rollout_temperature=0.5), **layout)
+    _, found = get_values(output, args=Arguments(rollout_temperature=0.5), **layout)
     assert [values.tolist() for values in found["values"]] == [[1, 2, 3, 4], [], [13, 14, 15, 16, 17]]
     with pytest.raises(ValueError, match="one value per token"):
-        get_values(case["logits"], args=Namespace(), **layout)
+        get_values(case["logits"], args=Arguments(), **layout)
     with pytest.raises(ValueError, match="no entropy"):
-        get_values(output, args=Namespace(), with_entropy=True, **layout)
+        get_values(output, args=Arguments(), with_entropy=True, **layout)
 
 
 def test_logits_that_are_too_short_are_named() -> None:
     case = vocabulary_case()
     layout = {name: case[name] for name in LAYOUT}
     with pytest.raises(ValueError, match="19 tokens"):
-        list(get_responses(case["logits"][:, :10], args=Namespace(rollout_temperature=1.0), **layout))
+        list(get_responses(case["logits"][:, :10], args=Arguments(rollout_temperature=1.0), **layout))
 
 
 def test_a_group_of_one_rank_is_a_whole_vocabulary() -> None:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
+from slime.args import Arguments
 from slime.arguments.memory_budget import trainer as budget
 from slime.arguments.memory_budget.activations import saved_bytes
 from slime.arguments.memory_budget.shape import Shape
@@ -62,7 +63,7 @@ def arguments(**changes: Any) -> Any:
         "lora_rank": 16,
         "use_critic": False,
     }
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 @pytest.fixture

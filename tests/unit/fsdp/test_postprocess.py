@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from types import SimpleNamespace
 
 import torch
 
+from slime.args import Arguments
 from slime.backends.trainer.rollout_data import RolloutShard, postprocess
 from tests.helpers import recording_plugins
 from tests.helpers.recording_plugins import CALLS
@@ -18,8 +19,8 @@ def test_both_forms_are_called_and_changes_stay() -> None:
     data.set_computed("advantages", [torch.ones(length) for length in data.fields["response_lengths"]])
     for name in ("postprocess_data", "postprocess_old"):
         path = f"{recording_plugins.__name__}.{name}"
-        postprocess(Namespace(rollout_data_postprocess_path=path, name="args"), 4, data)
-    postprocess(Namespace(rollout_data_postprocess_path=None), 5, data)
+        postprocess(SimpleNamespace(rollout_data_postprocess_path=path, name="args"), 4, data)
+    postprocess(Arguments(rollout_data_postprocess_path=None), 5, data)
     assert CALLS == [("postprocess", (4, 3)), ("postprocess", "args")]
     assert {float(value) for values in data.fields["advantages"] for value in values} == {0.5}
     assert "tokens" not in data.fields

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from slime.algorithms.losses.custom import custom_loss, from_response_rows, read
 from slime.algorithms.losses.hybrid_distillation import hybrid_loss
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_topk_distillation_loss, topk_distillation_loss
+from slime.args import Arguments
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.trainer.micro_batch import micro_batch_loss
 from slime.backends.trainer.rollout_data import RolloutShard
@@ -101,16 +101,16 @@ def test_a_marked_loss_that_reads_logits_is_told_so() -> None:
     layout = {name: batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
     rows: Any = ResponseRows([(hidden[rows_of(batch)], weight)], 4)
     with pytest.raises(TypeError, match="remove the mark"):
-        list(get_responses(rows, args=Namespace(rollout_temperature=1.0), **layout))
+        list(get_responses(rows, args=Arguments(rollout_temperature=1.0), **layout))
 
 
 def test_responses_at_temperature_one_are_the_logits_themselves() -> None:
     batch, hidden, weight = case([4, 4, 4, 4])
     layout = {name: batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
     logits = (hidden @ weight.T).unsqueeze(0)
-    [first, *_] = [rows for rows, _ in get_responses(logits, args=Namespace(rollout_temperature=1.0), **layout)]
+    [first, *_] = [rows for rows, _ in get_responses(logits, args=Arguments(rollout_temperature=1.0), **layout)]
     assert first.untyped_storage().data_ptr() == logits.untyped_storage().data_ptr()
-    [other, *_] = [rows for rows, _ in get_responses(logits, args=Namespace(rollout_temperature=0.5), **layout)]
+    [other, *_] = [rows for rows, _ in get_responses(logits, args=Arguments(rollout_temperature=0.5), **layout)]
     torch.testing.assert_close(other, first * 2.0)
 
 
@@ -135,7 +135,7 @@ class Policy(torch.nn.Module):
 given: list[Any] = []
 
 
-def whole(args: Namespace, batch: dict[str, Any], logits: Any, reduce: Any) -> Any:
+def whole(args: Arguments, batch: dict[str, Any], logits: Any, reduce: Any) -> Any:
     """The sum of the log probabilities, and what the trainer gave."""
     given.append(logits)
     layout = {name: batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
@@ -145,7 +145,7 @@ def whole(args: Namespace, batch: dict[str, Any], logits: Any, reduce: Any) -> A
 
 
 @from_response_rows
-def of_rows(args: Namespace, batch: dict[str, Any], logits: Any, reduce: Any) -> Any:
+def of_rows(args: Arguments, batch: dict[str, Any], logits: Any, reduce: Any) -> Any:
     """The same from response rows."""
     return whole(args, batch, logits, reduce)
 
@@ -166,7 +166,7 @@ def data(lengths: list[tuple[int, int]], vocabulary: int, top: int = 0) -> dict[
     return found
 
 
-def arguments(path: str, chunk: int) -> Namespace:
+def arguments(path: str, chunk: int) -> Arguments:
     """Of a custom loss whose samples all fit a micro-batch."""
     chosen = {"loss_type": "custom_loss", "custom_loss_function_path": path}
     return trainer_args("", **chosen, max_tokens_per_gpu=10**6, log_probs_chunk_size=chunk)

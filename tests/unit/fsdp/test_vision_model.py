@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,8 +184,8 @@ def test_a_rank_without_a_sample_runs_the_tower_for_nothing(start, model: Path) 
 
 
 def config() -> Any:
-    vision = Namespace(spatial_merge_size=2)
-    return Namespace(vision_config=vision, vision_start_token_id=START, image_token_id=PAD)
+    vision = SimpleNamespace(spatial_merge_size=2)
+    return SimpleNamespace(vision_config=vision, vision_start_token_id=START, image_token_id=PAD)
 
 
 def test_a_placeholder_that_the_policy_wrote_stays_a_token() -> None:

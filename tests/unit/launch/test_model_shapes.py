@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from argparse import Namespace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config, Qwen3_5Config, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig
 
+from slime.args import Arguments
 from slime.arguments.model_shape import MODEL_SHAPE, check_model_shape, check_trainable
 from slime.arguments.parser import build_parser
 
@@ -109,7 +109,7 @@ def all_flags() -> dict[str, list[str]]:
 
 
 @cache
-def parsed(shape: str) -> Namespace:
+def parsed(shape: str) -> Arguments:
     args, unknown = build_parser().parse_known_args([*all_flags()[shape], "--hf-checkpoint", "model"])
     assert not unknown
     return args
@@ -128,13 +128,13 @@ def test_a_wrong_number_in_a_shape_would_be_found(shape: str) -> None:
         name = option.attribute
         if name not in given or name in ("normalization", "disable_bias_linear"):
             continue
-        args = Namespace(**vars(parsed(shape)))
+        args = parsed(shape).changed()
         setattr(args, name, not getattr(args, name) if option.type is bool else getattr(args, name) * 2)
         problems = check_model_shape(args, hf_config(shape))
         assert any(option.flag in problem for problem in problems), option.flag
 
 
-def parameters(args: Namespace, vocabulary: int) -> int:
+def parameters(args: Arguments, vocabulary: int) -> int:
     """Weights of a decoder of this shape: embedding, attention, norms, gated MLP or experts, head."""
     width = args.hidden_size
     head = args.kv_channels or width // args.num_attention_heads
@@ -162,7 +162,7 @@ def test_vision_language_shapes_are_those_of_the_text_models() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_that_the_back_end_cannot_train_is_refused_by_name(shape: str) -> None:
-    args = Namespace(
+    args = Arguments(
         train_backend="fsdp", pack_sequences=parsed(shape).pack_sequences, hf_checkpoint="model", multimodal_keys=None
     )
     problems = check_trainable(args, hf_config(shape))
@@ -185,7 +185,7 @@ def test_a_model_that_the_back_end_cannot_train_is_refused_by_name(shape: str) -
     ],
 )
 def test_vision_language_models_are_trained_with_fsdp(backend: str, kind: str, says: list[str]) -> None:
-    args = Namespace(train_backend=backend, pack_sequences=True, hf_checkpoint="model", multimodal_keys=None)
+    args = Arguments(train_backend=backend, pack_sequences=True, hf_checkpoint="model", multimodal_keys=None)
     problems = check_trainable(args, hf_config("qwen3-vl-8B") | {"model_type": kind})
     assert len(problems) == len(says)
     assert all(text in problem for text, problem in zip(says, problems, strict=True))
@@ -194,11 +194,11 @@ def test_vision_language_models_are_trained_with_fsdp(backend: str, kind: str, s
 @pytest.mark.parametrize(("shape", "problems"), [("qwen3-4B", 1), ("qwen3.5-4B", 1), ("qwen3-vl-8B", 0)])
 def test_pictures_need_a_model_that_is_trained_with_its_tower(shape: str, problems: int) -> None:
     keys = {"image": "images"}
-    args = Namespace(train_backend="fsdp", pack_sequences=False, hf_checkpoint="model", multimodal_keys=keys)
+    args = Arguments(train_backend="fsdp", pack_sequences=False, hf_checkpoint="model", multimodal_keys=keys)
     refused = check_trainable(args, hf_config(shape))
     assert ["which sees no pictures; remove it" in problem for problem in refused] == [True] * problems
 
 
 def test_linear_attention_is_not_packed() -> None:
-    args = Namespace(train_backend="fsdp", pack_sequences=True, hf_checkpoint="model", multimodal_keys=None)
+    args = Arguments(train_backend="fsdp", pack_sequences=True, hf_checkpoint="model", multimodal_keys=None)
     assert "add --no-pack-sequences" in check_trainable(args, hf_config("qwen3.5-4B"))[0]

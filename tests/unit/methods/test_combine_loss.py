@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from combine_loss import combine_loss_function
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import make_reducer
+from slime.args import Arguments
 from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args
@@ -20,12 +20,12 @@ VOCABULARY = 17
 TOTALS, RESPONSES = [9, 6, 11], [4, 1, 7]
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values = {"rollout_temperature": 0.6, "log_probs_chunk_size": -1, "kl_loss_coef": 0.3, "kl_loss_type": "low_var_kl"}
     return trainer_args("", **{**values, "opd_kl_coef": 0.7, **changes})
 
 
-def micro_batch(args: Namespace) -> tuple[dict[str, Any], torch.Tensor]:
+def micro_batch(args: Arguments) -> tuple[dict[str, Any], torch.Tensor]:
     """Random logits and a batch of three samples, the second without a teacher, one token masked."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, sum(TOTALS), VOCABULARY, generator=generator)
@@ -51,8 +51,8 @@ def micro_batch(args: Namespace) -> tuple[dict[str, Any], torch.Tensor]:
     return batch, logits.requires_grad_()
 
 
-def built_in(args: Namespace, batch: dict[str, Any], logits: torch.Tensor, reduce: Any) -> torch.Tensor:
-    with_opd = Namespace(**{**vars(args), "use_opd": True})
+def built_in(args: Arguments, batch: dict[str, Any], logits: torch.Tensor, reduce: Any) -> torch.Tensor:
+    with_opd = args.changed(use_opd=True)
     batch = {**batch, "advantages": compute_advantages(with_opd, batch)[0]}
     _, output = get_log_probs_and_entropy(
         logits,

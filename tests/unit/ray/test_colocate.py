@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import train
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.memory_calls import CACHE, WEIGHTS
@@ -103,7 +103,7 @@ def started(recorder: Recorder, **flags: Any) -> Run:
     """A run as it is when its trainer is there and the engines have yet to get its weights."""
     values = {"save": "folder", "save_interval": 1, "num_rollout": 2, "update_weights_interval": 1}
     values |= {"rollout_batch_size": 1, "num_steps_per_rollout": 1, "global_batch_size": 1}
-    run = Run(default_args(**(values | BOTH | flags)))
+    run = Run(Arguments(**(values | BOTH | flags)))
     run._reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
     run._manager, run._loaded = recorder.manager(), True
     run._restarts = Restarts("folder", 2)
@@ -245,7 +245,7 @@ class Server:
 
 @pytest.fixture
 def engine() -> SGLangEngine:
-    return SGLangEngine(default_args(run_dir="nowhere", device="cuda"), EngineSpec("policy", 0, 1))
+    return SGLangEngine(Arguments(run_dir="nowhere", device="cuda"), EngineSpec("policy", 0, 1))
 
 
 def test_an_engine_holds_requests_until_all_its_memory_is_back(
@@ -310,7 +310,7 @@ def manager_with(handles: Handles, revived: list[str], fault_tolerant: bool = Tr
         return SimpleNamespace(role=role, handles=handles.handles, revive=lambda: revived.append(role) or [])
 
     manager = RolloutManager.__new__(RolloutManager)
-    manager.args = Namespace(use_fault_tolerance=fault_tolerant)
+    manager.args = Arguments(use_fault_tolerance=fault_tolerant)
     manager._groups = [group("policy"), group("prm")]
     manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
     manager._revived, manager._get_weights, manager._asleep = [], [], False

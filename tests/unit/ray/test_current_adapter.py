@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import runpy
 import sys
-from argparse import Namespace
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ async def answers(manager: Manager, lora_path: str | None = None) -> list[Any]:
 
 async def load(manager: Manager, name: str, success: bool = True) -> None:
     async def original(*_: Any) -> Any:
-        return Namespace(success=success)
+        return SimpleNamespace(success=success)
 
     await server_hooks.remember_newest(original, manager, Namespace(lora_name=name))
 
@@ -92,16 +92,18 @@ def test_a_held_request_takes_the_adapter_that_ends_the_hold() -> None:
 
 @pytest.mark.parametrize(("running", "unloads"), [(0, 1), (2, 0)])
 def test_an_adapter_in_use_is_not_unloaded(monkeypatch: pytest.MonkeyPatch, running: int, unloads: int) -> None:
-    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", Namespace(UnloadLoRAAdapterReqOutput=Namespace))
+    monkeypatch.setitem(
+        sys.modules, "sglang.srt.managers.io_struct", SimpleNamespace(UnloadLoRAAdapterReqOutput=SimpleNamespace)
+    )
     done = []
 
     async def original(manager: Any, request: Any) -> Any:
         done.append(request.lora_name)
-        return Namespace(success=True)
+        return SimpleNamespace(success=True)
 
-    registry = Namespace(
-        get_all_adapters=lambda: {"weights-1-0123abcd-0": Namespace(lora_id="x")},
-        _counters={"x": Namespace(value=lambda: running)},
+    registry = SimpleNamespace(
+        get_all_adapters=lambda: {"weights-1-0123abcd-0": SimpleNamespace(lora_id="x")},
+        _counters={"x": SimpleNamespace(value=lambda: running)},
     )
     request = Namespace(lora_name="weights-1-0123abcd-0")
     result = asyncio.run(server_hooks.keep_while_used(original, Namespace(lora_registry=registry), request))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.rollout import fully_async_rollout, sglang_rollout
 from slime.rollout.collection import Collection
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.drop_streak import MOST_EMPTY, MOST_EMPTY_BATCHES, WARN_BATCHES, DropStreak
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args
 from tests.helpers.rollout_engine import PROMPT, RolloutEngine, rollout_args
 
 PLUGINS = "tests.helpers.rollout_plugins"
@@ -22,7 +21,7 @@ BATCH = 5
 
 
 @pytest.fixture
-def args(tiny_random_model: Path) -> Namespace:
+def args(tiny_random_model: Path) -> Arguments:
     values = rollout_args(tiny_random_model)
     values.custom_generate_function_path = f"{PLUGINS}.nothing"
     return values
@@ -30,7 +29,7 @@ def args(tiny_random_model: Path) -> Namespace:
 
 def streak() -> DropStreak:
     return DropStreak(
-        Namespace(
+        Arguments(
             rollout_batch_size=BATCH,
             custom_generate_function_path="mine.generate",
             dynamic_sampling_filter_path="mine.keep",
@@ -77,7 +76,7 @@ def test_a_filter_alone_never_ends_a_run() -> None:
 
 
 def test_kept_and_spare_groups_end_it_in_a_collection(caplog: pytest.LogCaptureFixture) -> None:
-    args = default_args(rollout_batch_size=1, dynamic_sampling_filter_path=f"{PLUGINS}.keep_first_spare_odd")
+    args = Arguments(rollout_batch_size=1, dynamic_sampling_filter_path=f"{PLUGINS}.keep_first_spare_odd")
     collection = Collection(args)
     for index in (2, 4, 6, 1, 2, 4, 6, 0, 2, 4, 6):  # even: dropped, odd: spare, 0: kept
         collection.add([Sample(index=index)])
@@ -86,13 +85,13 @@ def test_kept_and_spare_groups_end_it_in_a_collection(caplog: pytest.LogCaptureF
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-async def test_the_default_rollout_ends_with_the_error(engine: RolloutEngine, args: Namespace) -> None:
+async def test_the_default_rollout_ends_with_the_error(engine: RolloutEngine, args: Arguments) -> None:
     groups = iter([Sample(index=number, group_index=number, prompt=PROMPT)] for number in range(10_000))
     with pytest.raises(PluginError, match=r"returned no sample, or .* for 64 groups in a row"):
         await sglang_rollout.generate_rollout_async(args, 0, lambda count: [next(groups) for _ in range(count)])
 
 
-def test_so_does_the_asynchronous_one(engine: RolloutEngine, args: Namespace, tmp_path: Path) -> None:
+def test_so_does_the_asynchronous_one(engine: RolloutEngine, args: Arguments, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(f'{{"prompt": "{PROMPT}"}}\n' * 3)
     args.prompt_data, args.input_key, args.rollout_global_dataset = str(prompts), "prompt", True

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.exceptions import EngineNodeLostError
-from tests.helpers.arguments import default_args
 
 
 class Child:
@@ -25,7 +25,7 @@ class Child:
 
 
 def started(run_dir: Path) -> tuple[SGLangEngine, Child]:
-    engine = SGLangEngine(default_args(run_dir=str(run_dir), device="cpu"), EngineSpec("policy", 0, 1), 1)
+    engine = SGLangEngine(Arguments(run_dir=str(run_dir), device="cpu"), EngineSpec("policy", 0, 1), 1)
     child = Child()
     engine._child, engine._starts = child, 1  # pyright: ignore[reportAttributeAccessIssue]
     return engine, child
@@ -79,6 +79,6 @@ def test_a_lost_machine_of_an_engine_counts_as_ended(tmp_path: Path) -> None:
 
 
 def test_a_call_waits_as_long_as_the_push_does(tmp_path: Path) -> None:
-    args = default_args(run_dir=str(tmp_path), device="cpu", distributed_timeout_minutes=30)
+    args = Arguments(run_dir=str(tmp_path), device="cpu", distributed_timeout_minutes=30)
     engine = SGLangEngine(args, EngineSpec("policy", 0, 1), 1)
     assert engine._client.timeout.read == 1800.0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, describe_placement
 from slime.backends.sglang_utils import engine_process, other_nodes
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -29,7 +30,7 @@ FOUR = ("1", "1", "2", "2", "3", "3", "4", "4")
 
 
 def machines_of(places: ReservedPlacement, role: Any, gpus_per_node: int, nodes: int = 4) -> list[list[EngineSpec]]:
-    args = Namespace(num_nodes=nodes, num_gpus_per_node=gpus_per_node)
+    args = Arguments(num_nodes=nodes, num_gpus_per_node=gpus_per_node)
     return [[part for _, part in by_machine(args, places, spec)] for spec in places.placement.engines(role)]
 
 
@@ -71,7 +72,7 @@ def test_an_engine_of_several_machines_begins_with_a_whole_one(role: Any, flag: 
         sizes = {"rollout_num_gpus": 4, "rollout_num_gpus_per_engine": 4 if role == "policy" else 1}
         judge = {"prm_enable": judges_too, "prm_num_gpus": 4, "prm_num_gpus_per_engine": 4}
         own = {"num_nodes": 6, "num_gpus_per_node": 2, "actor_num_nodes": 1, "actor_num_gpus_per_node": trainer}
-        return describe_placement(default_args(**sizes, **judge, **own))
+        return describe_placement(Arguments(**sizes, **judge, **own))
 
     judges = role == "prm"
     assert placed(2, judges).gpus(role) == ((6, 7, 8, 9) if judges else (2, 3, 4, 5))
@@ -81,12 +82,12 @@ def test_an_engine_of_several_machines_begins_with_a_whole_one(role: Any, flag: 
         placed(1, judges)
 
 
-def arguments(run_dir: Path, **changes: Any) -> Namespace:
+def arguments(run_dir: Path, **changes: Any) -> Arguments:
     given = {"hf_checkpoint": "policy", "run_dir": str(run_dir), "device": "cuda", "seed": 1}
-    return default_args(**(given | changes))
+    return Arguments(**(given | changes))
 
 
-def given(args: Namespace, spec: EngineSpec, *, cpu: bool = False) -> dict[str, str]:
+def given(args: Arguments, spec: EngineSpec, *, cpu: bool = False) -> dict[str, str]:
     words = server_command(args, spec, port=5, cpu=cpu, rendezvous="10.0.0.1:7")
     return {word: after for word, after in pairwise(words) if word.startswith("--")}
 
@@ -158,9 +159,9 @@ class Handle:
                 future.set_result(getattr(self.actor, method)(*arguments, **keywords))
             except (ConnectionError, EngineError) as error:
                 future.set_exception(error)
-            return Namespace(future=lambda: future)
+            return SimpleNamespace(future=lambda: future)
 
-        return Namespace(remote=remote)
+        return SimpleNamespace(remote=remote)
 
 
 def engine_on_two(run_dir: Path, device: str = "cpu") -> tuple[SGLangEngine, Handle]:
@@ -271,7 +272,7 @@ def test_a_machine_that_is_gone_is_named(tmp_path: Path, spawned: list[Any], mon
     engine.kill()
     assert not spawned[1][2].alive(), "what can be reached is ended"
     monkeypatch.setattr(other_nodes, "ANSWER_SECONDS", 0.0)
-    silent = Namespace(alive=Namespace(remote=lambda: Namespace(future=Future)))
+    silent = SimpleNamespace(alive=SimpleNamespace(remote=lambda: SimpleNamespace(future=Future)))
     with pytest.raises(EngineNodeLostError, match=r"does not answer alive \(for 0 s\)"):
         other_nodes.OtherNodes("engine-prm-1", [silent]).alive()
 
@@ -293,11 +294,11 @@ class Made:
             self.handles.append(Handle(kind(*arguments)))
             return self.handles[-1]
 
-        def with_options(*, gpu: int, max_concurrency: int) -> Namespace:
+        def with_options(*, gpu: int, max_concurrency: int) -> Arguments:
             self.gpus.append(gpu)
-            return Namespace(remote=make)
+            return SimpleNamespace(remote=make)
 
-        return Namespace(options=with_options)
+        return SimpleNamespace(options=with_options)
 
     @staticmethod
     def get(references: Any, timeout: float | None = None) -> Any:
@@ -313,7 +314,7 @@ def started_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawned: list
     places = reserved(*FOUR, per_engine=4)
     args = arguments(tmp_path, num_nodes=4, num_gpus_per_node=2, router="auto", debug_rollout_only=False)
     monkeypatch.setattr("slime.backends.sglang_utils.engine.find_available_port", lambda host: 40000 + len(spawned))
-    no_router = Namespace(router=None)
+    no_router = Arguments(router=None)
     monkeypatch.setattr(engines_module, "serve_behind_one_address", lambda args, role, urls: no_router)
     group = EngineGroup(args, places, "policy")
     urls = [reference.future().result() for reference in group.start()]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.sglang_utils import engine as engine_module
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.arguments import default_args
 
 
 def test_an_engine_hangs_after_its_timeout_and_its_first_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,7 +14,7 @@ def test_an_engine_hangs_after_its_timeout_and_its_first_wait(monkeypatch: pytes
     healthy = False
     monkeypatch.setattr(engine_module.time, "monotonic", lambda: now)
     made = SGLangEngine.__new__(SGLangEngine)
-    made._args = default_args(rollout_health_check_timeout=10.0, rollout_health_check_first_wait=30.0)
+    made._args = Arguments(rollout_health_check_timeout=10.0, rollout_health_check_first_wait=30.0)
     made._started_at, made._silent_since = 1000.0, 0.0
     monkeypatch.setattr(made, "health", lambda: healthy, raising=False)
     assert made.hangs() is False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, describe_placement, tensor_parallel_size
 from slime.arguments.sglang_flags import recorded_flags
 from slime.backends.sglang_utils import engine as engine_module
@@ -21,7 +21,7 @@ from slime.ray.engines import ExternalEngineGroup, engine_groups
 from slime.ray.placement import ReservedPlacement
 
 
-def arguments(tmp_path: Path, **changes: Any) -> Namespace:
+def arguments(tmp_path: Path, **changes: Any) -> Arguments:
     values = {
         "device": "cpu",
         "run_dir": str(tmp_path),
@@ -33,7 +33,7 @@ def arguments(tmp_path: Path, **changes: Any) -> Namespace:
         "load_debug_rollout_data": None,
         "multimodal_keys": None,
     }
-    return Namespace(**{**values, **changes})
+    return Arguments(**{**values, **changes})
 
 
 def external(tmp_path: Path, answers: dict[str, Any]) -> tuple[ExternalEngine, list[tuple[str, Any]]]:

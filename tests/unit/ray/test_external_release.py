@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.external_release import follow
@@ -26,10 +27,10 @@ from tests.helpers.live_run import wait_until
 
 RUN = """
 import sys
-from argparse import Namespace
+from slime.args import Arguments
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.server_args import EngineSpec
-engine = ExternalEngine(Namespace(run_dir=sys.argv[2], device="cpu"), EngineSpec("policy", 0, 1), sys.argv[1])
+engine = ExternalEngine(Arguments(run_dir=sys.argv[2], device="cpu"), EngineSpec("policy", 0, 1), sys.argv[1])
 engine.pause_generation()
 print("held", flush=True)
 sys.stdin.read()
@@ -125,7 +126,7 @@ def test_an_engine_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_the_run_tells_what_it_does(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
     engine.heard, engine.refuses = [], {}
-    made = ExternalEngine(default_args(run_dir=str(tmp_path), device="cpu"), EngineSpec("policy", 0, 1), engine.address)
+    made = ExternalEngine(Arguments(run_dir=str(tmp_path), device="cpu"), EngineSpec("policy", 0, 1), engine.address)
     monkeypatch.setattr(made, "_note", lambda word: told.append((word, len(engine.heard))))
     made.pause_generation()
     made.begin_weight_update()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.ray import actor_group, rollout
 from slime.ray.actor_group import TrainGroup
 from slime.ray.rollout import RolloutManager
 from slime.ray.trainer import Trainer
-from tests.helpers.arguments import default_args
 
 
 class Remote:
@@ -50,7 +49,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch, role: str = "actor", **changes: Any) 
     )
     sizes = {"actor_num_gpus_per_node": 2, "critic_num_gpus_per_node": 2}
     values = {"device": "cpu", "train_backend": "fsdp", **sizes, **changes}
-    TrainGroup(default_args(**values), reserved, role=role)
+    TrainGroup(Arguments(**values), reserved, role=role)
     return Remote.started
 
 
@@ -101,7 +100,7 @@ def test_only_the_critic_learns_in_the_first_rollouts(monkeypatch: pytest.Monkey
     monkeypatch.setattr("slime.ray.trainer.TrainGroup", Group)
     monkeypatch.setattr("slime.ray.trainer.side_by_side", lambda critic, policy: {})
     reserved: Any = SimpleNamespace(placement=SimpleNamespace(critic=(1,)))
-    trainer = Trainer(Namespace(num_critic_only_steps=2), reserved)
+    trainer = Trainer(Arguments(num_critic_only_steps=2), reserved)
     for rollout_id in range(4):
         trainer.train(rollout_id, [], [])
     assert learned == [False, False, True, True]
@@ -120,7 +119,7 @@ class Closing:
 
 def test_engines_are_looked_at_in_the_interval_of_the_flag() -> None:
     manager = RolloutManager.__new__(RolloutManager)
-    manager.args = Namespace(rollout_health_check_interval=0.25)
+    manager.args = Arguments(rollout_health_check_interval=0.25)
     looks: list[int] = []
     closing: Any = Closing()
     manager._closing = closing
@@ -139,7 +138,7 @@ def test_engines_are_watched_where_the_flag_wants_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RolloutManager, "_start_engines", lambda self, placement: None)
     monkeypatch.setattr(rollout, "init_http_client", lambda args: None)
     reserved: Any = SimpleNamespace(placement=Placement(actor=(0,), rollout=(1,), judge=()))
-    args = default_args(
+    args = Arguments(
         use_fault_tolerance=wanted,
         rollout_global_dataset=False,
         data_source_path="slime.rollout.data_source.RolloutDataSource",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,13 +11,13 @@ import pytest
 import train
 import train_async
 
+from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.exceptions import ConfigurationError
 from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
-from tests.helpers.arguments import default_args
 
 
 class Loop:
@@ -27,7 +26,7 @@ class Loop:
     start_rollout_id = 1
 
     def __init__(self, **flags: Any) -> None:
-        self.args = Namespace(**({"num_rollout": 4, "serve_when_done": False} | flags))
+        self.args = Arguments(**({"num_rollout": 4, "serve_when_done": False} | flags))
         self.collected: list[int] = []
         self.trained: list[int] = []
         self.served = False
@@ -92,7 +91,7 @@ def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pyte
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
     own_prompts = {"rollout_global_dataset": False}
-    run = Run(default_args(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1, **own_prompts))
+    run = Run(Arguments(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1, **own_prompts))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     monkeypatch.setattr(run, "wait", lambda answer: answer)
     run._start()
@@ -104,14 +103,14 @@ def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_k
 ) -> None:
     """A job that is submitted twice: both found an empty folder."""
 
-    def wait(args: Namespace, stop: Any) -> ReservedPlacement:
+    def wait(args: Arguments, stop: Any) -> ReservedPlacement:
         (tmp_path / LATEST).write_text("2")
         return ReservedPlacement(Placement((0,), (), ()), None, ())
 
     monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "create_placement", wait)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
-    run = Run(default_args(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
+    run = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     with pytest.raises(ConfigurationError, match="holds checkpoints of an earlier run; add --resume"), run:
         pytest.fail("it started")

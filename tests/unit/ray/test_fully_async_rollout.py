@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime.args import Arguments
 from slime.rollout import fully_async_rollout
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
@@ -31,16 +31,16 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutEngine]:
 
 
 @pytest.fixture
-def args(tiny_random_model: Path) -> Namespace:
+def args(tiny_random_model: Path) -> Arguments:
     return rollout_args(tiny_random_model, over_sampling_batch_size=LIMIT)
 
 
 @pytest.fixture
-def source(args: Namespace, tmp_path: Path) -> RolloutDataSourceWithBuffer:
+def source(args: Arguments, tmp_path: Path) -> RolloutDataSourceWithBuffer:
     return prompt_source(args, tmp_path, n_samples_per_prompt=1)
 
 
-def batch(args: Namespace, rollout_id: int, source: RolloutDataSourceWithBuffer) -> tuple[list[int], dict]:
+def batch(args: Arguments, rollout_id: int, source: RolloutDataSourceWithBuffer) -> tuple[list[int], dict]:
     """Group numbers and metrics of a rollout."""
     output = generate_rollout_fully_async(args, rollout_id, source)
     assert isinstance(output, RolloutFnTrainOutput)
@@ -49,7 +49,7 @@ def batch(args: Namespace, rollout_id: int, source: RolloutDataSourceWithBuffer)
 
 
 def test_what_is_left_over_stays_for_the_next_rollout(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer
 ) -> None:
     seen = []
     for rollout_id in range(6):
@@ -71,7 +71,7 @@ def test_what_is_left_over_stays_for_the_next_rollout(
 )
 @settings(max_examples=15)
 def test_every_prompt_is_trained_once_whatever_ends_the_worker(
-    engine: RolloutEngine, args: Namespace, tmp_path: Path, turns: list[int], stops: list[str]
+    engine: RolloutEngine, args: Arguments, tmp_path: Path, turns: list[int], stops: list[str]
 ) -> None:
     engine.turns = lambda number: turns[number % len(turns)]
     source = prompt_source(args, tmp_path, n_samples_per_prompt=1)
@@ -93,7 +93,7 @@ def test_every_prompt_is_trained_once_whatever_ends_the_worker(
 
 @pytest.mark.parametrize("mode", ["drop", "correct"])
 def test_stale_groups_go_again_or_are_counted(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer, mode: str
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer, mode: str
 ) -> None:
     args.max_weight_staleness, args.stale_samples = 1, mode
     engine.holds = lambda number: number >= LIMIT + 2  # later ones wait until they are aborted
@@ -117,7 +117,7 @@ class PlainSource:
 
 
 def test_a_source_that_cannot_save_groups_under_way_is_named_once(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer, caplog: pytest.LogCaptureFixture
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = PlainSource(source)
     for rollout_id in range(2):
@@ -131,7 +131,7 @@ def test_a_source_that_cannot_save_groups_under_way_is_named_once(
 
 
 def test_a_group_that_was_aborted_goes_again(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer
 ) -> None:
     args.custom_generate_function_path, args.seen = f"{PLUGINS}.always_aborted", {}
     numbers, metrics = batch(args, 0, source)
@@ -140,14 +140,14 @@ def test_a_group_that_was_aborted_goes_again(
 
 
 def test_a_failing_plugin_fails_the_rollout(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer
 ) -> None:
     args.custom_rm_path = f"{PLUGINS}.failing_reward"
     with pytest.raises(RuntimeError, match="the grader is away"):
         generate_rollout_fully_async(args, 0, source)
 
 
-def test_a_filter_drops_and_counts(engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer) -> None:
+def test_a_filter_drops_and_counts(engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer) -> None:
     args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_even"
     numbers, metrics = batch(args, 0, source)
     assert numbers == [0, 2]
@@ -155,7 +155,7 @@ def test_a_filter_drops_and_counts(engine: RolloutEngine, args: Namespace, sourc
 
 
 def test_stopping_gives_everything_back_and_ends_who_waits(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer
 ) -> None:
     args.partial_rollout = True
     engine.holds = lambda number: number >= 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.sglang_utils import server, server_hooks
 from slime.ray import engines as engines_module
 from slime.ray.engines import EngineGroup
@@ -29,10 +30,10 @@ def test_a_manager_begins_as_after_a_pause() -> None:
 def test_the_server_takes_the_flag_for_itself(monkeypatch: pytest.MonkeyPatch, hold: bool) -> None:
     seen: list[Any] = []
     sglang = {
-        "sglang.launch_server": Namespace(run_server=seen.append),
-        "sglang.srt.plugins": Namespace(load_plugins=lambda: None),
-        "sglang.srt.server_args": Namespace(prepare_server_args=lambda options: options),
-        "sglang.srt.utils": Namespace(kill_process_tree=lambda *_, **__: None),
+        "sglang.launch_server": SimpleNamespace(run_server=seen.append),
+        "sglang.srt.plugins": SimpleNamespace(load_plugins=lambda: None),
+        "sglang.srt.server_args": SimpleNamespace(prepare_server_args=lambda options: options),
+        "sglang.srt.utils": SimpleNamespace(kill_process_tree=lambda *_, **__: None),
     }
     for name, module in sglang.items():
         monkeypatch.setitem(server.sys.modules, name, module)
@@ -56,11 +57,11 @@ def test_who_is_held(monkeypatch: pytest.MonkeyPatch, role: str, rollout_only: b
                 asked.append((name, *arguments))
                 return True
 
-            return Namespace(remote=remote)
+            return SimpleNamespace(remote=remote)
 
     monkeypatch.setattr(engines_module.ray, "get", lambda reference: reference)
     group = EngineGroup.__new__(EngineGroup)
     group._workers = None
-    group.role, group.handles, group._args = role, [Handle()], Namespace(debug_rollout_only=rollout_only)  # type: ignore[assignment]
+    group.role, group.handles, group._args = role, [Handle()], Arguments(debug_rollout_only=rollout_only)  # type: ignore[assignment]
     assert group.revive() == [0]
     assert asked == [("is_dead",), ("restart_if_dead", hold)] + ([("pause_generation", "retract")] if hold else [])

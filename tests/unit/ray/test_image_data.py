@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import torch
 from PIL import Image
 
 from slime.algorithms.losses.custom import contract_batch
+from slime.args import Arguments
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.ray import rollout as manager_module
 from slime.ray.rollout import RolloutManager
 from slime.rollout.custom_conversion import ConversionError, convert_with
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args
 
 CPU = torch.device("cpu")
 IMAGE = {"images": [Image.new("RGB", (8, 8), "red")], "videos": None}
@@ -44,8 +43,8 @@ def sample(index: int, inputs: Any = None, media: Any = None) -> Sample:
     )
 
 
-def arguments(**changes: Any) -> Namespace:
-    return default_args(**{"global_batch_size": 3, "micro_batch_size": 2, "use_dynamic_batch_size": False, **changes})
+def arguments(**changes: Any) -> Arguments:
+    return Arguments(**{"global_batch_size": 3, "micro_batch_size": 2, "use_dynamic_batch_size": False, **changes})
 
 
 def test_images_reach_the_batch_of_the_sample_they_belong_to() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.ray import rollout as manager_module
 from slime.ray.rollout import RolloutManager
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args
 
 
-def samples_of(args: Namespace, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+def samples_of(args: Arguments, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
     """Four samples in groups of two."""
     return [
         Sample(
@@ -33,7 +32,7 @@ def manager(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> RolloutManager:
     monkeypatch.setattr(manager_module.ray, "put", lambda value: value)
     made = RolloutManager.__new__(RolloutManager)
     values = {"global_batch_size": 4, "rollout_function_path": "samples_of", "use_dynamic_global_batch_size": True}
-    made.args = default_args(**(values | flags))
+    made.args = Arguments(**(values | flags))
     made._generate = samples_of
     made._data_source = None
     made._dp_size, made._critic_size = 1, 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, PluginError
 from slime.ray import rollout
 from slime.ray.rollout import RolloutManager
@@ -21,7 +22,7 @@ from tests.unit.ray.test_trajectories import arguments
 PLUGINS = recording_plugins.__name__
 
 
-def answered(args: Namespace, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+def answered(args: Arguments, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
     if evaluation:
         data = {"held_out": {"rewards": [0.0, 1.0], "truncated": [False, True]}}
         return RolloutFnEvalOutput(data=data, metrics={"eval/extra": 3.0})
@@ -47,7 +48,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> RolloutManager:
     made._dp_size = 1
     made._critic_size = 0
     made._generate = made._evaluate = answered
-    made._data_source = Namespace()
+    made._data_source = Arguments()
     return made
 
 
@@ -99,7 +100,7 @@ def test_a_source_that_saves_what_is_under_way_is_told_of_once(
     manager: RolloutManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved: list[int] = []
-    manager._data_source = Namespace(save=saved.append)
+    manager._data_source = Arguments(save=saved.append)
     manager.generate(4)
     manager.save(4)  # as train.py does it: nothing was taken since
     assert not caplog.messages
@@ -110,14 +111,17 @@ def test_a_source_that_saves_what_is_under_way_is_told_of_once(
     [message] = caplog.messages
     assert "no mark(rollout_id)" in message
     assert "saved for rollout 4 may be after prompts that rollout 5 took" in message
-    manager._told_of_mark, manager._data_source = False, Namespace(save=saved.append, mark=lambda rollout_id: None)
+    manager._told_of_mark, manager._data_source = (
+        False,
+        SimpleNamespace(save=saved.append, mark=lambda rollout_id: None),
+    )
     manager.save(6)
     assert len(caplog.messages) == 1
 
 
 def test_an_epoch_is_as_long_as_the_source_or_its_dataset(manager: RolloutManager) -> None:
     manager.args.rollout_batch_size = 2
-    manager._data_source = Namespace(dataset=[1, 2, 3, 4, 5])
+    manager._data_source = SimpleNamespace(dataset=[1, 2, 3, 4, 5])
     assert manager.rollouts_per_epoch() == 2
     manager.args.rollout_batch_size = 6
     with pytest.raises(ConfigurationError, match="5 prompts are not one rollout of --rollout-batch-size 6"):
@@ -135,7 +139,7 @@ class LengthReward:
 
 
 async def test_a_reward_class_scores_samples_and_lists() -> None:
-    args = Namespace(custom_rm_path=f"{__name__}.LengthReward", rm_type=None)
+    args = Arguments(custom_rm_path=f"{__name__}.LengthReward", rm_type=None)
     samples = [Sample(response="ab"), Sample(response="abc")]
     assert await async_rm(args, samples[0]) == 2.0
     assert await batched_async_rm(args, samples) == [2.0, 3.0]

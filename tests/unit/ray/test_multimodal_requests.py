@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, EngineError
 from slime.rollout.generation import GenerateState, generate
 from slime.rollout.media import image_fields
@@ -30,7 +30,7 @@ PARAMETERS = {"max_new_tokens": 9, "stop_token_ids": [5]}
 
 
 @pytest.fixture
-def args(vision_processor: Path) -> Namespace:
+def args(vision_processor: Path) -> Arguments:
     return rollout_args(vision_processor)
 
 
@@ -45,7 +45,7 @@ def sample_of(**changes: Any) -> Sample:
     return Sample(index=7, prompt=f"from {PAD} to {PAD}?", multimodal_inputs=media, **changes)
 
 
-async def test_the_engine_expands_and_training_has_the_expanded_ids(args: Namespace, engine: RolloutEngine) -> None:
+async def test_the_engine_expands_and_training_has_the_expanded_ids(args: Arguments, engine: RolloutEngine) -> None:
     sample = await generate(args, sample_of(), dict(PARAMETERS))
     state = GenerateState(args)
     pad, video = state.processor.image_token_id, state.processor.video_token_id
@@ -63,13 +63,13 @@ async def test_the_engine_expands_and_training_has_the_expanded_ids(args: Namesp
     sample.validate()
 
 
-async def test_text_for_a_model_with_eyes_has_no_pictures(args: Namespace, engine: RolloutEngine) -> None:
+async def test_text_for_a_model_with_eyes_has_no_pictures(args: Arguments, engine: RolloutEngine) -> None:
     sample = await generate(args, Sample(prompt="hello"), dict(PARAMETERS))
     assert "image_data" not in engine.requests[0]
     assert sample.multimodal_train_inputs is None
 
 
-async def test_an_aborted_response_goes_on_with_its_pictures(args: Namespace, engine: RolloutEngine) -> None:
+async def test_an_aborted_response_goes_on_with_its_pictures(args: Arguments, engine: RolloutEngine) -> None:
     engine.cut, engine.prompt_tokens = [2], len(GenerateState(args).tokenizer.encode(sample_of().prompt))
     sample = await generate(args, sample_of(), dict(PARAMETERS))
     first, second = engine.requests
@@ -78,7 +78,7 @@ async def test_an_aborted_response_goes_on_with_its_pictures(args: Namespace, en
     assert sample.tokens[-3:] == engine.reply
 
 
-async def test_a_response_ends_before_a_placeholder(args: Namespace, engine: RolloutEngine) -> None:
+async def test_a_response_ends_before_a_placeholder(args: Arguments, engine: RolloutEngine) -> None:
     pad = GenerateState(args).processor.image_token_id
     engine.reply = [40, 41, pad, 42]
     engine.spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 4}]
@@ -93,7 +93,7 @@ async def test_a_response_ends_before_a_placeholder(args: Namespace, engine: Rol
     assert rollout_metrics(args, [sample], 1.0)["rollout/cut_at_placeholder"] == 1
 
 
-async def test_a_stream_ends_before_a_placeholder(args: Namespace) -> None:
+async def test_a_stream_ends_before_a_placeholder(args: Arguments) -> None:
     SingletonMeta.clear(GenerateState)
     pad = GenerateState(args).processor.image_token_id
     async with mock_engine(lambda prompt: [40, 41, pad, 42]) as engine:
@@ -108,7 +108,7 @@ async def test_a_stream_ends_before_a_placeholder(args: Namespace) -> None:
 
 
 async def test_an_engine_that_sees_another_picture_is_an_error(
-    args: Namespace, engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
+    args: Arguments, engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = engine._generate
 
@@ -122,7 +122,7 @@ async def test_an_engine_that_sees_another_picture_is_an_error(
         await generate(args, sample_of(), dict(PARAMETERS))
 
 
-async def test_what_cannot_be_read_is_refused(args: Namespace, engine: RolloutEngine, tiny_random_model: Path) -> None:
+async def test_what_cannot_be_read_is_refused(args: Arguments, engine: RolloutEngine, tiny_random_model: Path) -> None:
     with pytest.raises(ConfigurationError, match="videos are for custom generate functions"):
         await generate(args, Sample(prompt="a", multimodal_inputs={"videos": ["v"]}), dict(PARAMETERS))
     SingletonMeta.clear(GenerateState)
@@ -131,7 +131,7 @@ async def test_what_cannot_be_read_is_refused(args: Namespace, engine: RolloutEn
         await generate(blind, sample_of(), dict(PARAMETERS))
 
 
-def test_conversations_to_imitate_have_pictures(args: Namespace) -> None:
+def test_conversations_to_imitate_have_pictures(args: Arguments) -> None:
     SingletonMeta.clear(MaskState)
     args.multimodal_keys, args.loss_mask_type = {"image": "images"}, "qwen3"
     parts = [{"type": "image"}, {"type": "text", "text": "what?"}]
@@ -150,7 +150,7 @@ def test_conversations_to_imitate_have_pictures(args: Namespace) -> None:
 
 
 async def test_the_samples_of_a_group_are_prepared_once(
-    args: Namespace, engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
+    args: Arguments, engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = GenerateState(args).prepared
     calls: list[str] = []
@@ -175,7 +175,7 @@ async def test_the_samples_of_a_group_are_prepared_once(
     assert one is not three
 
 
-async def test_a_sample_that_is_given_up_leaves_the_others_their_prompt(args: Namespace, engine: RolloutEngine) -> None:
+async def test_a_sample_that_is_given_up_leaves_the_others_their_prompt(args: Arguments, engine: RolloutEngine) -> None:
     first, same = sample_of(), sample_of()
     same.multimodal_inputs = {"images": list(first.multimodal_inputs["images"])}
     prepared = GenerateState(args).prepared
@@ -189,7 +189,7 @@ async def test_a_sample_that_is_given_up_leaves_the_others_their_prompt(args: Na
 
 @pytest.mark.parametrize("prompt", ["nothing", PAD, f"{PAD} {PAD} <|image_pad|>"])
 async def test_a_prompt_with_another_number_of_places_is_refused(
-    args: Namespace, engine: RolloutEngine, prompt: str
+    args: Arguments, engine: RolloutEngine, prompt: str
 ) -> None:
     sample = sample_of()
     sample.prompt = prompt
@@ -198,7 +198,7 @@ async def test_a_prompt_with_another_number_of_places_is_refused(
         await asyncio.wait_for(generate(args, sample, dict(PARAMETERS)), 30)
 
 
-def test_a_conversation_with_another_number_of_places_is_refused(args: Namespace) -> None:
+def test_a_conversation_with_another_number_of_places_is_refused(args: Arguments) -> None:
     SingletonMeta.clear(MaskState)
     args.multimodal_keys, args.loss_mask_type = {"image": "images"}, "qwen3"
     messages = [{"role": "user", "content": PAD + PAD}, {"role": "assistant", "content": "a cat"}]
@@ -208,7 +208,7 @@ def test_a_conversation_with_another_number_of_places_is_refused(args: Namespace
     SingletonMeta.clear(MaskState)
 
 
-async def test_samples_prepared_at_a_time_keep_their_own_pictures(args: Namespace, engine: RolloutEngine) -> None:
+async def test_samples_prepared_at_a_time_keep_their_own_pictures(args: Arguments, engine: RolloutEngine) -> None:
     sizes = [(16, 16), (32, 24), (24, 16)]
     samples = [Sample(prompt=PAD, multimodal_inputs={"images": [picture(*size)]}) for size in sizes]
     answered = await asyncio.gather(*(generate(args, sample, dict(PARAMETERS)) for sample in samples))

@@ -6,13 +6,13 @@ import contextlib
 import os
 import socket
 import sys
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import build_parser
 from slime.arguments.process_environment import JOB_VARIABLE, NOSET
 from slime.exceptions import ConfigurationError, NodeError, NodeLostError
@@ -235,7 +235,7 @@ def test_the_flags_of_several_machines_reach_ray(
     assert ray_start.RAY_VARIABLES[NOSET] == "0", "of the other machines"
 
 
-def joined(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Namespace, dict[str, Any]]:
+def joined(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Arguments, dict[str, Any]]:
     """Join a cluster of three machines; returns the arguments and what Ray was given."""
     args = build_parser().parse_args(["--ray-address", "10.0.0.1:6379", *words])
     found: dict[str, Any] = {}

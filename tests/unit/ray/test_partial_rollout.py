@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime.args import Arguments
 from slime.rollout import sglang_rollout
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop
@@ -24,26 +24,26 @@ REPLY = [5, 9, 2, 8, 4, 4, 7]
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, args: Namespace) -> Iterator[RolloutEngine]:
+def engine(monkeypatch: pytest.MonkeyPatch, args: Arguments) -> Iterator[RolloutEngine]:
     with rollout_engine(monkeypatch, REPLY) as engine:
         engine.prompt_tokens = len(GenerateState(args).tokenizer.encode(PROMPT, add_special_tokens=False))
         yield engine
 
 
 @pytest.fixture
-def args(tiny_random_model: Path) -> Namespace:
+def args(tiny_random_model: Path) -> Arguments:
     return rollout_args(tiny_random_model, partial_rollout=True, over_sampling_batch_size=4)
 
 
 @pytest.fixture
-def source(args: Namespace, tmp_path: Path) -> RolloutDataSourceWithBuffer:
+def source(args: Arguments, tmp_path: Path) -> RolloutDataSourceWithBuffer:
     return prompt_source(args, tmp_path)
 
 
 @given(cuts=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=6), mask=st.booleans())
 @settings(max_examples=40)
 def test_whatever_cuts_it_a_response_is_exact(
-    engine: RolloutEngine, args: Namespace, cuts: list[tuple[int, bool]], mask: bool
+    engine: RolloutEngine, args: Arguments, cuts: list[tuple[int, bool]], mask: bool
 ) -> None:
     args.mask_offpolicy_in_partial_rollout = mask
     state = GenerateState(args)
@@ -77,7 +77,7 @@ def test_whatever_cuts_it_a_response_is_exact(
 
 
 def test_aborted_groups_go_on_in_the_next_rollout(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer
 ) -> None:
     engine.holds = lambda number: number in (4, 5, 7)  # group 2 whole, of group 3 one sample
     engine.held_tokens = 3
@@ -110,7 +110,7 @@ def test_aborted_groups_go_on_in_the_next_rollout(
 
 
 def test_what_a_plugin_had_made_of_an_aborted_sample_starts_anew(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer
 ) -> None:
     args.custom_generate_function_path = "tests.helpers.rollout_plugins.fan_out_until_aborted"
     engine.holds = lambda number: number >= 4
@@ -124,7 +124,7 @@ def test_what_a_plugin_had_made_of_an_aborted_sample_starts_anew(
     assert all(isinstance(member, Sample) for group in source.buffer for member in group)
 
 
-def test_spans_of_an_update_in_the_middle_of_a_request(engine: RolloutEngine, args: Namespace) -> None:
+def test_spans_of_an_update_in_the_middle_of_a_request(engine: RolloutEngine, args: Arguments) -> None:
     args.mask_offpolicy_in_partial_rollout = True
     engine.spans = [{"version": "4", "start": 0, "end": 2}, {"version": "5", "start": 2, "end": 7}]
     sample = asyncio.run(sglang_rollout.generate(args, Sample(prompt=PROMPT), {"max_new_tokens": 9}))
@@ -133,7 +133,7 @@ def test_spans_of_an_update_in_the_middle_of_a_request(engine: RolloutEngine, ar
 
 
 def test_the_asynchronous_rollout_goes_on_with_what_a_partial_one_left(
-    engine: RolloutEngine, args: Namespace, source: RolloutDataSourceWithBuffer
+    engine: RolloutEngine, args: Arguments, source: RolloutDataSourceWithBuffer
 ) -> None:
     engine.holds = lambda number: number in (4, 5, 7)
     engine.held_tokens = 3

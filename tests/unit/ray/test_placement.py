@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.placement import Placement, describe_placement
 from slime.backends.sglang_utils.engine_process import process_environment
 from slime.exceptions import ConfigurationError
@@ -15,7 +15,7 @@ from slime.ray.placement import ACTOR_GPU_SHARE, ENGINE_GPU_SHARE, ReservedPlace
 from tests.helpers.arguments import default_args
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values = {
         "debug_rollout_only": False,
         "debug_train_only": False,
@@ -29,7 +29,7 @@ def arguments(**changes: Any) -> Namespace:
         "prm_num_gpus_per_engine": 2,
         "num_gpus": 8,
     }
-    return Namespace(**{**values, **changes})
+    return Arguments(**{**values, **changes})
 
 
 def test_one_gpu_is_shared_by_all_roles() -> None:
@@ -126,7 +126,7 @@ def test_an_engine_gets_gpus_by_their_uuids() -> None:
     assert tuple(bundle.gpu_id for bundle in found) == uuids, "as the machine lists them"
     placement = Placement(actor=(0,), rollout=(1, 2), judge=(), rollout_gpus_per_engine=2)
     reserved = ReservedPlacement(placement, None, tuple(found), "a")
-    args = default_args(device="cuda", num_nodes=1, num_gpus_per_node=3)
+    args = Arguments(device="cuda", num_nodes=1, num_gpus_per_node=3)
     ((first, spec),) = by_machine(args, reserved, placement.engines("policy")[0])
     assert first == 1
     assert process_environment(args, spec, {})["CUDA_VISIBLE_DEVICES"] == "GPU-a1,GPU-c2"

@@ -6,12 +6,12 @@ import importlib.util
 import itertools
 import json
 import re
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.arguments.process_environment import (
     ALLOCATOR,
@@ -34,15 +34,15 @@ from tests.helpers.arguments import default_args
 SPEC = EngineSpec("policy", 0, 1, (3,))
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values: dict[str, Any] = {
         **{"device": "cuda", "train_backend": "fsdp", "num_nodes": 1, "rollout_num_gpus": 2},
         **{"update_weight_mode": "full", "offload_rollout": False, "offload_train": False},
     }
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
-def rank(args: Namespace, environment: dict[str, str], **more: Any) -> dict[str, str]:
+def rank(args: Arguments, environment: dict[str, str], **more: Any) -> dict[str, str]:
     return rank_environment(args, environment, rank=1, world_size=4, local_rank=1, **more)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slime.args import Arguments
 from slime.backends.trainer.rank import TrainRank
 from slime.exceptions import RankLostError
 from slime.ray.actor_group import TrainGroup
@@ -55,7 +55,7 @@ def test_a_rank_uses_the_interface_of_its_machine(monkeypatch: pytest.MonkeyPatc
 def test_every_rank_hears_of_the_port_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     group = TrainGroup.__new__(TrainGroup)
-    group._args, group._ranks = Namespace(), [Actor(rank, log) for rank in range(3)]
+    group._args, group._ranks = Arguments(), [Actor(rank, log) for rank in range(3)]
     monkeypatch.setattr(group, "gather", lambda method, references: references)
     assert group.send_init() == ["init"] * 3
     assert log[:3] == ["0 open_rendezvous", "1 meet_at 4000", "2 meet_at 4000"]
@@ -85,7 +85,7 @@ def test_two_ranks_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     second.meet_at(port)
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(port))
     for rank in (first, second):
-        rank.args = Namespace(device="cpu", distributed_timeout_minutes=1)
+        rank.args = Arguments(device="cpu", distributed_timeout_minutes=1)
     first._join()
     second._join()
     met[0].set("who", "rank 0")

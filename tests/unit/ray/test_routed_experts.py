@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.rollout import sglang_rollout
 from slime.rollout.custom_conversion import ConversionError, convert_with
@@ -40,7 +40,7 @@ def rows(*versions: str) -> list[list[list[int]]]:
 
 
 @pytest.fixture
-def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
+def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arguments:
     monkeypatch.setattr("slime.rollout.generation.load_tokenizer", lambda *_, **__: SimpleNamespace())
     monkeypatch.setattr("slime.rollout.generation.load_processor", lambda *_, **__: None)
     changes = {"num_hidden_layers": LAYERS, "num_experts": EXPERTS, "num_experts_per_tok": PER_TOKEN}
@@ -50,13 +50,13 @@ def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, args: Namespace) -> Iterator[RolloutEngine]:
+def engine(monkeypatch: pytest.MonkeyPatch, args: Arguments) -> Iterator[RolloutEngine]:
     with rollout_engine(monkeypatch, REPLY) as engine:
         engine.experts, engine.version = row, "0"
         yield engine
 
 
-def answered(engine: RolloutEngine, args: Namespace, cuts: list[int], **limits: int) -> Sample:
+def answered(engine: RolloutEngine, args: Arguments, cuts: list[int], **limits: int) -> Sample:
     """Ask until the response is whole; the weights are others after every cut."""
     engine.prompt_tokens = len(PROMPT)
     GenerateState(args).aborted = True  # every request that is cut comes back
@@ -70,14 +70,14 @@ def answered(engine: RolloutEngine, args: Namespace, cuts: list[int], **limits: 
     return sample
 
 
-def test_a_response_in_one_piece(engine: RolloutEngine, args: Namespace) -> None:
+def test_a_response_in_one_piece(engine: RolloutEngine, args: Arguments) -> None:
     sample = answered(engine, args, [])
     assert sample.rollout_routed_experts.dtype == np.int16
     assert sample.rollout_routed_experts.tolist() == rows(*["0"] * 9)
     assert sample.tokens == PROMPT + REPLY
 
 
-def test_a_token_keeps_the_experts_it_was_sampled_with(engine: RolloutEngine, args: Namespace) -> None:
+def test_a_token_keeps_the_experts_it_was_sampled_with(engine: RolloutEngine, args: Arguments) -> None:
     sample = answered(engine, args, [2, 0, 3])
     # The last token of an answer runs in the next request, with the weights of that.
     assert sample.rollout_routed_experts.tolist() == rows(*"0000", *"222", *"33")
@@ -85,13 +85,13 @@ def test_a_token_keeps_the_experts_it_was_sampled_with(engine: RolloutEngine, ar
     assert sample.tokens == PROMPT + REPLY
 
 
-def test_a_truncated_response_has_its_rows(engine: RolloutEngine, args: Namespace) -> None:
+def test_a_truncated_response_has_its_rows(engine: RolloutEngine, args: Arguments) -> None:
     sample = answered(engine, args, [], max_new_tokens=4)
     assert sample.status == Sample.Status.TRUNCATED
     assert len(sample.rollout_routed_experts) == len(PROMPT) + 4 - 1
 
 
-def test_rows_that_an_abort_did_not_bring_come_with_the_next_answer(engine: RolloutEngine, args: Namespace) -> None:
+def test_rows_that_an_abort_did_not_bring_come_with_the_next_answer(engine: RolloutEngine, args: Arguments) -> None:
     engine.holds, engine.held_tokens = (lambda number: number == 0), 2
 
     async def held() -> Sample:
@@ -111,7 +111,7 @@ def test_rows_that_an_abort_did_not_bring_come_with_the_next_answer(engine: Roll
     assert sample.rollout_routed_experts.tolist() == rows(*["0"] * 9)
 
 
-def test_several_turns_record_what_a_tool_said_too(engine: RolloutEngine, args: Namespace) -> None:
+def test_several_turns_record_what_a_tool_said_too(engine: RolloutEngine, args: Arguments) -> None:
     async def turns() -> Sample:
         state, sample = GenerateState(args), Sample(tokens=list(PROMPT))
         for version in ("1", "2"):
@@ -132,7 +132,7 @@ def test_several_turns_record_what_a_tool_said_too(engine: RolloutEngine, args: 
     assert len(data) == len(sample.tokens) - 1
 
 
-def converted(args: Namespace, sample: Sample) -> np.ndarray:
+def converted(args: Arguments, sample: Sample) -> np.ndarray:
     """The training data of one sample."""
     given, tokens, masks = [sample.rollout_routed_experts], [sample.tokens], [sample.loss_mask or []]
     return replayed_experts(args, ["sample 7"], given, tokens, masks)["rollout_routed_experts"][0]
@@ -163,14 +163,14 @@ def some(count: int) -> np.ndarray:
         ([[1], [1, 2]], "is no array: "),
     ],
 )
-def test_what_does_not_fit_is_one_line(args: Namespace, experts: Any, says: str) -> None:
+def test_what_does_not_fit_is_one_line(args: Arguments, experts: Any, says: str) -> None:
     sample = Sample(tokens=[1, 2, 3, 4, 5], response_length=2, loss_mask=[1, 1], rollout_routed_experts=experts)
     with pytest.raises(TrainDataError, match=says) as raised:
         converted(args, sample)
     assert "\n" not in str(raised.value)
 
 
-def test_without_trained_tokens_there_is_nothing_to_replay(args: Namespace) -> None:
+def test_without_trained_tokens_there_is_nothing_to_replay(args: Arguments) -> None:
     for mask, experts in (([], None), ([0, 0], None), ([0, 0], some(1))):
         sample = Sample(tokens=[1, 2, 3, 4, 5], response_length=len(mask), loss_mask=mask)
         sample.rollout_routed_experts = experts
@@ -179,7 +179,7 @@ def test_without_trained_tokens_there_is_nothing_to_replay(args: Namespace) -> N
         assert (found[0 if experts is None else 1 :] == OWN_CHOICE).all()
 
 
-def test_a_conversion_of_ones_own_gives_them_too(args: Namespace) -> None:
+def test_a_conversion_of_ones_own_gives_them_too(args: Arguments) -> None:
     good = {"tokens": [[1, 2, 3]], "response_lengths": [1], "rewards": [0.0], "loss_masks": [[1]]}
     data = good | {"rollout_routed_experts": [some(2).tolist()]}
     assert convert_with(lambda *_: data, args, [])["rollout_routed_experts"][0].tolist() == some(2).tolist()
@@ -196,19 +196,19 @@ def test_a_conversion_of_ones_own_gives_them_too(args: Namespace) -> None:
         ([-1] * 12, "none of 8"),
     ],
 )
-def test_an_engine_of_another_model_is_an_error(args: Namespace, sent: list[int], says: str) -> None:
+def test_an_engine_of_another_model_is_an_error(args: Arguments, sent: list[int], says: str) -> None:
     encoded = base64.b64encode(np.array(sent, dtype="<i4").tobytes()).decode()
     with pytest.raises(EngineError, match=f"sample 3: .*{says}"):
         take_experts(args, Sample(index=3, tokens=[1, 2, 3]), {"routed_experts": encoded}, 3)
 
 
-def test_an_evaluation_does_not_ask_for_experts(engine: RolloutEngine, args: Namespace) -> None:
+def test_an_evaluation_does_not_ask_for_experts(engine: RolloutEngine, args: Arguments) -> None:
     args.eval_max_context_len = None
     sample = asyncio.run(sglang_rollout.generate(args, Sample(tokens=list(PROMPT)), {"max_new_tokens": 9}, True))
     assert (sample.response_length, sample.rollout_routed_experts) == (len(REPLY), None)
 
 
-def test_without_the_flag_nothing_is_asked_for_and_none_are_taken(engine: RolloutEngine, args: Namespace) -> None:
+def test_without_the_flag_nothing_is_asked_for_and_none_are_taken(engine: RolloutEngine, args: Arguments) -> None:
     args.use_rollout_routing_replay = False
     sample = answered(engine, args, [2])
     assert sample.rollout_routed_experts is None

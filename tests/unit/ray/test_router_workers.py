@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.ray import engines as engines_module
 from slime.ray import router_workers
@@ -94,7 +95,7 @@ class Handle:
             self._asked.append(f"{name} {self._index}")
             return self._dead
 
-        return Namespace(remote=remote)
+        return SimpleNamespace(remote=remote)
 
 
 @pytest.mark.parametrize(("role", "back"), [("policy", ["answers []"]), ("prm", ["answers [1, 2]"])])
@@ -109,12 +110,12 @@ def test_an_engine_leaves_the_router_before_it_is_started(
     asked: list[str] = []
     monkeypatch.setattr(engines_module.ray, "get", get)
     group = EngineGroup.__new__(EngineGroup)
-    group.role, group._args = role, Namespace(debug_rollout_only=False)
-    group.specs = [Namespace(name=f"engine {index}") for index in range(3)]  # type: ignore[assignment]
+    group.role, group._args = role, Arguments(debug_rollout_only=False)
+    group.specs = [SimpleNamespace(name=f"engine {index}") for index in range(3)]  # type: ignore[assignment]
     group.handles = [Handle(index, dead, asked) for index, dead in enumerate((False, True, ActorDiedError()))]
     group._create = lambda index: Handle(index, True, asked)  # type: ignore[method-assign]
     group._discard = lambda index: asked.append(f"discard {index}")  # type: ignore[method-assign]
-    group._workers = Namespace(  # type: ignore[assignment]
+    group._workers = SimpleNamespace(  # type: ignore[assignment]
         lost=lambda dead: asked.append(f"lost {dead}"), answers=lambda indices: asked.append(f"answers {indices}")
     )
     assert group.revive() == [1, 2]
@@ -141,17 +142,17 @@ def test_an_engine_that_does_not_start_keeps_no_other_one_out(monkeypatch: pytes
         return value
 
     def handle(index: int) -> Any:
-        return Namespace(
-            is_dead=Namespace(remote=lambda: not alive[index]),
-            restart_if_dead=Namespace(remote=lambda hold: restart(index)),
-            pause_generation=Namespace(remote=lambda mode: held.append(index)),
+        return SimpleNamespace(
+            is_dead=SimpleNamespace(remote=lambda: not alive[index]),
+            restart_if_dead=SimpleNamespace(remote=lambda hold: restart(index)),
+            pause_generation=SimpleNamespace(remote=lambda mode: held.append(index)),
         )
 
     monkeypatch.setattr(engines_module.ray, "get", get)
     group = EngineGroup.__new__(EngineGroup)
-    group.role, group._args = role, Namespace(debug_rollout_only=False)
+    group.role, group._args = role, Arguments(debug_rollout_only=False)
     group.handles = [handle(index) for index in range(3)]
-    group._workers = Namespace(lost=lambda dead: None, answers=back.extend)  # type: ignore[assignment]
+    group._workers = SimpleNamespace(lost=lambda dead: None, answers=back.extend)  # type: ignore[assignment]
     with pytest.raises(RayTaskError, match="no memory"):
         group.revive()
     assert group.revive() == [0, 1, 2]
@@ -163,10 +164,10 @@ def test_an_engine_is_back_in_the_router_after_the_push_that_knew_of_it() -> Non
     revived = iter([[0], [1], [], []])
     back: list[list[int]] = []
     manager = RolloutManager.__new__(RolloutManager)
-    manager.args, manager._data_source = Namespace(use_fault_tolerance=True), None
+    manager.args, manager._data_source = Arguments(use_fault_tolerance=True), None
     manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
     manager._revived, manager._get_weights, manager._asleep = [], [], False
-    manager._groups = [Namespace(role="policy", revive=lambda: next(revived), answers=back.append)]  # type: ignore[list-item]
+    manager._groups = [SimpleNamespace(role="policy", revive=lambda: next(revived), answers=back.append)]  # type: ignore[list-item]
     assert manager.recover_engines() == 1
     manager._revive_engines()  # another one, while the first gets the weights
     manager.weights_arrived()

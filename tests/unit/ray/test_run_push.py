@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayTaskError
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, TrainerError
 from slime.ray import run as run_module
 from slime.ray.execute import execute
@@ -45,9 +46,9 @@ class Trainer:
 def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[int]) -> Run:
     monkeypatch.setattr(run_module.ray, "get", lambda reference: reference)
     monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
-    run = Run(Namespace(save=None, debug_train_only=False))
+    run = Run(Arguments(save=None, debug_train_only=False))
     run._trainer = trainer  # type: ignore[assignment]
-    run._manager = Namespace(
+    run._manager = SimpleNamespace(
         recover_engines=Remote(lambda: revived.pop(0)),
         engine_handles=Remote(lambda: ["engine 0", "engine 1"]),
         weights_arrived=Remote(lambda: trainer.calls.append("arrived")),
@@ -56,7 +57,7 @@ def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[in
 
 
 def test_weights_are_pushed_at_the_interval_and_at_the_end() -> None:
-    args = Namespace(update_weights_interval=3, num_rollout=8)
+    args = Arguments(update_weights_interval=3, num_rollout=8)
     assert [rollout_id for rollout_id in range(8) if push_is_due(args, rollout_id)] == [2, 5, 7]
     args.update_weights_interval = 1
     assert all(push_is_due(args, rollout_id) for rollout_id in range(8))
@@ -74,7 +75,7 @@ def test_weights_are_pushed_at_the_interval_and_at_the_end() -> None:
 def test_start_weights_are_evaluated_once(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], start: int, expected: list[int]
 ) -> None:
-    run = Run(Namespace(**flags))
+    run = Run(Arguments(**flags))
     run.start_rollout_id = start
     evaluated: list[int] = []
     monkeypatch.setattr(run, "evaluate", evaluated.append)
@@ -131,7 +132,7 @@ def test_every_error_of_the_run_ends_it_with_its_line(
         raise error
 
     monkeypatch.setattr(Run, "_start", lambda self: None)
-    assert execute(Namespace(save=None), loop) == 1
+    assert execute(Arguments(save=None), loop) == 1
     assert capsys.readouterr().out.splitlines()[-1] == line
     traceback = any(record.exc_info for record in caplog.records)
     assert traceback != isinstance(error, ConfigurationError)
@@ -142,5 +143,5 @@ def test_a_failed_run_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys
         raise TrainerError("training rank 0 died in train: killed.\nmany\nlines")
 
     monkeypatch.setattr(Run, "_start", lambda self: None)
-    assert execute(Namespace(save=None), loop) == 1
+    assert execute(Arguments(save=None), loop) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "the run failed: training rank 0 died in train: killed."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
 from slime.ray import execute as execute_module
@@ -40,7 +41,7 @@ class World:
         self.deaths: list[Any] = []
         self.manager_dead = False
 
-    def manager(self, args: Namespace, reserved: ReservedPlacement) -> Namespace:
+    def manager(self, args: Arguments, reserved: ReservedPlacement) -> Arguments:
         self.made["manager"] += 1
         self.manager_dead = False
         name = f"manager {self.made['manager']}"
@@ -58,7 +59,7 @@ class World:
             self.log.append(f"{name} generate {rollout_id}")
             return {"shards": [f"{name} batch {rollout_id}"], "critic_shards": [], "metrics": {}}
 
-        return Namespace(
+        return SimpleNamespace(
             addresses=method("addresses", {}),
             load=method("load"),
             save=method("save"),
@@ -70,7 +71,7 @@ class World:
             generate=Remote(generate),
         )
 
-    def trainer(self, args: Namespace, reserved: ReservedPlacement) -> Any:
+    def trainer(self, args: Arguments, reserved: ReservedPlacement) -> Any:
         self.made["trainer"] += 1
         return Trainer(self, args, f"trainer {self.made['trainer']}")
 
@@ -78,7 +79,7 @@ class World:
 class Trainer:
     """Dies when the world's next death names what it does."""
 
-    def __init__(self, world: World, args: Namespace, name: str) -> None:
+    def __init__(self, world: World, args: Arguments, name: str) -> None:
         self.world, self.args, self.name = world, args, name
 
     def _do(self, words: str) -> None:
@@ -135,7 +136,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
 
 def make_run(world: World, *, save: bool = True, allowed: int = 2, interval: int = 2, rollouts: int = 4) -> Run:
     """A run as it is after its start."""
-    args = Namespace(
+    args = Arguments(
         **{"save": str(world.save) if save else None, "save_interval": interval, "num_rollout": rollouts},
         **{"update_weights_interval": 1, "debug_train_only": False, "max_trainer_restarts": allowed},
         **{"resume": False, "load": None, "run_dir": str(world.save)},
@@ -260,7 +261,7 @@ def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     monkeypatch.setattr(run_module, "ray_cluster", lambda args, **_: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "backend_line", lambda args: "")
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
-    run.args = Namespace(**{**vars(run.args), "rollout_external_engine_addrs": ["10.0.0.1:30000"]})
+    run.args = run.args.changed(rollout_external_engine_addrs=["10.0.0.1:30000"])
     monkeypatch.setattr(run.stop, "install", lambda: run.stop)
     world.made = {"manager": 0, "trainer": 0}
     run._manager, run._trainer, run._loaded = None, None, False
@@ -338,7 +339,7 @@ def test_a_manager_that_dies_while_the_run_starts_is_started_again(
 ) -> None:
     made = world.manager
 
-    def dies_first(args: Namespace, reserved: ReservedPlacement) -> Namespace:
+    def dies_first(args: Arguments, reserved: ReservedPlacement) -> Arguments:
         manager = made(args, reserved)
         world.manager_dead = world.made["manager"] == 1
         return manager
@@ -355,9 +356,9 @@ def test_a_manager_that_raises_while_it_is_made_is_not_made_again(
     inner = ConfigurationError("--prompt-data x.jsonl: no such file")
     error = ActorDiedError(RayTaskError("RolloutManager.__init__", f"x.ConfigurationError: {inner}", inner))
 
-    def raises(args: Namespace, reserved: ReservedPlacement) -> Namespace:
+    def raises(args: Arguments, reserved: ReservedPlacement) -> Arguments:
         world.made["manager"] += 1
-        return Namespace(addresses=Remote(lambda: error))
+        return SimpleNamespace(addresses=Remote(lambda: error))
 
     monkeypatch.setattr(run_module, "create_rollout_manager", raises)
     with pytest.raises(ManagerLostError, match=r"died at its start: .*no such file"):

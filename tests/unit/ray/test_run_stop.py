@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import pytest
 
+from slime.args import Arguments
 from slime.ray.run import Run, Stopped
 
 
 def test_a_signal_is_noticed_although_the_next_batch_is_ready() -> None:
-    run = Run(Namespace(save=None))
+    run = Run(Arguments(save=None))
     run.stop._handle(15, None)
     with pytest.raises(Stopped):
         run.wait("a reference that is never looked at")
 
 
 def test_a_failed_last_checkpoint_still_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(Namespace(save="somewhere"))
+    run = Run(Arguments(save="somewhere"))
     ended: list[str] = []
     run._resources.callback(ended.append, "ended")
     run._trained = 3

@@ -10,11 +10,11 @@ import os
 import signal
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.checkpoint import LATEST
 from slime.arguments.placement import Placement
 from slime.arguments.process_environment import JOB_VARIABLE
@@ -27,16 +27,16 @@ from tests.helpers.arguments import default_args
 
 HOLDER = """
 import sys
-from argparse import Namespace
+from slime.args import Arguments
 from slime.ray.save_lock import own_save_folders
-with own_save_folders(Namespace(save=sys.argv[1], resume=False, load=None, run_dir="/runs/first")):
+with own_save_folders(Arguments(save=sys.argv[1], resume=False, load=None, run_dir="/runs/first")):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def run_of(save: Path, critic: Path | None = None, *, resume: bool = False) -> Namespace:
-    return Namespace(
+def run_of(save: Path, critic: Path | None = None, *, resume: bool = False) -> Arguments:
+    return Arguments(
         **{"save": str(save), "critic_save": str(critic) if critic else None, "resume": resume, "load": None},
         run_dir=f"/runs/{save.name}",
     )
@@ -105,7 +105,7 @@ def test_a_run_that_has_its_gpus_waits_for_no_folder(tmp_path: Path, monkeypatch
     monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(run_module, "create_placement", lambda *_: reserved)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: pytest.fail("it started"))
-    second = Run(default_args(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
+    second = Run(Arguments(save=str(tmp_path), rollout_global_dataset=False, rollout_num_gpus=1))
     monkeypatch.setattr(second.stop, "install", lambda: None)
     with own_save_folders(run_of(tmp_path)), pytest.raises(ConfigurationError, match="in use by another run"), second:
         pytest.fail("it started")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils import router
 from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
@@ -20,7 +20,7 @@ from slime.utils.http_utils import find_available_port
 from slime.weight_sync import LOADER
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values = {
         "hf_checkpoint": "policy",
         "prm_model_path": "judge",
@@ -31,7 +31,7 @@ def arguments(**changes: Any) -> Namespace:
         "sglang_context_length": 4096,
         "sglang_enable_metrics": True,
     }
-    return Namespace(**{**values, **changes})
+    return Arguments(**{**values, **changes})
 
 
 def options(command: list[str]) -> dict[str, str]:

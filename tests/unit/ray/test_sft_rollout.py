@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.sft_rollout import MaskState, generate_rollout
@@ -19,7 +19,7 @@ ROWS = 8
 
 
 @pytest.fixture
-def args(tiny_random_model: Path, tmp_path: Path) -> Iterator[Namespace]:
+def args(tiny_random_model: Path, tmp_path: Path) -> Iterator[Arguments]:
     file = tmp_path / "talks.jsonl"
     talks = [
         [{"role": "user", "content": f"{n} + {n}?"}, {"role": "assistant", "content": f"It is {2 * n}."}]
@@ -27,7 +27,7 @@ def args(tiny_random_model: Path, tmp_path: Path) -> Iterator[Namespace]:
     ]
     file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
     SingletonMeta.clear(MaskState)
-    yield Namespace(
+    yield Arguments(
         hf_checkpoint=str(tiny_random_model),
         loss_mask_type="qwen3",
         prompt_data=str(file),
@@ -57,7 +57,7 @@ def args(tiny_random_model: Path, tmp_path: Path) -> Iterator[Namespace]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_conversation_is_trained_on_whatever_the_ranks(args: Namespace, ranks: int) -> None:
+def test_every_conversation_is_trained_on_whatever_the_ranks(args: Arguments, ranks: int) -> None:
     groups = generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
     samples = [sample for group in groups for sample in group]
     assert [len(group) for group in groups] == [1] * ROWS
@@ -73,7 +73,7 @@ def test_every_conversation_is_trained_on_whatever_the_ranks(args: Namespace, ra
     assert {size for shard in shards for size in shard["global_batch_sizes"]} == {ROWS}
 
 
-def test_a_sample_is_the_template_and_its_reply(args: Namespace) -> None:
+def test_a_sample_is_the_template_and_its_reply(args: Arguments) -> None:
     ((sample,), *_) = generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
     tokenizer = MaskState(args).generator.tokenizer
     assert tokenizer.decode(sample.tokens) == tokenizer.apply_chat_template(sample.prompt, tokenize=False)
@@ -85,12 +85,12 @@ def test_a_sample_is_the_template_and_its_reply(args: Namespace) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen", "qwen3_5"])
-def test_the_mask_is_that_of_the_flag(args: Namespace, kind: str) -> None:
+def test_the_mask_is_that_of_the_flag(args: Arguments, kind: str) -> None:
     args.loss_mask_type = kind
     assert MaskState(args).generator.tokenizer_type == kind
 
 
-def test_what_does_not_fit_says_what_to_change(args: Namespace) -> None:
+def test_what_does_not_fit_says_what_to_change(args: Arguments) -> None:
     args.n_samples_per_prompt = 2
     with pytest.raises(ConfigurationError, match="--n-samples-per-prompt 2 by 1"):
         generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))

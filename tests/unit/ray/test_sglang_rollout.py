@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, EngineError, PluginError
 from slime.rollout import sglang_rollout
 from slime.rollout.metrics import flatten
@@ -20,7 +20,7 @@ LOGPROBS = [logprob_of(position, token) for position, token in enumerate([1, 2, 
 
 
 @pytest.fixture
-def args(tiny_random_model: Path) -> Namespace:
+def args(tiny_random_model: Path) -> Arguments:
     return rollout_args(tiny_random_model)
 
 
@@ -42,7 +42,7 @@ class Prompts:
         return groups
 
 
-async def test_a_sample_has_the_engines_ids_and_logprobs(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_sample_has_the_engines_ids_and_logprobs(engine: RolloutEngine, args: Arguments) -> None:
     state = GenerateState(args)
     result = await sglang_rollout.generate_and_rm(args, prompt(), dict(state.sampling_params))
     assert isinstance(result, Sample)
@@ -53,7 +53,7 @@ async def test_a_sample_has_the_engines_ids_and_logprobs(engine: RolloutEngine, 
     assert result.weight_spans == [["4", 0, 3]]
 
 
-async def test_a_finished_sample_is_returned_untouched(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_finished_sample_is_returned_untouched(engine: RolloutEngine, args: Arguments) -> None:
     done = prompt(tokens=[1, 2], response_length=1, reward=3.0, status=Sample.Status.COMPLETED)
     assert await sglang_rollout.generate_and_rm(args, done, {}) is done
     assert await sglang_rollout.generate_and_rm(args, [done, done], {}) == [done, done]
@@ -63,7 +63,7 @@ async def test_a_finished_sample_is_returned_untouched(engine: RolloutEngine, ar
         await sglang_rollout.generate_and_rm(args, done, {})
 
 
-async def test_a_request_that_an_engine_broke_off_goes_on(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_request_that_an_engine_broke_off_goes_on(engine: RolloutEngine, args: Arguments) -> None:
     engine.cut = [1]
     sample = prompt(tokens=[7, 8])
     engine.prompt_tokens = 2
@@ -75,14 +75,14 @@ async def test_a_request_that_an_engine_broke_off_goes_on(engine: RolloutEngine,
         await sglang_rollout.generate(args, prompt(tokens=[7, 8]), {"max_new_tokens": 5})
 
 
-async def test_of_a_list_only_what_has_no_reward_is_scored(engine: RolloutEngine, args: Namespace) -> None:
+async def test_of_a_list_only_what_has_no_reward_is_scored(engine: RolloutEngine, args: Arguments) -> None:
     args.custom_generate_function_path = f"{PLUGINS}.fan_out"
     result = await sglang_rollout.generate_and_rm(args, prompt(), {})
     assert isinstance(result, list)
     assert [member.reward for member in result] == [7.0, 1.5]
 
 
-async def test_a_group_reward_sees_the_group(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_group_reward_sees_the_group(engine: RolloutEngine, args: Arguments) -> None:
     args.group_rm = True
     group = await sglang_rollout.generate_and_rm_group(args, [prompt(0), prompt(1)], {"max_new_tokens": 2})
     assert [member.reward for member in group] == [1.5, 1.5]
@@ -91,7 +91,7 @@ async def test_a_group_reward_sees_the_group(engine: RolloutEngine, args: Namesp
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("evaluation", [True, False])
 async def test_deterministic_engines_get_a_seed_per_member(
-    engine: RolloutEngine, args: Namespace, deterministic: bool, evaluation: bool
+    engine: RolloutEngine, args: Arguments, deterministic: bool, evaluation: bool
 ) -> None:
     args.sglang_enable_deterministic_inference, args.rollout_seed = deterministic, 7
     shared = {"max_new_tokens": 2}
@@ -101,13 +101,13 @@ async def test_deterministic_engines_get_a_seed_per_member(
     assert shared == {"max_new_tokens": 2}
 
 
-async def test_nothing_to_score_with_names_the_flag(engine: RolloutEngine, args: Namespace) -> None:
+async def test_nothing_to_score_with_names_the_flag(engine: RolloutEngine, args: Arguments) -> None:
     args.custom_rm_path = None
     with pytest.raises(ConfigurationError, match="--custom-rm-path"):
         await sglang_rollout.generate_and_rm(args, prompt(), {"max_new_tokens": 2})
 
 
-async def test_hooks_see_each_answer_before_it_is_scored(engine: RolloutEngine, args: Namespace) -> None:
+async def test_hooks_see_each_answer_before_it_is_scored(engine: RolloutEngine, args: Arguments) -> None:
     args.rollout_sample_hook_path = [f"{PLUGINS}.double", f"{PLUGINS}.replace"]
     output, _ = await sglang_rollout.generate_rollout_async(args, 3, Prompts())
     for sample in flatten(output.samples):
@@ -118,7 +118,7 @@ async def test_hooks_see_each_answer_before_it_is_scored(engine: RolloutEngine, 
         await sglang_rollout.generate_and_rm(args, prompt(), {"max_new_tokens": 2})
 
 
-async def test_a_rollout_is_exactly_the_groups_asked_for(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_rollout_is_exactly_the_groups_asked_for(engine: RolloutEngine, args: Arguments) -> None:
     args.dynamic_sampling_filter_path, args.rollout_batch_size = f"{PLUGINS}.keep_even", 3
     prompts = Prompts()
     output, aborted = await sglang_rollout.generate_rollout_async(args, 0, prompts)
@@ -133,7 +133,7 @@ async def test_a_rollout_is_exactly_the_groups_asked_for(engine: RolloutEngine, 
 
 @pytest.mark.parametrize("bound", [None, 1])
 async def test_a_group_without_samples_is_dropped_and_counted(
-    engine: RolloutEngine, args: Namespace, bound: int | None
+    engine: RolloutEngine, args: Arguments, bound: int | None
 ) -> None:
     args.custom_generate_function_path, args.max_weight_staleness = f"{PLUGINS}.nothing_for_odd", bound
     args.over_sampling_batch_size = 2
@@ -145,7 +145,7 @@ async def test_a_group_without_samples_is_dropped_and_counted(
 
 @pytest.mark.parametrize("partial", [False, True])
 async def test_a_group_that_nobody_else_aborted_is_replaced_and_counted(
-    engine: RolloutEngine, args: Namespace, partial: bool
+    engine: RolloutEngine, args: Arguments, partial: bool
 ) -> None:
     args.custom_generate_function_path, args.partial_rollout = f"{PLUGINS}.aborted_for_odd", partial
     output, again = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
@@ -159,28 +159,28 @@ async def test_a_group_that_nobody_else_aborted_is_replaced_and_counted(
     assert all(sample.metadata == {"start_rollout_id": 0} for sample in flatten(again))
 
 
-async def test_a_generate_function_that_only_gives_up_ends_the_rollout(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_generate_function_that_only_gives_up_ends_the_rollout(engine: RolloutEngine, args: Arguments) -> None:
     args.custom_generate_function_path = f"{PLUGINS}.aborted_for_odd"
     odd = ([[prompt(2 * number + 1)] for number in range(count)] for count in iter(lambda: 2, 0))
     with pytest.raises(PluginError, match=r"aborted ones without a reward, for 64 groups in a row"):
         await sglang_rollout.generate_rollout_async(args, 0, lambda count: next(odd))
 
 
-async def test_a_group_without_responses_is_not_stale(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_group_without_responses_is_not_stale(engine: RolloutEngine, args: Arguments) -> None:
     args.custom_generate_function_path, args.max_weight_staleness = f"{PLUGINS}.failed", 1
     output, _ = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
     assert len(output.samples) == args.rollout_batch_size
     assert not any(sample.response_length for sample in flatten(output.samples))
 
 
-async def test_a_group_is_numbered_by_its_first_sample(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_group_is_numbered_by_its_first_sample(engine: RolloutEngine, args: Arguments) -> None:
     args.custom_generate_function_path = f"{PLUGINS}.nothing_for_odd"
     pairs = [[prompt(3), prompt(4)], [prompt(1), prompt(2)]]
     output, _ = await sglang_rollout.generate_rollout_async(args, 0, lambda count: pairs)
     assert [[sample.index for sample in flatten(group)] for group in output.samples] == [[2], [4]]
 
 
-async def test_spare_groups_fill_up_before_more_prompts_are_asked_for(engine: RolloutEngine, args: Namespace) -> None:
+async def test_spare_groups_fill_up_before_more_prompts_are_asked_for(engine: RolloutEngine, args: Arguments) -> None:
     args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_first_spare_odd"
     args.over_sampling_batch_size = 4
     prompts = Prompts()
@@ -194,13 +194,13 @@ async def test_spare_groups_fill_up_before_more_prompts_are_asked_for(engine: Ro
     }
 
 
-async def test_a_data_source_without_prompts_is_an_error(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_data_source_without_prompts_is_an_error(engine: RolloutEngine, args: Arguments) -> None:
     args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_even"
     with pytest.raises(ValueError, match="no more prompts; it gave 1 of the 2 groups"):
         await sglang_rollout.generate_rollout_async(args, 0, Prompts(limit=2))
 
 
-async def test_a_failing_reward_function_ends_the_rollout(engine: RolloutEngine, args: Namespace) -> None:
+async def test_a_failing_reward_function_ends_the_rollout(engine: RolloutEngine, args: Arguments) -> None:
     args.custom_rm_path = f"{PLUGINS}.failing_reward"
     with pytest.raises(RuntimeError, match="the grader is away"):
         await sglang_rollout.generate_rollout_async(args, 0, Prompts())
@@ -208,7 +208,7 @@ async def test_a_failing_reward_function_ends_the_rollout(engine: RolloutEngine,
 
 
 async def test_a_sample_that_fails_takes_the_requests_of_its_group_with_it(
-    engine: RolloutEngine, args: Namespace
+    engine: RolloutEngine, args: Arguments
 ) -> None:
     args.custom_rm_path = f"{PLUGINS}.failing_reward"
     engine.holds = lambda number: number > 0
@@ -218,7 +218,7 @@ async def test_a_sample_that_fails_takes_the_requests_of_its_group_with_it(
     assert engine.running == 0
 
 
-async def test_the_filters_of_a_finished_rollout(engine: RolloutEngine, args: Namespace) -> None:
+async def test_the_filters_of_a_finished_rollout(engine: RolloutEngine, args: Arguments) -> None:
     args.dynamic_sampling_filter_path = f"{PLUGINS}.keep_even"
     args.rollout_sample_filter_path = f"{PLUGINS}.remove_last"
     args.rollout_all_samples_process_path = f"{PLUGINS}.note_all"
@@ -229,7 +229,7 @@ async def test_the_filters_of_a_finished_rollout(engine: RolloutEngine, args: Na
     assert samples[0].metadata["all_groups"] == [0, 1, 2]
 
 
-async def test_the_surplus_is_aborted_until_the_engine_is_idle(engine: RolloutEngine, args: Namespace) -> None:
+async def test_the_surplus_is_aborted_until_the_engine_is_idle(engine: RolloutEngine, args: Arguments) -> None:
     args.over_sampling_batch_size = 5
     engine.holds = lambda number: number >= 2
     output, aborted = await sglang_rollout.generate_rollout_async(args, 0, Prompts())
@@ -240,7 +240,7 @@ async def test_the_surplus_is_aborted_until_the_engine_is_idle(engine: RolloutEn
     assert not GenerateState(args).pendings
 
 
-def test_the_default_rollout_needs_prompts(args: Namespace) -> None:
+def test_the_default_rollout_needs_prompts(args: Arguments) -> None:
     args.rollout_global_dataset = False
     with pytest.raises(ConfigurationError, match="--prompt-data"):
         sglang_rollout.generate_rollout(args, 0, None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.placement import Placement, start_lines, start_order
 from slime.ray import rollout
 from slime.ray import run as run_module
@@ -97,7 +98,7 @@ def test_the_trainer_of_a_shared_gpu_waits_for_the_engines(
     trainer = SimpleNamespace(init=lambda: events.append("trainer") or 0)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: manager)
     monkeypatch.setattr(run_module, "Trainer", lambda *_: trainer)
-    run = Run(default_args(num_rollout=1, debug_train_only=True))
+    run = Run(Arguments(num_rollout=1, debug_train_only=True))
     run._reserved = ReservedPlacement(placement, None, ())
     monkeypatch.setattr(run, "wait", lambda reference: reference)
     run._bring_up(run.args)

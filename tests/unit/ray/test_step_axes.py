@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.backends.trainer.actor import TrainActor
 from slime.observability.metric_utils import STEPS, TrainSteps, compute_rollout_step, compute_train_step
 from slime.ray.run import Run
 from slime.ray.trainer import side_by_side
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
-from tests.helpers.arguments import default_args
 
 BATCH = {"rollout_batch_size": 4, "n_samples_per_prompt": 2, "global_batch_size": 4}  # two optimizer steps
 
 
 @pytest.fixture
-def args(tmp_path: Path) -> Iterator[Namespace]:
-    values = default_args(run_dir=str(tmp_path), use_tensorboard=False, use_wandb=False, **BATCH)
+def args(tmp_path: Path) -> Iterator[Arguments]:
+    values = Arguments(run_dir=str(tmp_path), use_tensorboard=False, use_wandb=False, **BATCH)
     yield values
     logging_utils.finish_tracking(values)
 
 
-def report(args: Namespace, rollout_id: int, train: dict[str, Any]) -> list[dict[str, Any]]:
+def report(args: Arguments, rollout_id: int, train: dict[str, Any]) -> list[dict[str, Any]]:
     run = Run(args)
     run.weight_version = str(rollout_id + 1)
     run._report(rollout_id, {"rollout/raw_reward": 0.5}, train, 2.0)
@@ -46,7 +46,7 @@ def steps_metrics(*losses: float) -> dict[str, Any]:
     }
 
 
-def test_a_record_per_optimizer_step_and_one_per_rollout(args: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_per_optimizer_step_and_one_per_rollout(args: Arguments, capsys: pytest.CaptureFixture[str]) -> None:
     records = report(args, 3, steps_metrics(0.5, 0.25))
     assert [(row["step_key"], row[row["step_key"]]) for row in records] == [
         ("rollout/step", 3),
@@ -64,19 +64,19 @@ def test_a_record_per_optimizer_step_and_one_per_rollout(args: Namespace, capsys
     assert "loss +0.3750" in capsys.readouterr().out  # the driver's line shows the mean
 
 
-def test_rollout_metrics_on_the_axis_of_steps(args: Namespace) -> None:
+def test_rollout_metrics_on_the_axis_of_steps(args: Arguments) -> None:
     args.wandb_always_use_train_step = True
     records = report(args, 3, steps_metrics(0.5, 0.25))
     assert [row[row["step_key"]] for row in records] == [6, 6, 7]
 
 
-def test_no_training_gives_no_train_record(args: Namespace) -> None:
+def test_no_training_gives_no_train_record(args: Arguments) -> None:
     [record] = report(args, 0, {})
     assert record["step_key"] == "rollout/step"
 
 
 def test_positions() -> None:
-    args = Namespace(**BATCH)
+    args = Arguments(**BATCH)
     assert compute_rollout_step(args, 5) == 5
     assert compute_train_step(args, 5) == 10
     args.global_batch_size = 16  # a step takes more than a rollout was planned to have
@@ -84,7 +84,7 @@ def test_positions() -> None:
 
 
 def test_no_number_of_a_step_comes_twice() -> None:
-    numbers = TrainSteps(Namespace(**BATCH))
+    numbers = TrainSteps(Arguments(**BATCH))
 
     def of(rollout_id: int, count: int) -> list[int]:
         metrics = steps_metrics(*range(count)) if count else {}
@@ -98,7 +98,7 @@ def test_no_number_of_a_step_comes_twice() -> None:
     assert of(5, 2) == [10, 11]  # as planned again
     assert of(2, 3) == [7, 8, 9]  # trained again from a checkpoint, now with other samples
     assert of(3, 2) == [10, 11]
-    resumed = TrainSteps(Namespace(**BATCH))
+    resumed = TrainSteps(Arguments(**BATCH))
     assert [row["train/step"] for row in resumed.records(5, steps_metrics(1, 2))] == [10, 11]
 
 
@@ -127,14 +127,14 @@ def test_the_trainer_gives_each_step_and_the_means() -> None:
 
     Actor.__abstractmethods__ = frozenset()
     actor = Actor(1, 0, "localhost", 1)  # pyright: ignore[reportAbstractUsage]
-    actor.args = Namespace(use_pytorch_profiler=False, profile_target=None)
-    actor._data = Namespace(micro_batches=[[[0]], [[1]]])  # type: ignore[assignment]
+    actor.args = Arguments(use_pytorch_profiler=False, profile_target=None)
+    actor._data = SimpleNamespace(micro_batches=[[[0]], [[1]]])  # type: ignore[assignment]
     metrics = actor.step(0)
     assert metrics is not None
     assert [step["train/loss"] for step in metrics[STEPS]] == [1.0, 2.0]
     assert (metrics["train/loss"], metrics["train/lr-pg_0"], metrics["rollout/tokens"]) == (1.5, 0.2, 9.0)
     assert metrics["perf/actor_train_time"] > 0
-    actor.rank, actor._data = 1, Namespace(micro_batches=[[[0]]])  # type: ignore[assignment]
+    actor.rank, actor._data = 1, SimpleNamespace(micro_batches=[[[0]]])  # type: ignore[assignment]
     assert actor.step(1) is None
     assert not actor._seconds, "what another rank logs is of one rollout too"
 
@@ -150,7 +150,7 @@ def test_the_end_of_an_epoch_is_a_reason_to_act() -> None:
 def test_the_run_saves_and_evaluates_at_the_end_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch, per_epoch: int | None, saved: list[int], evaluated: list[int]
 ) -> None:
-    run = Run(Namespace(save="folder", save_interval=5, eval_interval=5, num_rollout=7))
+    run = Run(Arguments(save="folder", save_interval=5, eval_interval=5, num_rollout=7))
     run._rollouts_per_epoch = per_epoch
     found: dict[str, list[int]] = {"save": [], "evaluate": []}
     for name, calls in found.items():

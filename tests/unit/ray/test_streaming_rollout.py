@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 from slime.rollout import sglang_streaming_rollout
 from slime.rollout.generation import GenerateState
@@ -26,7 +26,7 @@ REPLY = [5, 9, 2, 8, 4]
 
 
 @pytest.fixture
-def args(tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
+def args(tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arguments]:
     monkeypatch.setattr(http_utils, "_http_client", None)
     monkeypatch.setattr(http_utils, "FIRST_DELAY_SECONDS", 0.0)
     SingletonMeta.clear(GenerateState)
@@ -34,7 +34,7 @@ def args(tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     SingletonMeta.clear(GenerateState)
 
 
-def engine_of(engine: MockEngine, args: Namespace) -> None:
+def engine_of(engine: MockEngine, args: Arguments) -> None:
     parts = urlsplit(engine.url)
     args.sglang_router_ip, args.sglang_router_port = parts.hostname, parts.port
 
@@ -45,7 +45,7 @@ def rest(prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("cumulative", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 2, 9])
-async def test_a_response_is_the_engines(args: Namespace, cumulative: bool, chunk_tokens: int) -> None:
+async def test_a_response_is_the_engines(args: Arguments, cumulative: bool, chunk_tokens: int) -> None:
     async with mock_engine(rest) as engine:
         engine.cumulative, engine.chunk_tokens = cumulative, chunk_tokens
         engine_of(engine, args)
@@ -56,7 +56,7 @@ async def test_a_response_is_the_engines(args: Namespace, cumulative: bool, chun
     sample.validate()
 
 
-async def test_it_goes_on_where_the_engine_broke_off(args: Namespace) -> None:
+async def test_it_goes_on_where_the_engine_broke_off(args: Arguments) -> None:
     args.mask_offpolicy_in_partial_rollout = True
     async with mock_engine(rest) as engine:
         engine.fail_with, engine.break_after = [503], 2
@@ -79,7 +79,7 @@ async def test_it_goes_on_where_the_engine_broke_off(args: Namespace) -> None:
     assert sample.loss_mask == [0, 0, 1, 1, 1]
 
 
-async def test_a_long_response_is_truncated(args: Namespace) -> None:
+async def test_a_long_response_is_truncated(args: Arguments) -> None:
     async with mock_engine(rest) as engine:
         engine_of(engine, args)
         sample = await generate_streaming(args, Sample(tokens=list(PROMPT)), {"max_new_tokens": 3})
@@ -88,7 +88,7 @@ async def test_a_long_response_is_truncated(args: Namespace) -> None:
         assert len(engine.requests) == 1
 
 
-async def test_a_refusal_is_told_at_once_and_trying_ends(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_told_at_once_and_trying_ends(args: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_streaming_rollout, "TRIES", 2)
     async with mock_engine(rest) as engine:
         engine_of(engine, args)
@@ -101,7 +101,7 @@ async def test_a_refusal_is_told_at_once_and_trying_ends(args: Namespace, monkey
     assert len(engine.requests) == 3
 
 
-async def test_a_line_separator_in_the_text_ends_no_event(args: Namespace) -> None:
+async def test_a_line_separator_in_the_text_ends_no_event(args: Arguments) -> None:
     text = "one\u2028two\x85three"
     meta = {
         "output_token_logprobs": [[-0.5, 7, None]],

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.args import Arguments
 from slime.arguments.placement import padded_length
 from slime.rollout.metrics import flatten, oldest_versions, rollout_metrics, staleness
 from slime.rollout.rewards import constant_groups, post_process_rewards
 from slime.rollout.train_data import convert, split_by_dp, steps_of
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values = {
         "advantage_estimator": "grpo",
         "rewards_normalization": True,
@@ -29,7 +28,7 @@ def arguments(**changes: Any) -> Namespace:
         "max_tokens_per_gpu": 64,
         "micro_batch_size": 2,
     }
-    return default_args(**{**values, **changes})
+    return Arguments(**{**values, **changes})
 
 
 def sample(index: int, prompt: int = 3, response: int = 2, reward: float = 1.0, **changes: Any) -> Sample:
@@ -45,7 +44,7 @@ def sample(index: int, prompt: int = 3, response: int = 2, reward: float = 1.0, 
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[dict[str, Any], int, Namespace]:
+def batches(draw: st.DrawFn) -> tuple[dict[str, Any], int, Arguments]:
     responses = draw(st.lists(st.integers(0, 40), min_size=1, max_size=40))
     samples = [
         sample(
@@ -68,7 +67,7 @@ def batches(draw: st.DrawFn) -> tuple[dict[str, Any], int, Namespace]:
 
 
 @given(batches())
-def test_every_sample_is_in_exactly_one_micro_batch(case: tuple[dict[str, Any], int, Namespace]) -> None:
+def test_every_sample_is_in_exactly_one_micro_batch(case: tuple[dict[str, Any], int, Arguments]) -> None:
     data, ranks, args = case
     shards = split_by_dp(data, ranks, args)
     steps = steps_of(len(data["tokens"]), args)
@@ -88,7 +87,7 @@ def test_every_sample_is_in_exactly_one_micro_batch(case: tuple[dict[str, Any], 
 
 
 @given(batches())
-def test_ranks_agree_on_counts_and_denominators(case: tuple[dict[str, Any], int, Namespace]) -> None:
+def test_ranks_agree_on_counts_and_denominators(case: tuple[dict[str, Any], int, Arguments]) -> None:
     data, ranks, args = case
     shards = split_by_dp(data, ranks, args)
     counts = {tuple(len(step) for step in shard["micro_batch_indices"]) for shard in shards}
@@ -107,7 +106,7 @@ def test_ranks_agree_on_counts_and_denominators(case: tuple[dict[str, Any], int,
 
 
 @given(batches())
-def test_caps_hold_except_for_a_single_long_sample(case: tuple[dict[str, Any], int, Namespace]) -> None:
+def test_caps_hold_except_for_a_single_long_sample(case: tuple[dict[str, Any], int, Arguments]) -> None:
     data, ranks, args = case
     for shard in split_by_dp(data, ranks, args):
         for batch in (batch for step in shard["micro_batch_indices"] for batch in step):

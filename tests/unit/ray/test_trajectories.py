@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.reduce import make_reducer, rebuild_reducer
+from slime.args import Arguments
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.rollout.rewards import constant_groups, post_process_rewards
 from slime.rollout.train_data import convert, samples_of_steps, split_by_dp
@@ -19,7 +19,7 @@ from slime.utils.types import Sample
 from tests.helpers.trainer import trainer_args
 
 
-def arguments(**changes: Any) -> Namespace:
+def arguments(**changes: Any) -> Arguments:
     values = {
         "rewards_normalization": True,
         "grpo_std_normalization": True,
@@ -28,7 +28,7 @@ def arguments(**changes: Any) -> Namespace:
         "reward_key": None,
         "global_batch_size": 2,
     }
-    return Namespace(**vars(trainer_args("")) | values | changes)
+    return trainer_args("").changed(**(values | changes))
 
 
 def sample(group: int, index: int, response: int, reward: float = 1.0, **changes: Any) -> Sample:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import build_parser
 from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import ConfigurationError, SampleError
@@ -33,9 +33,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutEngine]:
 
 
 @pytest.fixture
-def args(tiny_random_model: Path) -> Namespace:
+def args(tiny_random_model: Path) -> Arguments:
     made = vars(rollout_args(tiny_random_model, custom_rm_path=None))
-    return Namespace(**(vars(build_parser().parse_args([])) | made), eval_datasets=[])
+    return Arguments(**made)
 
 
 def dataset(folder: Path, name: str, rows: list[dict[str, Any]] | None = None, **changes: Any) -> EvalDataset:
@@ -56,22 +56,22 @@ def dataset(folder: Path, name: str, rows: list[dict[str, Any]] | None = None, *
     return EvalDataset(name=name, path=str(file), **(values | changes))
 
 
-async def two_steps(args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> list[Sample]:
+async def two_steps(args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> list[Sample]:
     assert evaluation is True
     step = {"index": sample.index, "tokens": [1, 2], "response_length": 1, "label": sample.label}
     first = Sample(**step, reward=float(sample.index == 0), status=Sample.Status.COMPLETED)
     return [first, Sample(**step, reward=9.0, status=Sample.Status.TRUNCATED)]
 
 
-async def nothing(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+async def nothing(args: Arguments, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
     return []
 
 
-async def group_reward(args: Namespace, samples: Any, **kwargs: Any) -> Any:
+async def group_reward(args: Arguments, samples: Any, **kwargs: Any) -> Any:
     return [len(samples) / 10 for _ in samples]
 
 
-async def evaluated(args: Namespace, *datasets: EvalDataset) -> dict[str, dict[str, Any]]:
+async def evaluated(args: Arguments, *datasets: EvalDataset) -> dict[str, dict[str, Any]]:
     args.eval_datasets = list(datasets)
     output, left = await sglang_rollout.eval_rollout(args, 0)
     assert left == []
@@ -79,7 +79,7 @@ async def evaluated(args: Namespace, *datasets: EvalDataset) -> dict[str, dict[s
 
 
 async def test_every_set_has_its_own_sampling_and_grader(
-    engine: RolloutEngine, args: Namespace, tmp_path: Path
+    engine: RolloutEngine, args: Arguments, tmp_path: Path
 ) -> None:
     short = dataset(tmp_path, "short", max_response_len=2, temperature=0.3, top_k=7, min_new_tokens=1)
     twice = dataset(tmp_path, "twice", n_samples_per_eval_prompt=2, custom_rm_path=f"{__name__}.tenth", rm_type=None)
@@ -96,12 +96,12 @@ async def test_every_set_has_its_own_sampling_and_grader(
     assert (evaluation.PROGRESS.done, evaluation.PROGRESS.total) == (9, 9)
 
 
-async def tenth(args: Namespace, sample: Any, **kwargs: Any) -> Any:
+async def tenth(args: Arguments, sample: Any, **kwargs: Any) -> Any:
     return [0.1 for _ in sample] if isinstance(sample, list) else 0.1
 
 
 async def test_a_sets_grader_goes_before_the_runs_reward_function(
-    engine: RolloutEngine, args: Namespace, tmp_path: Path
+    engine: RolloutEngine, args: Arguments, tmp_path: Path
 ) -> None:
     args.custom_rm_path = f"{__name__}.tenth"
     data = await evaluated(args, dataset(tmp_path, "graded"), dataset(tmp_path, "plain", rm_type=None))
@@ -113,7 +113,7 @@ async def test_pictures_are_decoded_once_as_many_prompts_as_requests_and_put_awa
     engine: RolloutEngine, vision_processor: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = vars(rollout_args(vision_processor, custom_rm_path=None, sglang_server_concurrency=1))
-    args = Namespace(**(vars(build_parser().parse_args([])) | made), eval_datasets=[])
+    args = Arguments(**made)
     args.multimodal_keys, args.apply_chat_template = {"image": "pictures"}, True
     stored = ["data:image/png;base64," + base64.b64encode(png(picture(16, height))).decode() for height in (8, 16, 24)]
     rows = [{"q": "<image>", "a": "x", "pictures": [url]} for url in stored]
@@ -133,20 +133,20 @@ async def test_pictures_are_decoded_once_as_many_prompts_as_requests_and_put_awa
     assert all(sample.multimodal_train_inputs is None for sample in samples)
 
 
-async def test_an_answer_in_several_pieces_counts_once(engine: RolloutEngine, args: Namespace, tmp_path: Path) -> None:
+async def test_an_answer_in_several_pieces_counts_once(engine: RolloutEngine, args: Arguments, tmp_path: Path) -> None:
     data = await evaluated(args, dataset(tmp_path, "lists", custom_generate_function_path=f"{__name__}.two_steps"))
     assert data["lists"]["rewards"] == [1.0, 0.0, 0.0]
     assert data["lists"]["truncated"] == [True] * 3
     assert len(data["lists"]["samples"]) == 6
 
 
-async def test_an_answer_of_no_piece_is_aborted(engine: RolloutEngine, args: Namespace, tmp_path: Path) -> None:
+async def test_an_answer_of_no_piece_is_aborted(engine: RolloutEngine, args: Arguments, tmp_path: Path) -> None:
     data = await evaluated(args, dataset(tmp_path, "none", custom_generate_function_path=f"{__name__}.nothing"))
     assert (data["none"]["rewards"], data["none"]["aborted"]) == ([0.0] * 3, [True] * 3)
 
 
 async def test_group_rewards_see_the_answers_to_a_prompt(
-    engine: RolloutEngine, args: Namespace, tmp_path: Path
+    engine: RolloutEngine, args: Arguments, tmp_path: Path
 ) -> None:
     args.group_rm = True
     own = {"custom_rm_path": f"{__name__}.group_reward", "rm_type": None, "n_samples_per_eval_prompt": 3}
@@ -155,7 +155,7 @@ async def test_group_rewards_see_the_answers_to_a_prompt(
 
 
 async def test_a_file_is_checked_before_the_first_answer(
-    engine: RolloutEngine, args: Namespace, tmp_path: Path
+    engine: RolloutEngine, args: Arguments, tmp_path: Path
 ) -> None:
     bad = dataset(tmp_path, "bad", [{"q": "x", "a": "1"}, {"q": "y", "a": None}])
     with pytest.raises(SampleError, match=r"row 1: .* no label"):
@@ -166,7 +166,7 @@ async def test_a_file_is_checked_before_the_first_answer(
 
 
 async def test_a_dict_reward_without_the_key_names_the_flag(
-    engine: RolloutEngine, args: Namespace, tmp_path: Path
+    engine: RolloutEngine, args: Arguments, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="score, acc, pred; say which to use: --eval-reward-key"):
         await evaluated(args, dataset(tmp_path, "dict", rm_type="dapo"))
@@ -175,12 +175,12 @@ async def test_a_dict_reward_without_the_key_names_the_flag(
     assert data["dict"]["rewards"] == [0.0] * 3
 
 
-async def test_without_sets_there_is_nothing(args: Namespace) -> None:
+async def test_without_sets_there_is_nothing(args: Arguments) -> None:
     assert await evaluated(args) == {}
 
 
 async def test_the_end_of_a_rollout_waits_for_an_evaluation(
-    engine: RolloutEngine, args: Namespace, tmp_path: Path
+    engine: RolloutEngine, args: Arguments, tmp_path: Path
 ) -> None:
     state = sglang_rollout.GenerateState(args)
     state.submit_generate_tasks([])
@@ -246,6 +246,6 @@ def test_a_custom_evaluation_may_give_rewards_only() -> None:
     assert eval_metrics("none", {"rewards": []}) == {}
 
 
-async def test_an_evaluation_without_a_set_says_so(args: Namespace, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_evaluation_without_a_set_says_so(args: Arguments, caplog: pytest.LogCaptureFixture) -> None:
     assert await evaluated(args) == {}
     assert "nothing is evaluated: no set is named" in caplog.text

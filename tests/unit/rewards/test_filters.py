@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import pytest
 
+from slime.args import Arguments
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput, should_drop_dynamic_filter_output
 from slime.rollout.filter_hub.dynamic_sampling_filters import check_reward_nonzero_std
 from slime.rollout.filter_hub.sample_filters import mask_truncated
 from slime.utils.types import Sample
 
-ARGS = Namespace(reward_key="score")
+ARGS = Arguments(reward_key="score")
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import string
-from argparse import Namespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slime.args import Arguments
 from slime.arguments.rewards import GRADER_NAMES
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction, grader_problems
@@ -38,8 +38,8 @@ HOSTILE = [
 ]
 
 
-def options(rm_type: str | None = None, **changes: Any) -> Namespace:
-    return Namespace(**{"rm_type": rm_type, "rm_url": None, "custom_rm_path": None, "reward_key": None, **changes})
+def options(rm_type: str | None = None, **changes: Any) -> Arguments:
+    return Arguments(**{"rm_type": rm_type, "rm_url": None, "custom_rm_path": None, "reward_key": None, **changes})
 
 
 async def graded(rm_type: str, reply: str, label: Any = None, **metadata: Any) -> Any:
@@ -303,7 +303,7 @@ def test_samples_are_checked_before_anything_is_generated() -> None:
         check_samples(options(), [Sample(metadata={"rm_type": "other"})])
 
 
-async def length_reward(args: Namespace, sample: Any, **kwargs: Any) -> Any:
+async def length_reward(args: Arguments, sample: Any, **kwargs: Any) -> Any:
     if isinstance(sample, list):
         return [float(len(one.response)) for one in sample] + kwargs.get("surplus", [])
     return float(len(sample.response))

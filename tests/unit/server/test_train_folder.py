@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_list_of_gpus_is_split() -> None:
 
 
 def test_the_run_of_a_folder(ledger: Ledger, tmp_path: Path) -> None:
-    arguments = Namespace(
+    arguments = SimpleNamespace(
         rollout_dir=ledger.path.parent, checkpoint_dir=tmp_path / "c", method="binary", gpus="cpu", model_path="/m"
     )
     job = make_job(arguments, ["--lr", "1e-6"], {})

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.plugin_names import PLUGIN_OPTIONS, missing_plugins
 from slime.contract import KINDS
 from slime.exceptions import ConfigurationError
 from slime.ray.run import Run
-from tests.helpers.arguments import default_args
 
 SOURCE = """
 raise SystemExit("this module was run")
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def missing(path: str) -> list[str]:
-    return missing_plugins(Namespace(dynamic_sampling_filter_path=path))
+    return missing_plugins(Arguments(dynamic_sampling_filter_path=path))
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_what_is_not_there_is_named_with_its_flag(folder: Path, path: str, why: 
 
 def test_files_lists_and_evaluation_sets(folder: Path) -> None:
     file = folder / "audited.py"
-    dataset = Namespace(name="facts", custom_rm_path="audited.other", custom_generate_function_path=None)
-    args = Namespace(
+    dataset = SimpleNamespace(name="facts", custom_rm_path="audited.other", custom_generate_function_path=None)
+    args = Arguments(
         custom_rm_path=f"{file}:reward",
         rollout_sample_hook_path=["audited.keep", "audited.hook"],
         rollout_function_path="nowhere.rollout",
@@ -107,14 +107,12 @@ def test_prompts_are_there_before_a_run_starts(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "prompts.jsonl"
     file.touch()
     for given in (str(file), f"{file}@[0:3]"):
-        assert missing_at_start(default_args(prompt_data=given)) == []
-    assert missing_at_start(default_args(prompt_data="gone.jsonl@[:3]")) == [
-        "--prompt-data gone.jsonl@[:3]: no such file"
-    ]
+        assert missing_at_start(Arguments(prompt_data=given)) == []
+    assert missing_at_start(Arguments(prompt_data="gone.jsonl@[:3]")) == ["--prompt-data gone.jsonl@[:3]: no such file"]
     for own in ({"rollout_global_dataset": False}, {"data_source_path": "slime.utils.types.Sample"}):
-        assert missing_at_start(default_args(**own)) == []
+        assert missing_at_start(Arguments(**own)) == []
     with pytest.raises(ConfigurationError, match="no prompts: add --prompt-data FILE"):
-        Run(default_args())._start()
+        Run(Arguments())._start()
     words = "--num-rollout 1 --rollout-batch-size 1 --device cpu --actor-num-gpus-per-node 1 --dry-run"
     for prompts, code, says in (
         ([], 2, "no prompts: add"),
@@ -131,7 +129,7 @@ def test_neither_a_run_nor_a_dry_run_starts_with_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"--custom-loss-function-path audited\.loss: .* has no 'loss'"):
-        Run(default_args(custom_loss_function_path="audited.loss", rollout_global_dataset=False))._start()
+        Run(Arguments(custom_loss_function_path="audited.loss", rollout_global_dataset=False))._start()
     words = "--num-rollout 1 --rollout-batch-size 1 --disable-rollout-global-dataset --device cpu --actor-num-gpus-per-node 1"
     with pytest.raises(SystemExit) as ended:
         parse_args([*words.split(), "--hf-checkpoint", str(tmp_path), "--custom-rm-path", "audited.rm", "--dry-run"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
 import train_async
 
+from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.cluster import COLOCATE
 from slime.arguments.placement import EngineSpec, describe_placement
@@ -18,7 +18,7 @@ PPO = "--advantage-estimator ppo --critic-num-gpus-per-node 2"
 COLOCATED = "--colocate --actor-num-gpus-per-node 4"
 
 
-def parsed(base: list[str], words: str) -> argparse.Namespace:
+def parsed(base: list[str], words: str) -> Arguments:
     return parse_args([*base, *COLOCATED.split(), *words.split()])
 
 
@@ -75,7 +75,7 @@ def test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise(
 def test_without_colocate_nothing_is_offloaded(base: list[str]) -> None:
     args = parse_args([*base, "--device", "cuda"])
     assert (args.offload_train, args.offload_rollout) == (False, False)
-    assert all(not option.is_given(default_args()) for option in COLOCATE.options)
+    assert all(not option.is_given(Arguments()) for option in COLOCATE.options)
 
 
 def test_collecting_alone_has_as_many_engines_as_the_shared_run(base: list[str]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from argparse import Namespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from slime.args import Arguments
 from slime.contract import CLAUSES
 from slime.exceptions import PluginError
 from slime.rollout.custom_conversion import ConversionError, convert_with
@@ -25,8 +25,8 @@ GOOD: dict[str, Any] = {
 
 
 def test_the_lengths_that_shards_need_are_added() -> None:
-    data = convert_with(lambda args, samples: GOOD, Namespace(), [Sample(), Sample()])
-    args = Namespace(global_batch_size=2, use_dynamic_batch_size=False, micro_batch_size=1, context_parallel_size=1)
+    data = convert_with(lambda args, samples: GOOD, Arguments(), [Sample(), Sample()])
+    args = Arguments(global_batch_size=2, use_dynamic_batch_size=False, micro_batch_size=1, context_parallel_size=1)
     shards = split_by_dp(data, 2, args)
     assert sorted(length for shard in shards for length in shard["total_lengths"]) == [2, 3]
 
@@ -58,11 +58,11 @@ def test_the_lengths_that_shards_need_are_added() -> None:
 def test_what_does_not_fit_is_named_with_its_clause(changes: dict[str, Any], says: str) -> None:
     data = {key: value for key, value in (GOOD | changes).items() if value is not None}
 
-    def my_conversion(args: Namespace, samples: list[Sample]) -> dict[str, Any]:
+    def my_conversion(args: Arguments, samples: list[Sample]) -> dict[str, Any]:
         return data
 
     with pytest.raises(PluginError, match=f"my_conversion.*{says}") as raised:
-        convert_with(my_conversion, Namespace(), [Sample(), Sample()])
+        convert_with(my_conversion, Arguments(), [Sample(), Sample()])
     assert isinstance(raised.value, ConversionError)
     assert str(raised.value).startswith(f"clause {raised.value.clause}: ")
     assert raised.value.clause in CLAUSES
@@ -79,7 +79,7 @@ def test_arrays_become_the_lists_that_are_dealt_to_the_ranks() -> None:
         "teacher_log_probs": (None, [-1.0]),
         "note": "as it is",
     }
-    found = convert_with(lambda args, samples: data, Namespace(), [Sample(), Sample()])
+    found = convert_with(lambda args, samples: data, Arguments(), [Sample(), Sample()])
     assert found == {
         **GOOD,
         "rollout_log_probs": [[-0.5, -1.0], [-2.0]],
@@ -91,4 +91,4 @@ def test_arrays_become_the_lists_that_are_dealt_to_the_ranks() -> None:
 
 def test_a_list_is_no_training_data() -> None:
     with pytest.raises(PluginError, match="dict of lists, not list"):
-        convert_with(lambda args, samples: [], Namespace(), [])  # type: ignore[arg-type, return-value]
+        convert_with(lambda args, samples: [], Arguments(), [])  # type: ignore[arg-type, return-value]

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import random
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 
+from slime.args import Arguments
 from slime.exceptions import CheckpointError, ConfigurationError
 from slime.rollout.data_source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, read_rows
 from slime.utils.types import Sample
 
 
 @pytest.fixture
-def args(tmp_path: Path) -> Namespace:
+def args(tmp_path: Path) -> Arguments:
     file = tmp_path / "prompts.jsonl"
     rows = [{"q": f"question {number}", "a": str(number), "metadata": {"row": number}} for number in range(5)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Namespace(
+    return Arguments(
         prompt_data=str(file),
         input_key="q",
         label_key="a",
@@ -44,7 +44,7 @@ def prompts(groups: list) -> list[str]:
     return [group[0].prompt for group in groups]
 
 
-def test_groups_are_copies_with_running_numbers(args: Namespace) -> None:
+def test_groups_are_copies_with_running_numbers(args: Arguments) -> None:
     groups = RolloutDataSource(args).get_samples(2)
     assert [[(s.group_index, s.index, s.label) for s in group] for group in groups] == [
         [(0, 0, "0"), (0, 1, "0")],
@@ -54,7 +54,7 @@ def test_groups_are_copies_with_running_numbers(args: Namespace) -> None:
     assert groups[0][1].metadata == {"row": 0}
 
 
-def test_epochs_go_round_and_shuffle_depends_on_the_seed(args: Namespace) -> None:
+def test_epochs_go_round_and_shuffle_depends_on_the_seed(args: Arguments) -> None:
     plain = RolloutDataSource(args)
     assert prompts(plain.get_samples(7)) == [f"question {n}" for n in (0, 1, 2, 3, 4, 0, 1)]
     args.rollout_shuffle = True
@@ -65,7 +65,7 @@ def test_epochs_go_round_and_shuffle_depends_on_the_seed(args: Namespace) -> Non
     assert order[:5] != order[5:]
 
 
-def test_a_checkpoint_restores_position_and_buffer(args: Namespace) -> None:
+def test_a_checkpoint_restores_position_and_buffer(args: Arguments) -> None:
     args.rollout_shuffle = True
     source = RolloutDataSourceWithBuffer(args)
     groups = source.get_samples(4)
@@ -78,7 +78,7 @@ def test_a_checkpoint_restores_position_and_buffer(args: Namespace) -> None:
     assert expected[:2] == [groups[1][0].prompt, groups[2][0].prompt]
 
 
-def test_load_before_the_first_rollout_is_the_start(args: Namespace) -> None:
+def test_load_before_the_first_rollout_is_the_start(args: Arguments) -> None:
     source = RolloutDataSource(args)
     source.load(-1)
     source.load(None)
@@ -87,7 +87,7 @@ def test_load_before_the_first_rollout_is_the_start(args: Namespace) -> None:
         source.load(7)
 
 
-def test_blank_samples_without_a_dataset(args: Namespace) -> None:
+def test_blank_samples_without_a_dataset(args: Arguments) -> None:
     args.rollout_global_dataset, args.prompt_data = False, None
     source = RolloutDataSourceWithBuffer(args)
     assert [(s.prompt, s.index) for s in source.get_samples(1)[0]] == [("", 0), ("", 1)]
@@ -95,7 +95,7 @@ def test_blank_samples_without_a_dataset(args: Namespace) -> None:
     source.load(0)
 
 
-def test_rows_of_parquet_and_slices(tmp_path: Path, args: Namespace) -> None:
+def test_rows_of_parquet_and_slices(tmp_path: Path, args: Arguments) -> None:
     import pyarrow
     import pyarrow.parquet
 
@@ -113,7 +113,7 @@ def test_a_line_ends_at_a_newline_and_at_no_other_separator(tmp_path: Path) -> N
     assert read_rows(str(file)) == rows
 
 
-def test_an_epoch_is_shuffled_once(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_shuffled_once(args: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     args.rollout_shuffle = True
     source, seeds = RolloutDataSource(args), []
     make = random.Random
@@ -144,13 +144,13 @@ def test_files_of_another_form(tmp_path: Path, name: str, text: str, says: str) 
         read_rows(str(tmp_path / "missing.jsonl"))
 
 
-def test_a_missing_column_is_named_with_those_there_are(args: Namespace) -> None:
+def test_a_missing_column_is_named_with_those_there_are(args: Arguments) -> None:
     args.input_key = "question"
     with pytest.raises(ConfigurationError, match=r"no column 'question'; it has a, metadata, q"):
         RolloutDataSource(args)
 
 
-def test_columns_have_the_names_of_the_flags(args: Namespace, tmp_path: Path) -> None:
+def test_columns_have_the_names_of_the_flags(args: Arguments, tmp_path: Path) -> None:
     row = {"task": "say hi", "gold": "hi", "extra": {"row": 7}, "functions": [{"name": "wave"}]}
     file = tmp_path / "named.jsonl"
     file.write_text(json.dumps(row) + "\n")
@@ -164,7 +164,7 @@ def test_columns_have_the_names_of_the_flags(args: Namespace, tmp_path: Path) ->
         RolloutDataSource(args)
 
 
-def test_a_prompt_is_rendered_with_the_templates_arguments(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_rendered_with_the_templates_arguments(args: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     class Template:
         def apply_chat_template(self, messages: list, **given: object) -> str:
             return f"{messages[0]['content']} {given['enable_thinking']}"
@@ -174,7 +174,7 @@ def test_a_prompt_is_rendered_with_the_templates_arguments(args: Namespace, monk
     assert RolloutDataSource(args).get_samples(1)[0][0].prompt == "question 0 False"
 
 
-def test_longer_prompts_than_the_flag_allows_are_left_out(args: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_prompts_than_the_flag_allows_are_left_out(args: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
     class Words:
         def __call__(self, texts: list[str], **_: object) -> dict:
             return {"input_ids": [text.split() for text in texts]}
@@ -193,14 +193,14 @@ def test_longer_prompts_than_the_flag_allows_are_left_out(args: Namespace, monke
         RolloutDataSource(args)
 
 
-def test_the_buffer_is_filtered_by_the_flags_function(args: Namespace) -> None:
+def test_the_buffer_is_filtered_by_the_flags_function(args: Arguments) -> None:
     args.buffer_filter_path = f"{__name__}.newest_first"
     source = RolloutDataSourceWithBuffer(args)
     source.add_samples(source.get_samples(3))
     assert prompts(source.get_samples(2)) == ["question 2", "question 1"]
 
 
-def newest_first(args: Namespace, rollout_id: int | None, buffer: list, num_samples: int) -> list:
+def newest_first(args: Arguments, rollout_id: int | None, buffer: list, num_samples: int) -> list:
     """Take the groups that came last."""
     return [buffer.pop() for _ in range(min(num_samples, len(buffer)))]
 
@@ -219,7 +219,7 @@ def test_a_source_needs_no_length() -> None:
     assert Plugin().get_samples(1) == []
 
 
-def test_a_checkpoint_holds_the_position_of_its_rollout_though_the_next_is_under_way(args: Namespace) -> None:
+def test_a_checkpoint_holds_the_position_of_its_rollout_though_the_next_is_under_way(args: Arguments) -> None:
     source = RolloutDataSourceWithBuffer(args)
     source.get_samples(2)
     source.mark(0)
@@ -230,7 +230,7 @@ def test_a_checkpoint_holds_the_position_of_its_rollout_though_the_next_is_under
     assert prompts(resumed.get_samples(1)) == ["question 2"]
 
 
-def test_marks_of_rollouts_that_are_never_saved_are_forgotten(args: Namespace) -> None:
+def test_marks_of_rollouts_that_are_never_saved_are_forgotten(args: Arguments) -> None:
     source = RolloutDataSourceWithBuffer(args)
     for rollout_id in range(4):
         source.get_samples(1)
@@ -247,7 +247,7 @@ def test_marks_of_rollouts_that_are_never_saved_are_forgotten(args: Namespace) -
     assert prompts(resumed.get_samples(1)) == ["question 2"]
 
 
-def test_fanned_out_groups_and_those_under_way_are_part_of_a_checkpoint(args: Namespace) -> None:
+def test_fanned_out_groups_and_those_under_way_are_part_of_a_checkpoint(args: Arguments) -> None:
     source = RolloutDataSourceWithBuffer(args)
     step = Sample(index=7, tokens=[1, 2], response_length=1, reward=1.0, status=Sample.Status.COMPLETED)
     source.add_samples([[[step, step], Sample(index=8)], []])
@@ -261,7 +261,7 @@ def test_fanned_out_groups_and_those_under_way_are_part_of_a_checkpoint(args: Na
     assert prompts(resumed.get_samples(1)) == ["question 0"]
 
 
-def test_tools_of_a_row_stay_with_its_prompt(args: Namespace) -> None:
+def test_tools_of_a_row_stay_with_its_prompt(args: Arguments) -> None:
     args.prompt_data = str(Path(args.prompt_data).with_name("tools.jsonl"))
     Path(args.prompt_data).write_text(json.dumps({"q": "x", "a": "1", "tools": [{"name": "f"}]}))
     assert RolloutDataSource(args).get_samples(1)[0][0].metadata == {"tools": [{"name": "f"}]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from openclaw.launch import __main__ as launch
+from slime.args import Arguments
 from slime.arguments import derive, devices, parse_args
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.devices import device_problems, gpus_of_machine, missing_devices, missing_tools
@@ -20,15 +20,14 @@ from slime.ray import run as run_module
 from slime.ray import worker_node
 from slime.utils import machine
 from slime.utils.machine import CudaFacts
-from tests.helpers.arguments import default_args
 
 WORKS = CudaFacts("2.14.1", "13.0", "580.65.06", 13000, 0, None, 8)
 OLD = replace(WORKS, driver="570.86.15", supports=12080)
 
 
-def args(**changes: Any) -> Namespace:
+def args(**changes: Any) -> Arguments:
     values = {"device": "cuda", "num_nodes": 1, "num_gpus": 8, "rollout_num_gpus": 2, "ray_address": None}
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 @pytest.mark.parametrize(

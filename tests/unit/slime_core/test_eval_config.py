@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import parse_args
 from tests.helpers.checkpoints import config_only
 
@@ -18,7 +18,7 @@ def base(tmp_path: Path) -> list[str]:
     return f"--hf-checkpoint {model} --rollout-batch-size 4 --num-rollout 2 --rollout-max-response-len 64".split()
 
 
-def parsed(base: list[str], tmp_path: Path, text: str, *words: str) -> Namespace:
+def parsed(base: list[str], tmp_path: Path, text: str, *words: str) -> Arguments:
     file = tmp_path / "eval.yaml"
     file.write_text(dedent(text))
     return parse_args([*base, "--eval-config", str(file), *words])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import build_parser, parse_args
 from slime.arguments.engines import check_engines
 from slime.arguments.placement import EngineSpec, describe_placement
@@ -40,7 +40,7 @@ PLACES = {
 }
 
 
-def command(args: Namespace, role: str = "policy") -> str:
+def command(args: Arguments, role: str = "policy") -> str:
     """The engine's words after the program; one space around each."""
     spec = EngineSpec(role, 0, args.rollout_num_gpus_per_engine)  # type: ignore[arg-type]
     return f" {' '.join(server_command(args, spec, port=5, cpu=False)[3:])} "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from slime.args import Arguments
 from slime.arguments import parse_args, placement
 from slime.backends.megatron_utils import config, model, optimizer, parallel
 from tests.helpers.checkpoints import QWEN3_4B, config_only
@@ -165,7 +165,7 @@ def test_groups_of_ranks_are_those_of_the_flags(
     assert placement.data_parallel_size(parse_args(words), 8) == 8
 
 
-def my_spec(args: Namespace, config: Any, stage: int | None) -> str:
+def my_spec(args: Arguments, config: Any, stage: int | None) -> str:
     """A layer specification of a method folder."""
     return f"layers of {args.num_rollout}"
 

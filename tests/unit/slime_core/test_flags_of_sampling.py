@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.rollout import generation
 from slime.rollout.generation import GenerateState
@@ -51,7 +51,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     SingletonMeta.clear(GenerateState)
 
 
-def state_of(args: Namespace) -> GenerateState:
+def state_of(args: Arguments) -> GenerateState:
     SingletonMeta.clear(GenerateState)
     return GenerateState(args)
 

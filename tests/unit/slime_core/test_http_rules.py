@@ -10,10 +10,10 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from slime.args import Arguments
 from slime.exceptions import HttpStatusError
 from slime.utils import http_utils
 from slime.utils.http_utils import find_available_port, get, is_port_available, post
-from tests.helpers.arguments import default_args
 
 Answer = httpx.Response | Exception
 
@@ -124,5 +124,5 @@ def test_the_proxy_is_asked_for_other_machines_only(monkeypatch: pytest.MonkeyPa
 def test_the_proxy_comes_from_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_utils, "_proxy", None)
     monkeypatch.setattr(http_utils, "_http_client", None)
-    http_utils.init_http_client(default_args(http_proxy="http://proxy.example:3128", rollout_num_gpus=1))
+    http_utils.init_http_client(Arguments(http_proxy="http://proxy.example:3128", rollout_num_gpus=1))
     assert http_utils._proxy == "http://proxy.example:3128"

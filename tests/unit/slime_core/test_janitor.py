@@ -18,11 +18,11 @@ SLEEP = (sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time
 
 RANK = """
 import gc, sys, tempfile
-from argparse import Namespace
+from types import SimpleNamespace
 from slime.backends.trainer.wandb_folders import remove_at_the_end
 folders = [tempfile.TemporaryDirectory(dir=sys.argv[1]) for _ in range(2)]
-sys.modules["wandb.sdk.data_types._private"] = Namespace(MEDIA_TMP=folders[0])
-sys.modules["wandb.sdk.artifacts.artifact"] = Namespace(Artifact=Namespace(_TMP_DIR=folders[1]))
+sys.modules["wandb.sdk.data_types._private"] = SimpleNamespace(MEDIA_TMP=folders[0])
+sys.modules["wandb.sdk.artifacts.artifact"] = SimpleNamespace(Artifact=SimpleNamespace(_TMP_DIR=folders[1]))
 remove_at_the_end()
 gc.collect()
 assert not remove_at_the_end().stdin.closed

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import subprocess
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3_5TextConfig, Qwen3MoeConfig
 
+from slime.args import Arguments
 from slime.arguments.memory_budget import budget_of
 from slime.arguments.memory_budget.disk import checkpoint_bytes
 from slime.arguments.memory_budget.engine import engine_plan
@@ -64,10 +64,10 @@ def parser() -> Parser:
     return build_parser()
 
 
-def derived(words: str, folder: Path, **changes: Any) -> Namespace:
+def derived(words: str, folder: Path, **changes: Any) -> Arguments:
     args, problems = read_arguments(parser(), [*words.split(), "--hf-checkpoint", str(folder)])
     assert problems == []
-    return Namespace(**(vars(args) | changes))
+    return args.changed(**changes)
 
 
 def sizes(need: Need) -> dict[str, float]:
@@ -130,7 +130,7 @@ def test_what_changes_the_trainers_memory(folder: Path) -> None:
     assert of_two["activations"] == base["activations"]
 
     def changed(**values: Any) -> dict[str, float]:
-        return sizes(trainer_need(Namespace(**(vars(args) | values)), QWEN3_4B, 4))
+        return sizes(trainer_need(args.changed(**values), QWEN3_4B, 4))
 
     assert changed(fsdp_cpu_offload=True)["weights"] == 0
     assert changed(use_kl_loss=True)["reference"] == 2 * QWEN3_4B.parameters / 4
@@ -202,9 +202,7 @@ def test_fused_kernels_of_megatron_keep_less(folder: Path) -> None:
     args = derived(EIGHT_GPUS, folder, train_backend="megatron", gradient_checkpointing=False)
 
     def activations(kernels: str) -> float:
-        return sizes(trainer_need(Namespace(**(vars(args) | {"transformer_impl": kernels})), QWEN3_4B, 4))[
-            "activations"
-        ]
+        return sizes(trainer_need(args.changed(transformer_impl=kernels), QWEN3_4B, 4))["activations"]
 
     assert 0.6 < activations("transformer_engine") / activations("local") < 0.75
 
@@ -233,7 +231,7 @@ def test_linear_attention_has_states_beside_its_cache(folder: Path) -> None:
     plan = engine_plan(args, shape, role="judge", ranks=1, capacity=24 * GIB, free=20 * GIB, scores=False)
     rest = 0.9 * (20 * GIB - CONTEXT) - 2 * shape.parameters
     assert plan.cache_tokens == int(rest / 1.9 / (2 * 9 * 8 * 128 * 2))
-    fixed = Namespace(**(vars(args) | {"sglang_max_mamba_cache_size": 10}))
+    fixed = args.changed(sglang_max_mamba_cache_size=10)
     plan = engine_plan(fixed, shape, role="judge", ranks=1, capacity=24 * GIB, free=20 * GIB, scores=False)
     assert plan.cache_tokens == int((rest - 10 * shape.state_bytes(1)) / (2 * 9 * 8 * 128 * 2))
 
@@ -242,7 +240,7 @@ def test_graphs_and_the_logits_of_a_teacher_count(folder: Path) -> None:
     args = derived(ONE_GPU, folder)
 
     def parts(scores: bool, **changes: Any) -> dict[str, float]:
-        values = Namespace(**(vars(args) | changes))
+        values = args.changed(**changes)
         given = {"role": "rollout", "ranks": 1, "capacity": 24 * GIB, "free": 20 * GIB}
         return sizes(engine_plan(values, QWEN3_4B, scores=scores, **given).need)
 
@@ -392,7 +390,7 @@ def test_the_smallest_gpu_that_the_run_may_see_counts(
 
 
 def test_what_is_given_wins_over_the_driver_and_that_over_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = Namespace(device="cuda", gpu_memory_gb=None)
+    args = Arguments(device="cuda", gpu_memory_gb=None)
     found: list[float | None] = [None]
     monkeypatch.setattr("slime.arguments.memory_budget.machine.smallest_gpu", lambda _: found[0])
     assert gpu_memory(args) is None
@@ -414,7 +412,7 @@ def test_checkpoints_are_twelve_bytes_a_parameter_and_their_disk_is_checked(
     args = derived(f"{EIGHT_GPUS} --save {tmp_path / 'save'} --save-interval 10", folder)
     size = checkpoint_bytes(args, QWEN3_4B)
     assert size == 12 * QWEN3_4B.parameters
-    lora = Namespace(**(vars(args) | {"use_lora": True, "lora_rank": 16}))
+    lora = args.changed(use_lora=True, lora_rank=16)
     assert checkpoint_bytes(lora, QWEN3_4B) < 0.02 * size
     free = [4 * size]
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free[0]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from slime.args import Arguments
 from slime.arguments.evaluation import read_eval_datasets
 from slime.exceptions import ConfigurationError
 from slime.rollout import stored_pictures
@@ -26,7 +26,7 @@ from slime.rollout.stored_pictures import decode, put_pictures_away
 from slime.utils.misc import SingletonMeta
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args, refusal
+from tests.helpers.arguments import refusal
 from tests.helpers.pictures import picture, png
 
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -40,7 +40,7 @@ def folder(vision_processor: Path) -> Path:
     return vision_processor
 
 
-def args_of(folder: Path, **changes: Any) -> Namespace:
+def args_of(folder: Path, **changes: Any) -> Arguments:
     values = {
         "hf_checkpoint": str(folder),
         "multimodal_keys": {"image": "pictures"},
@@ -49,7 +49,7 @@ def args_of(folder: Path, **changes: Any) -> Namespace:
         "n_samples_per_prompt": 2,
         "rollout_seed": 1,
     }
-    return default_args(**(values | changes))
+    return Arguments(**(values | changes))
 
 
 def samples_of(folder: Path, *rows: dict[str, Any], longest: int | None = None, **changes: Any) -> list[Any]:
@@ -196,7 +196,7 @@ async def test_pictures_are_decoded_away_from_the_loop_before_the_generate_funct
     assert one.multimodal_inputs["images"] == [str(folder / "b.png")]
 
 
-async def look(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+async def look(args: Arguments, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """A plugin that says what kind of picture it was given."""
     sample.tokens, sample.response_length, sample.reward = [1, 2], 1, 1.0
     assert sample.multimodal_inputs is not None

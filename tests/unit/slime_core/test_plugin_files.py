@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments import parse_args
 from slime.arguments.plugin_paths import name_of_file, resolve_plugin_files
 from slime.exceptions import ConfigurationError, PluginError
@@ -57,7 +58,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_option_has_its_default_name(plugin: Path) -> None:
-    args = Namespace(
+    args = SimpleNamespace(
         custom_loss_function_path="./my_method/plugin.py",
         custom_rm_path="my_method/plugin.py",
         custom_generate_function_path="./my_method/plugin.py:Model",
@@ -89,7 +90,7 @@ def test_each_option_has_its_default_name(plugin: Path) -> None:
 def test_what_a_file_lacks_is_named(plugin: Path, option: str, value: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         name_of_file(option, value)
-    assert resolve_plugin_files(Namespace(**{option: value}))
+    assert resolve_plugin_files(Arguments(**{option: value}))
 
 
 def words(model: Path) -> list[str]:
@@ -130,7 +131,7 @@ def test_a_flag_that_the_core_has_is_refused(plugin: Path, tmp_path: Path, capsy
 
 
 async def test_reward_models_and_classes(plugin: Path) -> None:
-    args = Namespace(weight=2.0)
+    args = SimpleNamespace(weight=2.0)
     long = Sample(prompt="abc", response="ab", metadata={"next_state": "thanks"})
     short = Sample(prompt="a", response="a")
     score = load_reward_function(f"{plugin}:get_reward_model", args)
@@ -149,4 +150,4 @@ async def test_reward_models_and_classes(plugin: Path) -> None:
 
 def test_a_reward_function_is_taken_as_it_is() -> None:
     path = "tests.helpers.rewards.prefer_even_ids"
-    assert load_reward_function(path, Namespace()) is load_function(path)
+    assert load_reward_function(path, Arguments()) is load_function(path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slime.args import Arguments
 from slime.ray.rollout import subsample
 from slime.rollout.metrics import rollout_metrics
 from slime.utils.types import Sample
-from tests.helpers.arguments import default_args
 
 
 def sample(index: int, group: int | None, reward: object, response: int = 2, mask: list[int] | None = None) -> Sample:
@@ -31,7 +31,7 @@ SAMPLES = [
 
 
 def metrics(**flags: object) -> dict[str, float]:
-    return rollout_metrics(default_args(reward_key="acc", **flags), SAMPLES, 1.0)
+    return rollout_metrics(Arguments(reward_key="acc", **flags), SAMPLES, 1.0)
 
 
 def test_nothing_is_added_without_a_flag() -> None:

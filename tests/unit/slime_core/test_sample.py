@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import pytest
 import torch
 
+from slime.args import Arguments
 from slime.exceptions import SampleError
 from slime.utils.types import MultimodalTypes, Sample
 
@@ -45,7 +44,7 @@ def test_free_attributes_survive_the_round_trip() -> None:
 
 
 def test_reward_value_of_a_dict() -> None:
-    args = Namespace(reward_key="score")
+    args = Arguments(reward_key="score")
     assert Sample(reward={"score": -1, "acc": 0}).get_reward_value(args) == -1
     assert Sample(reward=0.5).get_reward_value(args) == 0.5
 
@@ -54,7 +53,7 @@ def test_reward_value_of_a_dict() -> None:
 def test_engine_answer_sets_status_version_and_counters(kind: str, status: str) -> None:
     sample = Sample()
     meta = {"finish_reason": {"type": kind}, "weight_version": 3, "cached_tokens": 5, "prompt_tokens": 10}
-    sample.update_from_meta_info(Namespace(), meta)
+    sample.update_from_meta_info(Arguments(), meta)
     assert (sample.status.value, sample.weight_versions) == (status, ["3"])
     assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.5
 
@@ -69,8 +68,8 @@ def test_media_types() -> None:
 
 def test_a_reward_dict_asks_for_its_key() -> None:
     with pytest.raises(SampleError, match="score, acc; name the entry to train on with --reward-key"):
-        Sample(reward={"score": -1, "acc": 0}).get_reward_value(Namespace(reward_key=None))
-    assert Sample(reward=None).get_reward_value(Namespace()) is None
+        Sample(reward={"score": -1, "acc": 0}).get_reward_value(Arguments(reward_key=None))
+    assert Sample(reward=None).get_reward_value(Arguments()) is None
 
 
 def test_every_field_of_the_contract_has_its_default() -> None:
@@ -120,8 +119,8 @@ def test_tensors_and_traces_that_plugins_attach_survive() -> None:
 def test_speculative_counters_only_where_the_engine_speculates() -> None:
     meta = {"spec_accept_token_num": 2, "spec_draft_token_num": 4, "spec_verify_ct": 2, "completion_tokens": 6}
     sample = Sample()
-    sample.update_from_meta_info(Namespace(sglang_speculative_algorithm=None), meta)
+    sample.update_from_meta_info(Arguments(sglang_speculative_algorithm=None), meta)
     assert sample.spec_info == Sample.SpecInfo()
-    sample.update_from_meta_info(Namespace(sglang_speculative_algorithm="EAGLE"), meta)
+    sample.update_from_meta_info(Arguments(sglang_speculative_algorithm="EAGLE"), meta)
     assert sample.spec_info == Sample.SpecInfo.from_dict(sample.spec_info.to_dict())
     assert (sample.spec_info.spec_accept_rate, sample.spec_info.spec_accept_length) == (0.5, 3.0)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from slime.args import Arguments
 from slime.tracking.redact import redacted
 from slime.tracking.trackers import run_name
 from slime.utils import logging_utils
-from tests.helpers.arguments import default_args
 
 
 @pytest.fixture
-def args(tmp_path: Path) -> Iterator[Namespace]:
-    values = default_args(
+def args(tmp_path: Path) -> Iterator[Arguments]:
+    values = Arguments(
         run_dir=str(tmp_path / "run"),
         use_tensorboard=False,
         use_wandb=False,
@@ -40,19 +39,19 @@ def args(tmp_path: Path) -> Iterator[Namespace]:
     logging_utils.finish_tracking(values)
 
 
-def test_json_lines_are_there_when_log_returns(args: Namespace) -> None:
+def test_json_lines_are_there_when_log_returns(args: Arguments) -> None:
     logging_utils.log(args, {"train/step": 0, "train/loss": np.float32(0.5)}, "train/step")
     lines = Path(args.run_dir, "metrics.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
     assert (row["train/loss"], row["train/step"], row["step_key"]) == (0.5, 0, "train/step")
 
 
-def test_the_step_axis_must_be_there(args: Namespace) -> None:
+def test_the_step_axis_must_be_there(args: Arguments) -> None:
     with pytest.raises(KeyError, match="train/step"):
         logging_utils.log(args, {"train/loss": 1.0}, "train/step")
 
 
-def test_no_secret_is_written(args: Namespace) -> None:
+def test_no_secret_is_written(args: Arguments) -> None:
     shown = redacted(args)
     assert (shown["sglang_api_key"], shown["hf_token"]) == ("set", "set")
     assert (shown["input_key"], shown["max_tokens_per_gpu"], shown["lr"]) == ("prompt", 8192, 1e-5)
@@ -61,7 +60,7 @@ def test_no_secret_is_written(args: Namespace) -> None:
         assert not file.is_file() or "s3cret" not in file.read_text()
 
 
-def test_tensorboard_by_flag(args: Namespace) -> None:
+def test_tensorboard_by_flag(args: Arguments) -> None:
     pytest.importorskip("tensorboard")
     args.use_tensorboard = True
     logging_utils.log(args, {"train/step": 1, "train/loss": 0.5}, "train/step")
@@ -70,7 +69,7 @@ def test_tensorboard_by_flag(args: Namespace) -> None:
     assert Path(args.run_dir, "metrics.jsonl").is_file()
 
 
-def test_tensorboard_folders(args: Namespace, tmp_path: Path) -> None:
+def test_tensorboard_folders(args: Arguments, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     args.use_tensorboard, args.tensorboard_dir = True, str(tmp_path / "tb")
     args.tb_project_name, args.tb_experiment_name = "project", "first"
@@ -108,7 +107,7 @@ def wandb_settings(monkeypatch: pytest.MonkeyPatch) -> dict:
     return given
 
 
-def test_wandb_flags(args: Namespace, wandb_settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_flags(args: Arguments, wandb_settings: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "from-environment")
     args.use_wandb, args.wandb_key, args.wandb_host = True, "s3cret", "https://wandb.example"
     args.wandb_group, args.wandb_run_id, args.wandb_random_suffix = "qwen3", "abc", False
@@ -119,7 +118,7 @@ def test_wandb_flags(args: Namespace, wandb_settings: dict, monkeypatch: pytest.
     assert wandb_settings["config"]["wandb_key"] == "set"
 
 
-def test_where_a_wandb_run_goes(args: Namespace, wandb_settings: dict, tmp_path: Path) -> None:
+def test_where_a_wandb_run_goes(args: Arguments, wandb_settings: dict, tmp_path: Path) -> None:
     args.use_wandb, args.wandb_dir = True, str(tmp_path / "elsewhere")
     args.wandb_project, args.wandb_team, args.wandb_mode = "terminal", "a-team", "disabled"
     logging_utils.log(args, {"train/step": 1}, "train/step")
@@ -128,7 +127,7 @@ def test_where_a_wandb_run_goes(args: Namespace, wandb_settings: dict, tmp_path:
     assert Path(args.wandb_dir).is_dir()
 
 
-def test_a_wandb_run_is_its_group_and_a_random_suffix(args: Namespace) -> None:
+def test_a_wandb_run_is_its_group_and_a_random_suffix(args: Arguments) -> None:
     args.wandb_group, args.wandb_random_suffix = "qwen3", True
     names = {run_name(args), run_name(args)}
     assert len(names) == 2

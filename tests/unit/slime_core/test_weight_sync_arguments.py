@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from slime.args import Arguments
 from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
-from tests.helpers.arguments import default_args
 
 
 @pytest.mark.parametrize("changes", [{"update_weight_disk_dir": "weights"}, {"update_weight_disk_keep_files": True}])
 def test_disk_flags_need_the_disk(changes: dict[str, object]) -> None:
-    (problem,) = check_weight_sync(default_args(**changes))
+    (problem,) = check_weight_sync(Arguments(**changes))
     flag = "--" + next(iter(changes)).replace("_", "-")
     assert problem == f"{flag} has no effect without --update-weight-transport disk"
-    assert not check_weight_sync(default_args(update_weight_transport="disk", **changes))
+    assert not check_weight_sync(Arguments(update_weight_transport="disk", **changes))
 
 
 def lora(**changes: object) -> list[str]:
-    args = default_args(**{"use_lora": True, "hf_checkpoint": "base", "update_weight_mode": "adapter", **changes})
+    args = Arguments(**{"use_lora": True, "hf_checkpoint": "base", "update_weight_mode": "adapter", **changes})
     return check_weight_sync(args)
 
 
@@ -37,7 +37,7 @@ def test_a_lora_run_sends_its_adapter_unless_the_engines_serve_another_base(tmp_
         ({}, "full"),
     ]
     for changes, mode in cases:
-        args = default_args(**{"hf_checkpoint": "base", **changes})
+        args = Arguments(**{"hf_checkpoint": "base", **changes})
         derive_weight_sync(args)
         assert args.update_weight_mode == mode, changes
 
@@ -54,5 +54,5 @@ def test_what_an_adapter_push_cannot_do_is_refused(tmp_path: Path) -> None:
 
 def test_changes_are_broadcast() -> None:
     delta = {"update_weight_mode": "delta"}
-    assert check_weight_sync(default_args(**delta)) == []
-    assert "is broadcast" in check_weight_sync(default_args(update_weight_transport="shared", **delta))[0]
+    assert check_weight_sync(Arguments(**delta)) == []
+    assert "is broadcast" in check_weight_sync(Arguments(update_weight_transport="shared", **delta))[0]

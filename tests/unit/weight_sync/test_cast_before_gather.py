@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -59,7 +59,7 @@ def test_what_is_gathered_has_the_type_of_the_push(gathered: list[torch.dtype]) 
     with torch.no_grad():
         model.weight.copy_(odd_values())
     expected = {name: value.detach().clone().to(torch.bfloat16) for name, value in model.named_parameters()}
-    policy: object = Namespace(hf=sharded(model))
+    policy: object = SimpleNamespace(hf=sharded(model))
     found = dict(full_weights(policy, dtype=torch.bfloat16, device=CPU))  # pyright: ignore[reportArgumentType]
     assert gathered == [torch.bfloat16] * 2
     assert all(torch.equal(bits(found[name]), bits(value)) for name, value in expected.items())
@@ -81,7 +81,7 @@ def test_an_adapter_is_merged_in_float32_and_rounded_once(gathered: list[torch.d
     values = {name: value.detach().clone() for name, value in base.named_parameters()}
     a, b = (values[f"q_proj.lora_{side}.default.weight"] for side in "AB")
     expected = merged_weight(values["q_proj.base_layer.weight"], a, b, 2.0).to(torch.bfloat16)
-    policy: object = Namespace(hf=sharded(base))
+    policy: object = SimpleNamespace(hf=sharded(base))
     found = dict(full_weights(policy, dtype=torch.bfloat16, device=CPU))  # pyright: ignore[reportArgumentType]
     assert torch.equal(found["q_proj.weight"], expected)
     assert sorted(map(str, gathered)) == ["torch.bfloat16"] * 2 + ["torch.float32"] * 3
@@ -104,7 +104,7 @@ def test_megatron_gathers_in_the_type_of_the_push_unless_it_merges(
     monkeypatch.setattr(weights, "_stage_weights", stage)
     monkeypatch.setattr(weights, "_merged_stage", stage)
     monkeypatch.setattr(weights, "_of_all_stages", of_one_stage)
-    model: Any = Namespace(weight=odd_values(), adapters=adapters)
+    model: Any = SimpleNamespace(weight=odd_values(), adapters=adapters)
     shape: Any = None
     found = dict(weights.full_weights(model, shape, dtype=torch.bfloat16))
     assert gathered == [expected]

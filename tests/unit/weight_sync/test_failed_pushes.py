@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,9 +39,9 @@ class Willing:
                 answer.set_exception(RuntimeError(f"{name} is refused"))
             else:
                 answer.set_result(self.do(name, *arguments))
-            return Namespace(future=lambda: answer)
+            return SimpleNamespace(future=lambda: answer)
 
-        return Namespace(remote=remote)
+        return SimpleNamespace(remote=remote)
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ they differ in the loss.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.algorithms.advantages.estimators import (
     custom_advantages,
     grpo,
@@ -27,7 +27,7 @@ from slime.algorithms.advantages.returns import reference_kl
 from slime.algorithms.advantages.terms import SumOverRanks, add_opd_term, on_one_rank, whiten
 from slime.utils.misc import load_function
 
-Estimator = Callable[[Namespace, dict[str, Any]], list[Tensor]]
+Estimator = Callable[[Arguments, dict[str, Any]], list[Tensor]]
 
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": grpo,
@@ -42,7 +42,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def compute_advantages(
-    args: Namespace, rollout: dict[str, Any], sum_over_ranks: SumOverRanks = on_one_rank
+    args: Arguments, rollout: dict[str, Any], sum_over_ranks: SumOverRanks = on_one_rank
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the advantages and the returns ``[R_i]`` of every sample of ``rollout``, and set ``rollout["kl"]``.
 

@@ -15,7 +15,6 @@ in chunks: whole logits never exist.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer
+from slime.args import Arguments
 from slime.logprobs.response_rows import ResponseRows
 
 BATCH_KEYS = (
@@ -47,7 +47,7 @@ BATCH_KEYS = (
     "multimodal_num_items",
 )
 
-CustomLoss = Callable[[Namespace, dict[str, Any], Any, Reducer], tuple[Tensor, dict[str, Tensor]]]
+CustomLoss = Callable[[Arguments, dict[str, Any], Any, Reducer], tuple[Tensor, dict[str, Tensor]]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "from_response_rows"
 
@@ -88,7 +88,7 @@ def contract_batch(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def custom_loss(
-    function: CustomLoss, args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
+    function: CustomLoss, args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Call ``function`` and return its loss and metrics, with ``loss`` among the metrics; a wrong result is named."""
     result = function(args, contract_batch(batch), logits, reduce)

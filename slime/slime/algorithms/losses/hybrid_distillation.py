@@ -12,7 +12,6 @@ policy's) ``[R, K]``. A sample without them has the policy loss only.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import Reducer
 from slime.algorithms.losses.topk_distillation import support_ids, teacher_of
+from slime.args import Arguments
 from slime.logprobs.packed_logits import log_probs_at, predicted_ids
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.ppo_utils import compute_policy_loss
@@ -30,7 +30,7 @@ from slime.utils.ppo_utils import compute_policy_loss
 LARGEST_DIFFERENCE = 1.0
 
 
-def support_surrogate(args: Namespace, new: Tensor, old: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+def support_surrogate(args: Arguments, new: Tensor, old: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     """Return losses ``[R]`` and the clipped share of the support ``[R]`` from log probabilities ``[R, K]``."""
     weights = torch.softmax(old, dim=-1)
     advantages = weights * (teacher - old).clamp(-LARGEST_DIFFERENCE, LARGEST_DIFFERENCE)
@@ -40,7 +40,7 @@ def support_surrogate(args: Namespace, new: Tensor, old: Tensor, teacher: Tensor
 
 @from_response_rows
 def hybrid_loss(
-    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
+    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The reduced loss and its metrics, by the contract of custom losses."""
     before = batch.get("rollout_topk_log_probs")

@@ -7,7 +7,6 @@ It reads per-token streams and knows no method.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,14 +47,14 @@ def kl_per_token(args: Namespace, log_probs: Tensor, old_log_probs: Tensor, ref_
     return compute_approx_kl(log_probs, ref_log_probs, args.kl_loss_type, importance_ratio=ratio)
 
 
-Surrogate = Callable[[Namespace, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
+Surrogate = Callable[[Arguments, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 
 # Estimators whose loss is not PPO's clip.
 SURROGATES: dict[str, Surrogate] = {"gspo": gspo_surrogate, "cispo": cispo_surrogate}
 
 
 def policy_loss(
-    args: Namespace, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
+    args: Arguments, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the reduced loss and its detached metrics (reduced the same way).
 
@@ -91,7 +90,7 @@ def policy_loss(
 
 
 def policy_loss_of_logits(
-    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
+    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return :func:`policy_loss` of the packed logits ``[1, T, V]`` or the response rows, for custom losses that add something to it."""
     _, output = get_log_probs_and_entropy(

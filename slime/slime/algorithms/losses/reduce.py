@@ -9,13 +9,13 @@ once, as one sample does, whatever its length.
 from __future__ import annotations
 
 import inspect
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.utils.misc import load_function
 
 Reducer = Callable[[Tensor], Tensor]
@@ -84,7 +84,7 @@ def rebuild_reducer(per_token: bool, batch: dict[str, Any], masks: Sequence[Tens
     return make_reducer(per_token, batch["response_lengths"], masks, sums)
 
 
-def policy_reducer(args: Namespace, batch: dict[str, Any], masks: Sequence[Tensor], default: Reducer) -> Reducer:
+def policy_reducer(args: Arguments, batch: dict[str, Any], masks: Sequence[Tensor], default: Reducer) -> Reducer:
     """Return what reduces the policy loss: ``default``, or the function of ``--custom-pg-loss-reducer-function-path``.
 
     ``fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> reducer``; it gets ``args`` too when it has

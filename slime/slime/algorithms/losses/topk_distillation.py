@@ -15,7 +15,6 @@ Use: ``--loss-type custom_loss --custom-loss-function-path slime.algorithms.loss
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.reduce import Reducer
+from slime.args import Arguments
 from slime.logprobs.packed_logits import log_probs_at, predicted_ids
 from slime.logprobs.response_rows import ResponseRows
 
@@ -52,7 +52,7 @@ def forward_kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 @from_response_rows
 def topk_distillation_loss(
-    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
+    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The reverse KL as a custom loss: the reduced loss and its metrics, by the contract of custom losses."""
     return _loss(reverse_kl, args, batch, logits, sum_of_sample_mean)
@@ -60,14 +60,14 @@ def topk_distillation_loss(
 
 @from_response_rows
 def forward_topk_distillation_loss(
-    args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
+    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The forward KL as a custom loss: the reduced loss and its metrics, by the contract of custom losses."""
     return _loss(forward_kl, args, batch, logits, sum_of_sample_mean)
 
 
 def _loss(
-    divergence: Divergence, args: Namespace, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
+    divergence: Divergence, args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     teachers, supports = teacher_of(batch), support_ids(batch)
     students, _ = log_probs_at(logits, supports, batch, temperature=1.0, chunk=args.log_probs_chunk_size)

@@ -6,10 +6,10 @@ estimate is too high by `parts.UNCERTAINTY`; within the uncertainty it is a warn
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slime.args import Arguments
 from slime.arguments.memory_budget.disk import checkpoint_lines, host_line
 from slime.arguments.memory_budget.fixes import Fix, as_flags, fitting
 from slime.arguments.memory_budget.gpus import Cache, GpuRow, Layout, layout
@@ -40,7 +40,7 @@ class Budget:
 
 
 def budget_of(
-    args: Namespace, memory: GpuMemory | None, *, names: Sequence[int] | None = None, spell: Spell = as_flags
+    args: Arguments, memory: GpuMemory | None, *, names: Sequence[int] | None = None, spell: Spell = as_flags
 ) -> Budget:
     """Return the budget of derived arguments; without lines where there is nothing to count.
 
@@ -78,7 +78,7 @@ def budget_of(
     return Budget(tuple(lines), plan.rows, tuple(problems), (*doubts, *warnings))
 
 
-def memory_problems(args: Namespace) -> tuple[list[str], Budget]:
+def memory_problems(args: Arguments) -> tuple[list[str], Budget]:
     """Return what a start must refuse, and the budget, of arguments without other problems, by the GPUs of this machine."""
     try:
         budget = budget_of(args, gpu_memory(args))
@@ -110,7 +110,7 @@ def _verdict(plan: Layout, memory: GpuMemory, names: Sequence[int] | None) -> tu
     return problems, warnings
 
 
-def _fits(args: Namespace, memory: GpuMemory) -> bool:
+def _fits(args: Arguments, memory: GpuMemory) -> bool:
     try:
         plan = layout(args, memory.size)
     except ConfigurationError:
@@ -121,7 +121,7 @@ def _fits(args: Namespace, memory: GpuMemory) -> bool:
     return caches and all(row.total <= memory.size for row in plan.rows)
 
 
-def _advice(args: Namespace, memory: GpuMemory, spell: Spell) -> str:
+def _advice(args: Arguments, memory: GpuMemory, spell: Spell) -> str:
     changes = [spell(change) for change in fitting(args, lambda changed: _fits(changed, memory))]
     if not changes:
         return "no single change makes it fit: use a smaller model, or more or larger GPUs"

@@ -7,14 +7,14 @@ run writes its adapters only. While one is written the older ones are still ther
 from __future__ import annotations
 
 import shutil
-from argparse import Namespace
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.memory_budget.parts import GIB
 from slime.arguments.memory_budget.shape import Shape
 
 
-def checkpoint_bytes(args: Namespace, shape: Shape) -> float:
+def checkpoint_bytes(args: Arguments, shape: Shape) -> float:
     """Return the bytes of one checkpoint of policy, critic and moving reference."""
     whole = shape.parameters + shape.tower
     if args.use_lora:
@@ -24,7 +24,7 @@ def checkpoint_bytes(args: Namespace, shape: Shape) -> float:
     return each * whole + critic + (2 * whole if args.ref_update_interval else 0)
 
 
-def checkpoint_lines(args: Namespace, shape: Shape) -> tuple[list[str], list[str]]:
+def checkpoint_lines(args: Arguments, shape: Shape) -> tuple[list[str], list[str]]:
     """Return a line about the checkpoints and the warnings about their disk; nothing without ``--save``."""
     if not (args.save and args.save_interval) or args.debug_rollout_only:
         return [], []
@@ -51,7 +51,7 @@ def _free(folder: Path) -> tuple[float, Path]:
     return shutil.disk_usage(there).free, there
 
 
-def host_line(args: Namespace, shape: Shape) -> str:
+def host_line(args: Arguments, shape: Shape) -> str:
     """Return the line about host memory: what rank 0 reads at the start, and what is kept there."""
     whole = shape.parameters + shape.tower
     reads = (2 if args.use_lora else 4) * whole / GIB

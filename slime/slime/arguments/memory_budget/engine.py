@@ -8,9 +8,9 @@ memory of a forward pass come on top, out of what the fraction leaves.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import dataclass
 
+from slime.args import Arguments
 from slime.arguments.memory_budget.parts import CONTEXT, GIB, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
 
@@ -34,7 +34,7 @@ class EnginePlan:
 
 
 def engine_plan(
-    args: Namespace, shape: Shape, *, role: str, ranks: int, capacity: float, free: float, scores: bool
+    args: Arguments, shape: Shape, *, role: str, ranks: int, capacity: float, free: float, scores: bool
 ) -> EnginePlan:
     """Return the plan of one GPU of an engine.
 
@@ -79,7 +79,7 @@ def engine_plan(
     return EnginePlan(Need(role, parts, away=runtime + work), tokens)
 
 
-def _state_bytes(args: Namespace, shape: Shape, rest: float, tensor: int, stages: int) -> float:
+def _state_bytes(args: Arguments, shape: Shape, rest: float, tensor: int, stages: int) -> float:
     """Bytes of the states of linear attention: a fixed share of the cache, or the number that a flag gives."""
     if not shape.linear_layers:
         return 0.0
@@ -89,7 +89,7 @@ def _state_bytes(args: Namespace, shape: Shape, rest: float, tensor: int, stages
     return max(0.0, rest) * ratio / (1 + ratio)
 
 
-def _sizes(args: Namespace, capacity: float, tensor: int) -> tuple[int, int]:
+def _sizes(args: Arguments, capacity: float, tensor: int) -> tuple[int, int]:
     """Tokens of a prefill chunk, and the largest batch with a decode graph (`handle_gpu_memory_settings`)."""
     rows = (row for row in _BY_MEMORY if capacity / GIB < row[0])
     _, chunk, few, many = next(rows, (0, 16384, 512, 512))
@@ -100,7 +100,7 @@ def _sizes(args: Namespace, capacity: float, tensor: int) -> tuple[int, int]:
     return (chunk if chunk > 0 else args.sglang_max_prefill_tokens or 16384), batch
 
 
-def _graph_bytes(args: Namespace, chunk: int, batch: int) -> float:
+def _graph_bytes(args: Arguments, chunk: int, batch: int) -> float:
     """SGLang's own estimate: 2 MiB per decode batch size up to the largest, 8 MiB per captured prefill size."""
     if args.sglang_disable_cuda_graph:
         return 0.0

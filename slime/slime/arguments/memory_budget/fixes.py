@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from slime.args import Arguments
 
 MOST = 3
 _RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -17,9 +18,9 @@ class Fix:
 
     values: tuple[tuple[str, Any], ...]
 
-    def changed(self, args: Namespace) -> Namespace:
+    def changed(self, args: Arguments) -> Arguments:
         """Return ``args`` with the change."""
-        return Namespace(**(vars(args) | dict(self.values)))
+        return args.changed(**dict(self.values))
 
 
 def fix(**values: Any) -> Fix:
@@ -34,7 +35,7 @@ def as_flags(change: Fix) -> str:
     return flag if value is True else f"{flag} {value}"
 
 
-def fitting(args: Namespace, fits: Callable[[Namespace], bool]) -> list[Fix]:
+def fitting(args: Arguments, fits: Callable[[Arguments], bool]) -> list[Fix]:
     """Return up to :data:`MOST` changes after which ``fits`` holds, the gentlest of each kind."""
     found = []
     for ladder in _ladders(args):
@@ -46,14 +47,14 @@ def fitting(args: Namespace, fits: Callable[[Namespace], bool]) -> list[Fix]:
     return found
 
 
-def _ladders(args: Namespace) -> Iterator[list[Fix]]:
+def _ladders(args: Arguments) -> Iterator[list[Fix]]:
     """Kinds of changes, those that cost least first; in each the smallest step first."""
     fsdp = args.train_backend == "fsdp"
     if fsdp and not args.gradient_checkpointing:
         yield [fix(gradient_checkpointing=True)]
     if not fsdp and args.recompute_granularity != "full":
         yield [fix(**_RECOMPUTE)]
-    if args.use_dynamic_batch_size:
+    if args.use_dynamic_batch_size and args.max_tokens_per_gpu:
         yield [fix(max_tokens_per_gpu=size) for size in _halves(args.max_tokens_per_gpu, 1024)]
     now = args.sglang_mem_fraction_static
     fractions = [round(0.1 * tenth, 1) for tenth in range(3, 10)]

@@ -6,10 +6,10 @@ of `slime.arguments.placement`: each finds what those before it have left.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from slime.args import Arguments
 from slime.arguments.memory_budget.engine import EnginePlan, engine_plan
 from slime.arguments.memory_budget.parts import DRIVER, Need
 from slime.arguments.memory_budget.shape import Shape, judge_shape, policy_shape
@@ -65,7 +65,7 @@ class Layout:
     unknown: tuple[str, ...]
 
 
-def layout(args: Namespace, capacity: float) -> Layout | None:
+def layout(args: Arguments, capacity: float) -> Layout | None:
     """Return who needs what on GPUs of ``capacity`` bytes; None where the policy's shape is not known.
 
     Raises:
@@ -102,7 +102,7 @@ def layout(args: Namespace, capacity: float) -> Layout | None:
     return Layout(_rows(args, gpus, needs), caches, longest_sample(args), unknown)
 
 
-def _engine(args: Namespace, shape: Shape, role: str, capacity: float, free: float) -> EnginePlan:
+def _engine(args: Arguments, shape: Shape, role: str, capacity: float, free: float) -> EnginePlan:
     ranks = args.rollout_num_gpus_per_engine if role == "rollout" else args.prm_num_gpus_per_engine
     teaches = args.use_opd or args.advantage_estimator == "on_policy_distillation" or bool(args.distill_topk)
     teacher = "judge" if args.opd_teacher == "prm" else "rollout"
@@ -110,7 +110,7 @@ def _engine(args: Namespace, shape: Shape, role: str, capacity: float, free: flo
     return engine_plan(args, shape, role=role, ranks=ranks, capacity=capacity, free=free, scores=scores)
 
 
-def _others(args: Namespace, needs: Mapping[str, Need], gpus: Mapping[str, tuple[int, ...]], role: str) -> float:
+def _others(args: Arguments, needs: Mapping[str, Need], gpus: Mapping[str, tuple[int, ...]], role: str) -> float:
     """Bytes that the other roles of ``needs`` have on the GPUs of ``role`` when an engine starts there."""
     sharing = [need for other, need in needs.items() if other != role and {*gpus[other]} & {*gpus[role]}]
     leaves = bool(args.offload_train)
@@ -118,7 +118,7 @@ def _others(args: Namespace, needs: Mapping[str, Need], gpus: Mapping[str, tuple
 
 
 def _cache(
-    args: Namespace,
+    args: Arguments,
     shape: Shape,
     role: str,
     capacity: float,
@@ -134,7 +134,7 @@ def _cache(
     return Cache(role, plan.cache_tokens, again, most, args.sglang_max_total_tokens)
 
 
-def _rows(args: Namespace, gpus: Mapping[str, tuple[int, ...]], needs: Mapping[str, Need]) -> tuple[GpuRow, ...]:
+def _rows(args: Arguments, gpus: Mapping[str, tuple[int, ...]], needs: Mapping[str, Need]) -> tuple[GpuRow, ...]:
     rows: dict[tuple[str, ...], GpuRow] = {}
     for gpu in sorted({gpu for role in needs for gpu in gpus[role]}):
         roles = tuple(role for role in gpus if role in needs and gpu in gpus[role])
@@ -147,7 +147,7 @@ def _rows(args: Namespace, gpus: Mapping[str, tuple[int, ...]], needs: Mapping[s
     return tuple(rows.values())
 
 
-def _worst(args: Namespace, needs: tuple[Need, ...]) -> tuple[float, float]:
+def _worst(args: Arguments, needs: tuple[Need, ...]) -> tuple[float, float]:
     """Bytes in the worst moment and their uncertainty: while the engines work, or while the trainer does."""
     moments = []
     for working in ("engines", "trainer"):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slime.args import Arguments
 from slime.arguments.memory_budget.parts import GIB
 
 
@@ -23,7 +23,7 @@ class GpuMemory:
     source: str
 
 
-def gpu_memory(args: Namespace, machine: str | None = None, gib: float | None = None) -> GpuMemory | None:
+def gpu_memory(args: Arguments, machine: str | None = None, gib: float | None = None) -> GpuMemory | None:
     """Return the memory of the run's GPUs; None on a CPU, and where nobody knows.
 
     Args:

@@ -7,12 +7,12 @@ Qwen3 shapes and experts have the parameters of the published models exactly, li
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts, text_config
 
 # Of Qwen3.5, as `Qwen3_5TextConfig` has them: width of the keys of linear attention, and every fourth layer attends fully.
@@ -175,17 +175,17 @@ def _tower(vision: Mapping[str, Any] | None) -> int:
     return vision.get("depth", 0) * (4 * width * width + 2 * width * inner)
 
 
-def shape_of_flags(args: Namespace) -> Shape | None:
+def shape_of_flags(args: Arguments) -> Shape | None:
     """Return the shape that the flags of ``slime/scripts/models`` give; None without all of them."""
-    numbers = (args.num_layers, args.hidden_size, args.ffn_hidden_size, args.num_attention_heads, args.vocab_size)
-    if not all(numbers):
+    layers, hidden, heads, vocab = args.num_layers, args.hidden_size, args.num_attention_heads, args.vocab_size
+    ffn = args.moe_ffn_hidden_size if args.num_experts else args.ffn_hidden_size
+    if not (layers and hidden and heads and vocab and ffn):
         return None
-    layers, hidden, ffn, heads, vocab = numbers
     gated = bool(args.attention_output_gate)
     return Shape(
         layers=layers,
         hidden=hidden,
-        ffn=args.moe_ffn_hidden_size if args.num_experts else ffn,
+        ffn=ffn,
         heads=heads,
         kv_heads=args.num_query_groups or heads,
         head_dim=args.kv_channels or hidden // heads,
@@ -200,12 +200,12 @@ def shape_of_flags(args: Namespace) -> Shape | None:
     )
 
 
-def policy_shape(args: Namespace) -> Shape | None:
+def policy_shape(args: Arguments) -> Shape | None:
     """Return the shape of the policy: of its checkpoint, else of the flags; None where neither says it."""
     return shape_of_folder(args.hf_checkpoint) or shape_of_flags(args)
 
 
-def judge_shape(args: Namespace) -> Shape | None:
+def judge_shape(args: Arguments) -> Shape | None:
     """Return the shape of the judge; the policy's where it serves the policy's checkpoint."""
     if args.prm_model_path in (None, args.hf_checkpoint):
         return policy_shape(args)

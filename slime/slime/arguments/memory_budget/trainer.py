@@ -9,9 +9,9 @@ of the logits, or where the embedding's gradient is reduced; the largest of the 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import dataclass
 
+from slime.args import Arguments
 from slime.arguments.memory_budget.activations import gradient_bytes, saved_bytes, whole_logits_bytes
 from slime.arguments.memory_budget.parts import CONTEXT, NCCL, Need, Part
 from slime.arguments.memory_budget.shape import Shape
@@ -34,18 +34,18 @@ class _Sizes:
     logits: float
 
 
-def needs_reference(args: Namespace) -> bool:
+def needs_reference(args: Arguments) -> bool:
     """Whether a rank keeps a reference model beside the policy; LoRA has its frozen base."""
     return args.loss_type != "sft_loss" and (args.use_kl_loss or args.kl_coef != 0) and not args.use_lora
 
 
-def reads_whole_logits(args: Namespace) -> bool:
+def reads_whole_logits(args: Arguments) -> bool:
     """Return whether the loss is a plugin that takes the logits of all tokens; one that cannot be found here counts as none."""
     path = args.custom_loss_function_path
     return args.loss_type == "custom_loss" and bool(path) and is_decorated(path, "from_response_rows") is False
 
 
-def longest_sample(args: Namespace) -> int | None:
+def longest_sample(args: Arguments) -> int | None:
     """Return the tokens of the longest sample that can be trained on; None where nothing bounds it."""
     bounds = [bound for bound in (args.rollout_max_context_len, args.sglang_context_length) if bound]
     if bounds:
@@ -54,7 +54,7 @@ def longest_sample(args: Namespace) -> int | None:
     return prompt + response if prompt and response else None
 
 
-def step_tokens(args: Namespace) -> int:
+def step_tokens(args: Arguments) -> int:
     """Return the tokens of a rank's largest micro-batch; a sample longer than --max-tokens-per-gpu is one by itself.
 
     Where nothing bounds a sample its response counts, and 0 without a bound of that.
@@ -66,7 +66,7 @@ def step_tokens(args: Namespace) -> int:
     return -(-args.micro_batch_size * longest // ranks)
 
 
-def push_bytes(args: Namespace, shape: Shape, role: str) -> float:
+def push_bytes(args: Arguments, shape: Shape, role: str) -> float:
     """Return the bytes of the two buffers that rank 0 packs weights into for a broadcast; they stay between pushes.
 
     A tensor larger than ``--update-weight-buffer-size`` enlarges its buffer, so the embedding and the LM head count.
@@ -78,7 +78,7 @@ def push_bytes(args: Namespace, shape: Shape, role: str) -> float:
     return 2.0 * max(args.update_weight_buffer_size, element * shape.embedding)
 
 
-def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor") -> Need:
+def trainer_need(args: Arguments, shape: Shape, ranks: int, role: str = "actor") -> Need:
     """Return the need of one of ``ranks`` ranks of ``role`` (actor or critic)."""
     build = _megatron if args.train_backend == "megatron" else _fsdp
     sizes = build(args, shape, ranks, role)
@@ -105,7 +105,7 @@ def trainer_need(args: Namespace, shape: Shape, ranks: int, role: str = "actor")
     return Need(role, parts, tuple(apart), away=runtime)
 
 
-def _step(args: Namespace, shape: Shape, layers: float, vocab: float, role: str, split: int) -> tuple[float, ...]:
+def _step(args: Arguments, shape: Shape, layers: float, vocab: float, role: str, split: int) -> tuple[float, ...]:
     """Bytes of checkpoints, of what is behind the last layer, of the layer at work and of the logits; ``layers`` and ``vocab`` are this rank's."""
     tokens, wide = step_tokens(args), 2 if args.train_dtype == "float32" else 1
     parallel = bool(args.sequence_parallel)
@@ -128,7 +128,7 @@ def _step(args: Namespace, shape: Shape, layers: float, vocab: float, role: str,
     return wide * tokens * kept, wide * tokens * ends, wide * tokens * work, logits
 
 
-def _fsdp(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
+def _fsdp(args: Arguments, shape: Shape, ranks: int, role: str) -> _Sizes:
     trained = not args.use_lora
     element = 4 if args.train_dtype == "float32" else 2
     root = shape.root if role == "actor" else shape.embedding + shape.hidden
@@ -149,7 +149,7 @@ def _fsdp(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
     return _Sizes(tuple(kept), gathered, head, reduced, checkpoints, last, layer, logits)
 
 
-def _megatron(args: Namespace, shape: Shape, ranks: int, role: str) -> _Sizes:
+def _megatron(args: Arguments, shape: Shape, ranks: int, role: str) -> _Sizes:
     tensor, stages, experts = (
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,

@@ -5,13 +5,13 @@ The adapters live in the modules (injected with PEFT); the base weights are froz
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from slime.args import Arguments
 from slime.backends.trainer.lora import lora_config
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 
 
-def add_adapters(args: Namespace, model: nn.Module) -> None:
+def add_adapters(args: Arguments, model: nn.Module) -> None:
     """Freeze ``model`` and inject trainable float32 adapters; an unknown target module is an error."""
     from peft import inject_adapter_in_model
 

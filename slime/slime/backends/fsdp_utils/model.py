@@ -7,7 +7,6 @@ compute dtype). Owner of the parameters: the training rank.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
 from slime.backends.fsdp_utils import lora, packed_attention, vision
 from slime.backends.trainer.packing import MicroBatch
@@ -96,7 +96,7 @@ def hidden_states(hf: Any, implementation: str, batch: MicroBatch) -> Tensor:
     return hidden.reshape(-1, hidden.size(-1))
 
 
-def build_policy(args: Namespace, path: str, *, device: torch.device, trainable: bool = True) -> PolicyModel:
+def build_policy(args: Arguments, path: str, *, device: torch.device, trainable: bool = True) -> PolicyModel:
     """Return the sharded model of the checkpoint folder ``path``; collective over all ranks.
 
     With ``args.use_lora`` and ``trainable`` it has adapters. ``trainable=False`` gives a frozen reference.
@@ -119,7 +119,7 @@ def build_policy(args: Namespace, path: str, *, device: torch.device, trainable:
     return sharded(args, construct, device=device, trainable=trainable)
 
 
-def load_hf(args: Namespace, path: str, auto_class: Any, dtype: torch.dtype, *, empty: bool) -> tuple[Any, str]:
+def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, empty: bool) -> tuple[Any, str]:
     """Return the unsharded model of ``path`` and its attention: with its weights, or ``empty`` on the meta device.
 
     ``auto_class`` is one of transformers' ``AutoModel`` classes; a causal language model comes with the vision tower of its
@@ -146,7 +146,7 @@ def load_hf(args: Namespace, path: str, auto_class: Any, dtype: torch.dtype, *, 
 
 
 def sharded(
-    args: Namespace, construct: Callable[[bool], Any], *, device: torch.device, trainable: bool, head: str | None = None
+    args: Arguments, construct: Callable[[bool], Any], *, device: torch.device, trainable: bool, head: str | None = None
 ) -> Any:
     """Return the model that ``construct(empty)`` builds, spread over all ranks; collective.
 
@@ -164,7 +164,7 @@ def sharded(
     return model
 
 
-def _shard(args: Namespace, model: Any, device: torch.device, trainable: bool, head: str | None) -> Any:
+def _shard(args: Arguments, model: Any, device: torch.device, trainable: bool, head: str | None) -> Any:
     """Freeze a reference, then shard each decoder layer, each block of a vision tower, and the rest.
 
     A rank alone that computes in float32 on its device has nothing to shard, cast or move: FSDP would only copy every weight

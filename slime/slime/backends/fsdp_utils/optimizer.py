@@ -15,12 +15,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from slime.args import Arguments
 from slime.backends.trainer.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
 
-def build_optimizer(args: Namespace, model: nn.Module) -> torch.optim.AdamW:
+def build_optimizer(args: Arguments, model: nn.Module) -> torch.optim.AdamW:
     """Return AdamW (Loshchilov & Hutter 2019) over the parameters that need a gradient."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [

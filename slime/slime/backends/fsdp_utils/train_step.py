@@ -7,7 +7,6 @@ same number of forward and backward passes.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.optimizer import apply_gradients
 from slime.backends.trainer.micro_batch import Metrics, mean_over_ranks, micro_batch_loss, model_input
@@ -22,12 +22,12 @@ from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 
-LossOfMicroBatch = Callable[[Namespace, Any, RolloutShard, list[int], torch.device], tuple[Tensor, dict[str, Tensor]]]
+LossOfMicroBatch = Callable[[Arguments, Any, RolloutShard, list[int], torch.device], tuple[Tensor, dict[str, Tensor]]]
 
 
 @torch.no_grad()
 def per_sample_pass(
-    args: Namespace,
+    args: Arguments,
     model: torch.nn.Module,
     shard: RolloutShard,
     device: torch.device,
@@ -46,13 +46,13 @@ def per_sample_pass(
     return results
 
 
-def log_prob_pass(args: Namespace, model: PolicyModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
+def log_prob_pass(args: Arguments, model: PolicyModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
     """Return ``[R_i]`` log probabilities of every sample of the shard under ``model``, on the CPU."""
     return logprob_pass_with_entropy(args, model, shard, device)[0]
 
 
 def logprob_pass_with_entropy(
-    args: Namespace, model: PolicyModel, shard: RolloutShard, device: torch.device
+    args: Arguments, model: PolicyModel, shard: RolloutShard, device: torch.device
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return log probabilities and entropies, ``[R_i]`` each per sample of the shard under ``model``, on the CPU."""
 
@@ -66,7 +66,7 @@ def logprob_pass_with_entropy(
 
 
 def optimizer_step(
-    args: Namespace,
+    args: Arguments,
     model: Any,
     optimizer: torch.optim.Optimizer,
     schedule: Schedule,

@@ -7,13 +7,13 @@ checkpoint is what is read here.
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts
 from slime.exceptions import ConfigurationError
 from slime.utils.hf_checkpoint import DTYPES
@@ -96,7 +96,7 @@ def rope_theta(config: dict[str, Any]) -> float:
     return config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta", 10000.0)
 
 
-def transformer_config(args: Namespace, config: dict[str, Any], dtype: torch.dtype | None = None) -> TransformerConfig:
+def transformer_config(args: Arguments, config: dict[str, Any], dtype: torch.dtype | None = None) -> TransformerConfig:
     """Return Megatron's configuration; ``dtype`` of the weights is that of ``--train-dtype`` if not given."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slime.args import Arguments
 from slime.backends.megatron_utils.config import Shape
 from slime.backends.megatron_utils.load_hf import first_layer
 from slime.backends.megatron_utils.parallel import groups
@@ -45,7 +45,7 @@ class LinearLora(nn.Module):
         enabled: False while the model is its frozen base.
     """
 
-    def __init__(self, args: Namespace, linear: Any, prefix: str, modules: tuple[str, ...], shape: Shape) -> None:
+    def __init__(self, args: Arguments, linear: Any, prefix: str, modules: tuple[str, ...], shape: Shape) -> None:
         super().__init__()
         self.prefix, self.scale, self.enabled = prefix, args.lora_alpha / args.lora_rank, True
         self.is_row = len(modules) == 1
@@ -158,7 +158,7 @@ class Adapters(nn.ModuleDict):
         return {key: value for part in parts for key, value in part.items()}
 
 
-def add_adapters(args: Namespace, model: Any, shape: Shape) -> None:
+def add_adapters(args: Arguments, model: Any, shape: Shape) -> None:
     """Freeze the unwrapped ``model`` of this stage and give it ``adapters``, which add to what its linears return.
 
     Raises:

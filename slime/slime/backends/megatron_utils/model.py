@@ -7,13 +7,13 @@ sequence unless it asks for them; the model has the checkpoint's weights on ever
 from __future__ import annotations
 
 import inspect
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from slime.args import Arguments
 from slime.backends.megatron_utils.config import (
     padded_vocab_size,
     read_config,
@@ -30,7 +30,7 @@ from slime.utils.misc import load_function
 _MAX_SEQUENCE_LENGTH = 4096
 
 
-def layer_spec(args: Namespace, config: Any) -> Any:
+def layer_spec(args: Arguments, config: Any) -> Any:
     """Return the layers' specification: ``--spec``, Transformer Engine's or plain torch's.
 
     ``--spec MODULE NAME`` is a specification, or a function of ``(args, config, vp_stage)`` that returns one.
@@ -51,7 +51,7 @@ def layer_spec(args: Namespace, config: Any) -> Any:
     return local_layer_spec(config)
 
 
-def _block_spec(args: Namespace, config: Any) -> Any:
+def _block_spec(args: Arguments, config: Any) -> Any:
     """The specification of this stage's layers; without Transformer Engine with our final norm."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
@@ -65,7 +65,7 @@ def _block_spec(args: Namespace, config: Any) -> Any:
 
 
 def build_model(
-    args: Namespace, path: str, *, device: torch.device, dtype: torch.dtype | None = None, lm_head: bool = True
+    args: Arguments, path: str, *, device: torch.device, dtype: torch.dtype | None = None, lm_head: bool = True
 ) -> tuple[Any, Any]:
     """Return this stage's model with the weights of the Hugging Face folder ``path``, and its configuration.
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slime.args import Arguments
 from slime.backends.megatron_utils import parallel
 from slime.backends.megatron_utils.config import Shape, read_config, shape_of
 from slime.backends.megatron_utils.cpu_device import CPU
@@ -20,10 +21,7 @@ from slime.backends.megatron_utils.model import build_model, unwrapped
 @contextmanager
 def one_rank(path: Path, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, Shape, torch.device]]:
     """Give the unwrapped model with the weights of the Hugging Face folder ``path``, its shape, and its device."""
-    from slime.arguments import build_parser
-
-    args = build_parser().parse_args([])
-    args.train_backend, args.device, args.transformer_impl = "megatron", "cpu", "local"
+    args = Arguments(train_backend="megatron", device="cpu", transformer_impl="local")
     shape = shape_of(read_config(path))
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)

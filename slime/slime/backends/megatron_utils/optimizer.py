@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
-from argparse import Namespace
 from typing import Any
 
 import torch
 
+from slime.args import Arguments
 from slime.backends.megatron_utils.cpu_device import model_device
 from slime.backends.trainer.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
 
-def build_optimizer(args: Namespace, model: Any, *, device: torch.device) -> Any:
+def build_optimizer(args: Arguments, model: Any, *, device: torch.device) -> Any:
     """Return the optimizer of a data-parallel wrapped ``model``."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 

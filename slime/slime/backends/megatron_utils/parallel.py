@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from typing import TYPE_CHECKING, Any
+
+from slime.args import Arguments
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,7 @@ def groups() -> Any:
     return parallel_state
 
 
-def join(args: Namespace, device: torch.device) -> None:
+def join(args: Arguments, device: torch.device) -> None:
     """Make Megatron's groups out of the default group, and seed what they split."""
     from megatron.core import tensor_parallel
 

@@ -9,7 +9,6 @@ their experts in equal parts (the CPU), to the longest of them.
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.arguments.placement import padded_length
 from slime.backends.megatron_utils.context_parallel import share_of
 from slime.backends.megatron_utils.cpu_device import model_device
@@ -66,7 +66,7 @@ def longest_of_experts(lengths: list[int], device: torch.device) -> list[int]:
 
 
 def run(
-    args: Namespace,
+    args: Arguments,
     model: Any,
     micro_batches: Sequence[tuple[list[int], MicroBatch]],
     finish: Finish,

@@ -8,7 +8,6 @@ stage. Context-parallel ranks compute a built-in loss alike, from whole response
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.backends.megatron_utils.context_parallel import own_part
 from slime.backends.megatron_utils.head import Head
 from slime.backends.megatron_utils.model import unwrapped
@@ -43,7 +43,7 @@ def from_last_stage(value: Any) -> Any:
 
 
 def _inputs(
-    args: Namespace, shard: RolloutShard, batches: list[list[int]], device: torch.device
+    args: Arguments, shard: RolloutShard, batches: list[list[int]], device: torch.device
 ) -> list[tuple[list[int], MicroBatch]]:
     if IMAGES in shard.fields:
         raise ValueError(
@@ -54,7 +54,7 @@ def _inputs(
 
 @torch.no_grad()
 def per_sample_pass(
-    args: Namespace,
+    args: Arguments,
     model: Any,
     shard: RolloutShard,
     device: torch.device,
@@ -83,7 +83,7 @@ def per_sample_pass(
 
 
 def log_prob_pass(
-    args: Namespace,
+    args: Arguments,
     model: Any,
     shard: RolloutShard,
     device: torch.device,
@@ -101,7 +101,7 @@ def log_prob_pass(
 
 
 def policy_loss_of(
-    args: Namespace, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
+    args: Arguments, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
 ) -> LossOfHidden:
     """Return what gives the loss of ``--loss-type``, of which a custom one is that of this rank's part of the logits."""
 
@@ -115,7 +115,7 @@ def policy_loss_of(
 
 
 def backward_pass(
-    args: Namespace,
+    args: Arguments,
     model: Any,
     shard: RolloutShard,
     step: int,
@@ -149,7 +149,7 @@ def backward_pass(
 
 
 def optimizer_step(
-    args: Namespace,
+    args: Arguments,
     model: Any,
     optimizer: Any,
     schedule: Schedule,

@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.memory_calls import MemoryCalls
@@ -38,7 +38,7 @@ _HEALTH_SECONDS = 5.0
 class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
     """Owns one server process. Methods block until the server has answered; they may be called from several threads."""
 
-    def __init__(self, args: Namespace, spec: EngineSpec, port: int = 0, others: Sequence[Any] = ()) -> None:
+    def __init__(self, args: Arguments, spec: EngineSpec, port: int = 0, others: Sequence[Any] = ()) -> None:
         """``others``: actors of `EngineProcess` on the engine's other machines, in their order."""
         super().__init__(args, spec)
         self._port = port
@@ -47,7 +47,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         self._away: set[str] = set()
         self._started_at = self._silent_since = 0.0
         self._lock = threading.RLock()
-        patience = max(CALL_TIMEOUT_SECONDS, 60.0 * getattr(args, "distributed_timeout_minutes", 0))
+        patience = max(CALL_TIMEOUT_SECONDS, 60.0 * args.distributed_timeout_minutes)
         self._client = httpx.Client(timeout=patience, trust_env=False)
 
     # Life of the processes

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.arguments.process_environment import engine_variables
 from slime.backends.sglang_utils.server import engine_environment
@@ -27,7 +27,7 @@ from slime.utils.process import ChildProcess, spawn
 _STOP_SECONDS = 1.0
 
 
-def process_environment(args: Namespace, spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
+def process_environment(args: Arguments, spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an engine's process on one machine.
 
     Args:
@@ -57,7 +57,7 @@ def process_environment(args: Namespace, spec: EngineSpec, base: Mapping[str, st
 class EngineProcess:
     """Owns one process group."""
 
-    def __init__(self, args: Namespace, spec: EngineSpec) -> None:
+    def __init__(self, args: Arguments, spec: EngineSpec) -> None:
         self._args = args
         self._spec = spec
         self._cpu = args.device == "cpu"

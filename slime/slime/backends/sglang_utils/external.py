@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.arguments.weight_sync import STAGES_REFUSED, misses_stages, uses_loader
 from slime.backends.sglang_utils import external_release as external_release
@@ -49,7 +49,7 @@ def external_url(address: str) -> str:
 class ExternalEngine(SGLangEngine):
     """The calls of `SGLangEngine` on a server that is not ours."""
 
-    def __init__(self, args: Namespace, spec: EngineSpec, address: str) -> None:
+    def __init__(self, args: Arguments, spec: EngineSpec, address: str) -> None:
         super().__init__(args, spec)
         self._address = external_url(address)
         self._ranks = 0

@@ -12,13 +12,13 @@ import os
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 
+from slime.args import Arguments
 from slime.arguments.placement import Role
 from slime.backends.sglang_utils.server import engine_environment
 from slime.backends.sglang_utils.server_args import command_line
@@ -62,14 +62,14 @@ def check_router(choice: str, num_engines: int) -> bool:
     return needed
 
 
-def requested_port(args: Namespace, role: Role) -> int | None:
+def requested_port(args: Arguments, role: Role) -> int | None:
     """Return the port that ``--sglang-router-port`` without an ip asks for: that of the address which serves the policy.
 
     Raises:
         ConfigurationError: when something else listens there.
     """
-    port = getattr(args, "sglang_router_port", None)
-    if role != "policy" or not port or getattr(args, "sglang_router_ip", None):
+    port = args.sglang_router_port
+    if role != "policy" or not port or args.sglang_router_ip:
         return None
     if not is_port_available(port):
         raise ConfigurationError(
@@ -78,9 +78,9 @@ def requested_port(args: Namespace, role: Role) -> int | None:
     return port
 
 
-def serve_behind_one_address(args: Namespace, role: Role, urls: list[str]) -> Address:
+def serve_behind_one_address(args: Arguments, role: Role, urls: list[str]) -> Address:
     """Return the address of a role's engines, having started a router if they need one."""
-    if not check_router(getattr(args, "router", "auto"), len(urls)):
+    if not check_router(args.router, len(urls)):
         parts = urlsplit(urls[0])
         return Address(parts.hostname or "127.0.0.1", parts.port or 80)
     port = requested_port(args, role) or find_available_port()
@@ -90,7 +90,7 @@ def serve_behind_one_address(args: Namespace, role: Role, urls: list[str]) -> Ad
         "worker_urls": urls,
         **_POLICIES[role],
         "prometheus_port": find_available_port(),
-        "request_timeout_secs": getattr(args, "sglang_router_request_timeout_secs", None) or 14400,
+        "request_timeout_secs": args.sglang_router_request_timeout_secs or 14400,
         "log_level": "warn",
     }
     command = [sys.executable, "-m", "slime.backends.sglang_utils.router", *command_line(options)]

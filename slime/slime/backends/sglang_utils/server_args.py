@@ -56,24 +56,24 @@ def model_path(args: Namespace, role: Role) -> str:
     return args.hf_checkpoint
 
 
-def gives_memory_away(args: Namespace, spec: EngineSpec) -> bool:
+def gives_memory_away(args: Arguments, spec: EngineSpec) -> bool:
     """Whether the engine can give its GPU memory away for a while; a judge has GPUs of its own."""
-    return spec.role == "policy" and bool(getattr(args, "offload_rollout", False))
+    return spec.role == "policy" and bool(args.offload_rollout)
 
 
-def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool, rendezvous: str = "") -> list[str]:
+def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, rendezvous: str = "") -> list[str]:
     """Program and arguments of the engine's process; ``rendezvous``: where the ranks of several machines meet."""
     options: dict[str, object] = dict(CPU_OPTIONS) if cpu else {}
     options.update(pass_through(args, cpu=cpu))
-    if getattr(args, "weight_update_mode", "retract") == "in_place" and spec.role == "policy":
+    if args.weight_update_mode == "in_place" and spec.role == "policy":
         # The prefix cache cannot be emptied while requests run; old prefixes must not serve new requests.
         options["disable_radix_cache"] = True
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
         options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
-    if spec.role == "policy" and getattr(args, "use_rollout_routing_replay", False):
+    if spec.role == "policy" and args.use_rollout_routing_replay:
         options["enable_return_routed_experts"] = True
-    if spec.role == "policy" and getattr(args, "update_weight_mode", None) == "adapter":
+    if spec.role == "policy" and args.update_weight_mode == "adapter":
         options |= {
             "enable_lora": True,
             "max_lora_rank": args.lora_rank,
@@ -86,7 +86,7 @@ def server_command(args: Namespace, spec: EngineSpec, *, port: int, cpu: bool, r
         if args.update_weights_interval > 1 or args.update_weight_mode != "full":
             # A push does not bring every weight each time.
             options["enable_weights_cpu_backup"] = True
-        if getattr(args, "sglang_speculative_algorithm", None):
+        if args.sglang_speculative_algorithm:
             # No push brings those of the draft model.
             options["enable_draft_weights_cpu_backup"] = True
     options.update(

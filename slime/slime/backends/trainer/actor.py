@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from slime.algorithms.advantages import compute_advantages
+from slime.args import Arguments, required
 from slime.backends.trainer.flops import forward_flops, speeds, step_flops
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.profiling import MemoryHistory
@@ -85,7 +85,7 @@ class TrainActor(TrainRank):
 
     # Start and end
 
-    def init(self, args: Namespace) -> int:
+    def init(self, args: Arguments) -> int:
         """Build everything, load a checkpoint if there is one to load, and return the first rollout to train on."""
         self._begin(args)
         args = self.args
@@ -258,16 +258,19 @@ class TrainActor(TrainRank):
         if not self.args.save:
             raise CheckpointError("there is nowhere to save to: add --save DIR")
         self._check_memory()
-        root, iteration = Path(self.args.save), rollout_id + 1
+        root, iteration = self._save_folder(), rollout_id + 1
         with self._timed("save_model"):
             folder = self._write(root, iteration, self._meta(rollout_id))
             if self.args.save_hf:
                 self.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
         return str(folder)
 
+    def _save_folder(self) -> Path:
+        return Path(required("--save", self.args.save))
+
     def publish(self, rollout_id: int) -> None:
         """Name the checkpoint of ``rollout_id`` as the latest one and delete those beyond --save-keep."""
-        root = Path(self.args.save)
+        root = self._save_folder()
         on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
 
     def save_hf(self, path: str) -> None:

@@ -11,13 +11,13 @@ resume from when the policy's checkpoint of the same rollout is; ``publish`` the
 from __future__ import annotations
 
 from abc import abstractmethod
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slime.args import Arguments, required
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.rank import TrainRank, fetch, mean_of_steps
 from slime.backends.trainer.rollout_data import RolloutShard
@@ -52,7 +52,7 @@ class CriticActor(TrainRank):
     def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         """Write a checkpoint and return its folder, not yet published."""
 
-    def init(self, args: Namespace) -> None:
+    def init(self, args: Arguments) -> None:
         """Build the critic with the backbone that --critic-load names, or the policy's start weights."""
         self._begin(critic_arguments(args))
         start = self.args.critic_load
@@ -63,7 +63,7 @@ class CriticActor(TrainRank):
         """Load what --resume or --critic-load names; on --resume the state of the rollout before ``start_rollout_id``."""
         args = self.args
         if args.resume:
-            folder = checkpoint_folder.folder_of(Path(args.critic_save), start_rollout_id)
+            folder = checkpoint_folder.folder_of(self._save_folder(), start_rollout_id)
             if not (folder / "meta.json").exists():
                 raise CheckpointError(
                     f"--resume needs the critic's checkpoint {folder}: give --critic-save the folder it is in"
@@ -106,11 +106,14 @@ class CriticActor(TrainRank):
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder."""
         self._check_memory()
         with self._timed("critic_save"):
-            return str(self._write(Path(self.args.critic_save), rollout_id + 1, self._common_meta(rollout_id)))
+            return str(self._write(self._save_folder(), rollout_id + 1, self._common_meta(rollout_id)))
+
+    def _save_folder(self) -> Path:
+        return Path(required("--critic-save", self.args.critic_save))
 
     def publish(self, rollout_id: int) -> None:
         """Name the checkpoint of ``rollout_id`` as the latest one and delete those beyond --save-keep."""
-        root = Path(self.args.critic_save)
+        root = self._save_folder()
         on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
 
 
@@ -121,11 +124,11 @@ def named(metrics: Metrics) -> Metrics:
     }
 
 
-def critic_arguments(args: Namespace) -> Namespace:
+def critic_arguments(args: Arguments) -> Arguments:
     """Return ``args`` with the critic's learning rate and warm-up in the place of the policy's."""
     changed = {
         "lr": args.lr if args.critic_lr is None else args.critic_lr,
         "lr_warmup_iters": args.critic_lr_warmup_iters,
         "lr_warmup_fraction": None,
     }
-    return Namespace(**(vars(args) | changed))
+    return args.changed(**changed)

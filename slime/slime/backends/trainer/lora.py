@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder
 from slime.exceptions import CheckpointError
 
 DEFAULT_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
-def target_modules(args: Namespace) -> list[str]:
+def target_modules(args: Arguments) -> list[str]:
     """Return the names of the linear layers that get an adapter."""
     targets = args.lora_target_modules or DEFAULT_TARGETS
     return targets if isinstance(targets, list) else [name.strip() for name in targets.split(",")]
 
 
-def lora_config(args: Namespace):
+def lora_config(args: Arguments):
     """Return the ``peft.LoraConfig`` of ``args.lora_rank``, ``lora_alpha``, ``lora_dropout`` and ``lora_target_modules``."""
     from peft import LoraConfig
 
@@ -36,14 +36,14 @@ def lora_config(args: Namespace):
     )
 
 
-def shape_of_adapters(args: Namespace) -> dict[str, Any] | None:
+def shape_of_adapters(args: Arguments) -> dict[str, Any] | None:
     """What a checkpoint says of its adapters; None without LoRA."""
     if not args.use_lora:
         return None
     return {"rank": args.lora_rank, "alpha": args.lora_alpha, "target_modules": sorted(target_modules(args))}
 
 
-def check_same_adapters(args: Namespace, meta: dict[str, Any]) -> None:
+def check_same_adapters(args: Arguments, meta: dict[str, Any]) -> None:
     """Raise CheckpointError when the adapters of a checkpoint have another rank, scale or place than the run's.
 
     The tensors alone do not tell: another alpha would scale what was learnt.
@@ -65,7 +65,7 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
     return torch.addmm(base.float(), lora_b.float(), lora_a.float(), alpha=scaling)
 
 
-def write_adapter(args: Namespace, tensors: dict[str, Tensor], path: Path) -> None:
+def write_adapter(args: Arguments, tensors: dict[str, Tensor], path: Path) -> None:
     """Write ``adapter_model.safetensors`` and ``adapter_config.json`` as ``PeftModel.from_pretrained`` reads them.
 
     The folder appears whole, by rename, or not at all. ``tensors`` have PEFT's names and lie on the CPU.

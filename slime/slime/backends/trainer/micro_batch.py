@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss, reads_response_rows
 from slime.algorithms.losses.reduce import Reducer, make_reducer
+from slime.args import Arguments
 from slime.algorithms.losses.supervised import value_loss
 from slime.backends.trainer.packing import MicroBatch, build
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
@@ -41,7 +41,7 @@ class Model(Protocol):
         ...
 
 
-def model_input(args: Namespace, shard: RolloutShard, indices: list[int], device: torch.device) -> MicroBatch:
+def model_input(args: Arguments, shard: RolloutShard, indices: list[int], device: torch.device) -> MicroBatch:
     """The model input of the samples ``indices`` of ``shard``."""
     lengths, images = shard.fields["response_lengths"], shard.fields.get(IMAGES)
     return build(
@@ -53,14 +53,14 @@ def model_input(args: Namespace, shard: RolloutShard, indices: list[int], device
     )
 
 
-def reducer_of(args: Namespace, batch: dict[str, Any], response_lengths: list[int]) -> Reducer:
+def reducer_of(args: Arguments, batch: dict[str, Any], response_lengths: list[int]) -> Reducer:
     """The reducer of a micro-batch, which may be empty."""
     masks, sums = batch.get("loss_masks", []), batch.get("rollout_mask_sums")
     return make_reducer(args.calculate_per_token_loss, response_lengths, masks, sums)
 
 
 def micro_batch_loss(
-    args: Namespace,
+    args: Arguments,
     model: Model,
     shard: RolloutShard,
     indices: list[int],
@@ -93,7 +93,7 @@ def micro_batch_loss(
 
 
 def _custom_micro_batch_loss(
-    args: Namespace, model: Model, inputs: MicroBatch, batch: dict[str, Any]
+    args: Arguments, model: Model, inputs: MicroBatch, batch: dict[str, Any]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     function = load_function(args.custom_loss_function_path)
 
@@ -116,7 +116,7 @@ def _custom_micro_batch_loss(
 
 
 def value_micro_batch_loss(
-    args: Namespace,
+    args: Arguments,
     model: Callable[[MicroBatch], Tensor],
     shard: RolloutShard,
     indices: list[int],

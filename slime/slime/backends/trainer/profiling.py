@@ -22,7 +22,7 @@ TARGETS = {"train": "train_overall", "actor_train": "train_actor", "log_probs": 
 
 
 @contextlib.contextmanager
-def profiled(args: Namespace, phase: str, rollout_id: int, rank: int) -> Iterator[None]:
+def profiled(args: Arguments, phase: str, rollout_id: int, rank: int) -> Iterator[None]:
     """Write ``<run-dir>/profile/<target>_rollout<r>_rank<k>.json`` when this phase of this rollout is asked for."""
     target = TARGETS[phase]
     wanted = args.use_pytorch_profiler and args.profile_target == target

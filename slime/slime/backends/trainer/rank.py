@@ -11,7 +11,6 @@ import os
 import random
 import time
 from abc import ABC, abstractmethod
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -23,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from slime.args import Arguments
 from slime.backends.trainer.lora import check_same_adapters, shape_of_adapters
 from slime.backends.trainer.micro_batch import Metrics
 from slime.backends.trainer.offload import HostMemory
@@ -41,7 +41,7 @@ class TrainRank(ABC):
     """Owner of the model's shard, its optimizer, its schedule and this rank's random state."""
 
     role: ClassVar[str] = "policy"
-    args: Namespace
+    args: Arguments
     model: Any
     optimizer: Any
     schedule: Schedule
@@ -59,10 +59,10 @@ class TrainRank(ABC):
         os.environ.update(own_of_machine(os.environ))
         remove_at_the_end()
 
-    def _begin(self, args: Namespace) -> None:
+    def _begin(self, args: Arguments) -> None:
         """Settle the arguments and join the group."""
         default_dtype = "bfloat16" if args.device == "cuda" else "float32"
-        self.args = Namespace(**(vars(args) | {"train_dtype": args.train_dtype or default_dtype}))
+        self.args = args.changed(train_dtype=args.train_dtype or default_dtype)
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
         self.device = self._join()
         self._host_memory = HostMemory(self.device)

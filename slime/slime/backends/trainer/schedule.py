@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import CheckpointError
 
 STYLES = ("constant", "linear", "cosine", "WSD")
@@ -26,7 +26,7 @@ class Schedule:
     ``WSD`` (warm-up, stable, decay; Hu et al. 2024) stays at the peak until ``lr_wsd_decay_iters`` steps before the end.
     """
 
-    def __init__(self, args: Namespace, total_steps: int | None) -> None:
+    def __init__(self, args: Arguments, total_steps: int | None) -> None:
         """``total_steps``: steps of the run, used when ``args.lr_decay_iters`` is None; may be None for a constant rate."""
         self.style = args.lr_decay_style
         if self.style not in STYLES:

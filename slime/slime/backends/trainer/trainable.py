@@ -6,32 +6,33 @@ Guarantee: every pattern names at least one parameter and at least one parameter
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from slime.args import Arguments
 from slime.exceptions import CheckpointError, ConfigurationError
 
 PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
 
 
-def choose_trainable(args: Namespace, model: nn.Module) -> None:
+def choose_trainable(args: Arguments, model: nn.Module) -> None:
     """Freeze the parameters of ``model`` whose Hugging Face name the patterns (regular expressions, anywhere in it) exclude."""
-    only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
-    if not only and not frozen:
+    only = args.only_train_params_name_list
+    patterns = only or args.freeze_params_name_list
+    if not patterns:
         return
     names = [name for name, _ in model.named_parameters()]
     flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
-    matched = _matches(flag, only or frozen, names)
+    matched = _matches(flag, patterns, names)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_((name in matched) == bool(only))
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigurationError(f"{flag} {' '.join(only or frozen)} leaves nothing to train")
+        raise ConfigurationError(f"{flag} {' '.join(patterns)} leaves nothing to train")
 
 
-def check_same_parameters(args: Namespace, meta: dict[str, Any]) -> None:
+def check_same_parameters(args: Arguments, meta: dict[str, Any]) -> None:
     """Raise CheckpointError when a checkpoint was written with other patterns: its optimizer knows other parameters."""
     for name in PATTERNS:
         then, now = meta.get(name), getattr(args, name)

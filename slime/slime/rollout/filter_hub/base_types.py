@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import PluginError
 
 
@@ -25,7 +25,7 @@ class DynamicFilterOutput:
     keep_when_insufficient: bool = False
 
 
-def call_dynamic_filter(function: Callable[..., Any] | None, args: Namespace, group: list[Any]) -> DynamicFilterOutput:
+def call_dynamic_filter(function: Callable[..., Any] | None, args: Arguments, group: list[Any]) -> DynamicFilterOutput:
     """Return the verdict of ``function`` on ``group``; a bare bool will do, and without a function everything is kept.
 
     Raises:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.metrics import flatten
 from slime.rollout.rewards import CONSTANT
 
 
-def check_reward_nonzero_std(args: Namespace, group: list[Any], **kwargs: Any) -> DynamicFilterOutput:
+def check_reward_nonzero_std(args: Arguments, group: list[Any], **kwargs: Any) -> DynamicFilterOutput:
     """Drop a group of two or more whose rewards are all equal, as in DAPO (arXiv:2503.14476, dynamic sampling).
 
     A group of one is kept: there is nothing to compare it with. So is one with a sample that has no reward.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.metrics import flatten
 from slime.utils.types import Sample
 
 
-def mask_truncated(args: Namespace, groups: list[Any]) -> None:
+def mask_truncated(args: Arguments, groups: list[Any]) -> None:
     """Take the loss off truncated samples, as in DAPO (arXiv:2503.14476, overlong filtering); they count as before."""
     for sample in flatten(groups):
         sample.remove_sample = sample.remove_sample or sample.status == Sample.Status.TRUNCATED

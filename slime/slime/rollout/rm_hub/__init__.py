@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout.reward_plugin import load_reward_function
 from slime.rollout.rm_hub.math_utils import grade_answer_verl
@@ -38,7 +38,7 @@ PROBLEM = "grader_problem"
 BY_TYPE = "slime.rollout.rm_hub.reward_by_type"
 
 
-async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
+async def async_rm(args: Arguments, sample: Sample, **kwargs: Any) -> Any:
     """Return the reward of one sample, a number or a dict of them."""
     path = sample.custom_rm_path or args.custom_rm_path
     if path:
@@ -46,7 +46,7 @@ async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
     return await reward_by_type(args, sample)
 
 
-async def batched_async_rm(args: Namespace, samples: list[Sample], **kwargs: Any) -> list[Any]:
+async def batched_async_rm(args: Arguments, samples: list[Sample], **kwargs: Any) -> list[Any]:
     """Return the rewards of several samples.
 
     Each reward function is called once, with the list of its samples; that of the run also when the list is empty.
@@ -66,7 +66,7 @@ async def batched_async_rm(args: Namespace, samples: list[Sample], **kwargs: Any
     return rewards
 
 
-async def reward_by_type(args: Namespace, sample: Sample | list[Sample], **kwargs: Any) -> Any:
+async def reward_by_type(args: Arguments, sample: Sample | list[Sample], **kwargs: Any) -> Any:
     """Return the reward by the grader of ``metadata["rm_type"]`` or ``--rm-type``; a list of them for a list."""
     if isinstance(sample, list):
         return await gather_or_cancel(reward_by_type(args, one) for one in sample)
@@ -84,7 +84,7 @@ async def reward_by_type(args: Namespace, sample: Sample | list[Sample], **kwarg
         return copy.copy(grader.wrong)
 
 
-def _grader_name(args: Namespace, sample: Sample) -> str:
+def _grader_name(args: Arguments, sample: Sample) -> str:
     name = sample.metadata.get("rm_type") or args.rm_type
     if not name:
         raise ConfigurationError(
@@ -93,14 +93,14 @@ def _grader_name(args: Namespace, sample: Sample) -> str:
     return str(name)
 
 
-def check_samples(args: Namespace, samples: Iterable[Sample]) -> None:
+def check_samples(args: Arguments, samples: Iterable[Sample]) -> None:
     """Check that a grader can score each sample that no function of its own scores.
 
     Raises:
         ConfigurationError: when there is no such grader.
         SampleError: naming the first sample by its position that lacks what its grader needs.
     """
-    run_path, run_type = getattr(args, "custom_rm_path", None), getattr(args, "rm_type", None)
+    run_path, run_type = args.custom_rm_path, args.rm_type
     for position, sample in enumerate(samples):
         path = sample.custom_rm_path or run_path
         name = sample.metadata.get("rm_type") or run_type

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.rm_hub.extraction import whole
 from slime.rollout.rm_hub.grader import Grader, needs_label, references
 from slime.utils.types import Sample
@@ -33,7 +33,7 @@ def f1_score(reply: str, label: str) -> float:
     return 2 * common / (len(found) + len(expected)) if common else 0.0
 
 
-async def _compare(args: Any, sample: Sample, answer: str) -> float:
+async def _compare(args: Arguments, sample: Sample, answer: str) -> float:
     return max(f1_score(answer, label) for label in references(sample))
 
 

@@ -8,8 +8,8 @@ are read as a choice, and the pronoun "I" is none.
 from __future__ import annotations
 
 import re
-from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import SampleError
 from slime.rollout.rm_hub.extraction import after_thinking, last_boxed
 from slime.rollout.rm_hub.grader import Grader
@@ -103,7 +103,7 @@ def _check(sample: Sample) -> None:
     correct_letter(sample)
 
 
-async def _compare(args: Any, sample: Sample, answer: str) -> float:
+async def _compare(args: Arguments, sample: Sample, answer: str) -> float:
     choices = choices_of(sample)
     return float(letter_of(chosen(answer, choices), choices) == correct_letter(sample))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from slime.args import Arguments
 from slime.exceptions import SampleError
 from slime.rollout.rm_hub import instructions_ifbench, instructions_ifeval
 from slime.rollout.rm_hub.extraction import after_thinking
@@ -53,7 +54,7 @@ def _answer(reply: str) -> str | None:
     return text if text.strip() else None
 
 
-async def _compare(args: Any, sample: Sample, answer: str) -> float:
+async def _compare(args: Arguments, sample: Sample, answer: str) -> float:
     return float(all(CHECKS[name](answer, **given) for name, given in instructions(sample)))
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from slime.args import Arguments
 from typing import Any
 
 from slime.rollout.rm_hub.extraction import boxed_after_thinking, last_boxed
@@ -18,7 +19,7 @@ def reference_answers(sample: Sample) -> list[str]:
     return [label if (boxed := last_boxed(label)) is None else boxed for label in references(sample)]
 
 
-async def equals_label(args: Any, sample: Sample, answer: str) -> float:
+async def equals_label(args: Arguments, sample: Sample, answer: str) -> float:
     """Return 1.0 when the answer equals a label, else 0.0."""
     return float(await pool().grade("equal_answers", answer=answer, labels=reference_answers(sample)))
 

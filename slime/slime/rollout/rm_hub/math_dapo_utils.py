@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from slime.args import Arguments
 from slime.rollout.rm_hub.extraction import answer_line, last_boxed
 from slime.rollout.rm_hub.grader import Grader, needs_label
 from slime.rollout.rm_hub.math import reference_answers
@@ -55,7 +56,7 @@ def verdict(equal: bool, answer: str | None) -> dict[str, Any]:
     return {"score": 1.0 if equal else -1.0, "acc": equal, "pred": answer}
 
 
-async def _compare(args: Any, sample: Sample, answer: str) -> dict[str, Any]:
+async def _compare(args: Arguments, sample: Sample, answer: str) -> dict[str, Any]:
     equal = await pool().grade("equal_answers", answer=answer, labels=reference_answers(sample))
     return verdict(equal, answer)
 

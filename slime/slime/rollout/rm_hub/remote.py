@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from slime.args import Arguments, required
 from slime.exceptions import HttpStatusError, SlimeError
 from slime.rollout.rm_hub.extraction import whole
 from slime.rollout.rm_hub.grader import Grader, needs_nothing
@@ -30,12 +31,14 @@ class RemoteRewardError(SlimeError, RuntimeError):
     """The reward server gave no reward."""
 
 
-async def _compare(args: Any, sample: Sample, answer: str) -> Any:
+async def _compare(args: Arguments, sample: Sample, answer: str) -> Any:
     payload = {"prompt": sample.prompt, "response": answer, "label": sample.label, "metadata": sample.metadata}
     delay = FIRST_DELAY_SECONDS
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            reward = await asyncio.wait_for(post(args.rm_url, payload, max_retries=1), ATTEMPT_SECONDS)
+            reward = await asyncio.wait_for(
+                post(required("--rm-url", args.rm_url), payload, max_retries=1), ATTEMPT_SECONDS
+            )
         except (TimeoutError, httpx.TransportError, HttpStatusError) as error:
             if isinstance(error, HttpStatusError) and error.status < 500:
                 raise RemoteRewardError(f"--rm-url refused a sample: {error}") from error
