@@ -36,7 +36,6 @@ from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.algorithms.losses.topk_distillation import forward_kl, reverse_kl
 from slime.args import Arguments
-from slime.arguments.parser import build_parser
 from slime.logprobs.response_rows import log_probs_of_head
 from slime.utils.ppo_utils import compute_log_probs
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime.args import Arguments
 from openclaw.training.rollout import RolloutOutput, generate_rollout
+from slime.args import Arguments
 
 METHOD = "openclaw_opd_method.OnPolicyDistillation"
 

@@ -14,8 +14,8 @@ from benchmarks.fault_parts.checks import Checker, View, journal_lines, say_at_o
 from benchmarks.fault_parts.clients import Clients
 from benchmarks.fault_parts.stage import VICTIMS, Stage, wait_until
 from benchmarks.fault_parts.trainer import Weights
-from slime.args import Arguments
 from openclaw.training.rollout import LedgerDataSource
+from slime.args import Arguments
 
 WEIGHTS = {"runtime": 2, "trainer": 3, "policy": 2, "judge": 2, "writer": 1}
 LONGEST_PAUSE_SECONDS = 1.2

@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx
 
-from slime.args import Arguments
 from openclaw.training.rollout import LedgerDataSource, collect
+from slime.args import Arguments
 from slime.utils.process import watch_lifeline
 
 CHECKPOINT = "trainer.json"

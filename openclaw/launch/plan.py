@@ -24,8 +24,8 @@ from openclaw.launch.methods import METHODS, MethodLines, find_method
 from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
-from slime.args import Arguments
 from openclaw.training.live_losses import unfed_loss
+from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
 from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import ADDRESS_VARIABLE, OWN_CLUSTER, named_cluster

@@ -16,8 +16,8 @@ from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
-from slime.args import Arguments
 from openclaw.runtime.process import RuntimeSupervisor, answers, free_port
+from slime.args import Arguments
 from slime.utils.process import spawn
 
 logger = logging.getLogger(__name__)

@@ -72,7 +72,6 @@ def running_engine(options: ServerOptions, folder: Path, context_length: int) ->
     arguments = Arguments(
         run_dir=str(folder),
         hf_checkpoint=options.model,
-        prm_model_path=None,
         seed=SEED,
         device=options.device,
         weight_update_mode="retract",

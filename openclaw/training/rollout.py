@@ -17,10 +17,10 @@ from typing import Any, TypeVar, cast
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
-from slime.args import Arguments
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import check_runtime, ledger_path, start_runtime, stop_runtime
 from openclaw.training.live_losses import unfed_loss
+from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource

@@ -12,7 +12,6 @@ import torch
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.arguments import default_args
 from tests.helpers.engine_streams import TEMPERATURE, Tolerance
 
 GPU = torch.device("cuda", 0)

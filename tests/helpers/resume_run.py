@@ -17,10 +17,10 @@ import torch.distributed as dist
 from benchmarks.fault_parts.trainer import NoRuntime
 from openclaw.ledger.records import Verdict, VersionSpan
 from openclaw.ledger.store import Ledger
-from slime.args import Arguments
 from openclaw.runtime.start import ledger_path
 from openclaw.training.rollout import LedgerDataSource, collect
 from openclaw.training.samples import make_sample
+from slime.args import Arguments
 from slime.backends.fsdp_utils.actor import FSDPTrainActor
 from slime.backends.fsdp_utils.weights import gather
 from slime.rollout.train_data import convert, split_by_dp

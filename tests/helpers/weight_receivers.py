@@ -14,7 +14,6 @@ from torch import Tensor
 from benchmarks.weight_receiver import ReceiverProcess
 from slime.args import Arguments
 from slime.weight_sync.transports import make_weight_sync
-from tests.helpers.arguments import default_args
 
 SPEC: dict[str, Any] = {
     "embedding": [[40, 8], "float32"],

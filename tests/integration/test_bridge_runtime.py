@@ -16,9 +16,9 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from slime.args import Arguments
 from openclaw.runtime.start import start_runtime
 from openclaw.training.rollout import LedgerDataSource, generate_rollout
+from slime.args import Arguments
 from slime.utils.http_utils import find_available_port, is_port_available
 from tests.helpers.mock_engine import logprob_of, serve
 from tests.helpers.policy_and_judge import REPLY, PolicyAndJudge

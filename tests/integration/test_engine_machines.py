@@ -23,7 +23,6 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
-from tests.helpers.arguments import default_args
 from tests.helpers.processes import GONE_SECONDS, assert_all_gone
 from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_receivers import connected, rank_zero

@@ -12,7 +12,6 @@ from slime.arguments.process_environment import CUMEM, NOSET
 from slime.ray import cluster as cluster_module
 from slime.ray.actor_group import TrainGroup
 from slime.ray.placement import create_placement
-from tests.helpers.arguments import default_args
 
 pytestmark = pytest.mark.timeout(300)
 

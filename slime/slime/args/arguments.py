@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from slime.args.base import DERIVED, FlatArguments
 
 if TYPE_CHECKING:
-    from slime.arguments.eval_config import EvalDataset
+    from slime.arguments.evaluation import EvalDataset
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -338,7 +338,10 @@ class Arguments(FlatArguments):
     sglang_dtype: str | None = None
     sglang_enable_deterministic_inference: bool | None = None
     sglang_enable_hierarchical_cache: bool | None = None
+    sglang_enable_kv_cache_sharding: bool | None = None
     sglang_enable_lmcache: bool | None = None
+    sglang_enable_nccl_nvls: bool | None = None
+    sglang_enable_symm_mem: bool | None = None
     sglang_kv_cache_dtype: str | None = None
     sglang_mamba_full_memory_ratio: float | None = None
     sglang_max_mamba_cache_size: int | None = None

@@ -5,8 +5,7 @@ Guarantee: a flag that would have no effect beside the others is refused by name
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.option import Group, Option, flag_of
 
 ESTIMATORS = (
@@ -125,12 +124,12 @@ _NEEDS = (
 )
 
 
-def check_algorithm(args: Namespace) -> list[str]:
+def check_algorithm(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     return [*_check_loss(args), *_check_terms(args), *_check_advantages(args), *_check_correction(args)]
 
 
-def _check_loss(args: Namespace) -> list[str]:
+def _check_loss(args: Arguments) -> list[str]:
     problems = []
     if args.loss_type == "custom_loss" and not args.custom_loss_function_path:
         problems.append("--loss-type custom_loss needs --custom-loss-function-path module.attr")
@@ -162,7 +161,7 @@ def _check_loss(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_terms(args: Namespace) -> list[str]:
+def _check_terms(args: Arguments) -> list[str]:
     problems = []
     for name, off, needed in _NEEDS[:2] if args.loss_type == "custom_loss" else _NEEDS:
         there = getattr(args, needed) or (needed == "use_tis" and args.get_mismatch_metrics)
@@ -191,7 +190,7 @@ def _check_terms(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_advantages(args: Namespace) -> list[str]:
+def _check_advantages(args: Arguments) -> list[str]:
     problems = []
     estimator, custom = args.advantage_estimator, args.custom_advantage_function_path
     if estimator in WHITENED and not (args.normalize_advantages or custom):
@@ -221,7 +220,7 @@ def _check_advantages(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_correction(args: Namespace) -> list[str]:
+def _check_correction(args: Arguments) -> list[str]:
     problems = []
     if args.use_rollout_logprobs and (args.use_tis or args.get_mismatch_metrics):
         flag = "--use-tis" if args.use_tis else "--get-mismatch-metrics"

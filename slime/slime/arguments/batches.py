@@ -6,8 +6,6 @@ Guarantee: after :func:`check_counts` found nothing no derivation divides by zer
 from __future__ import annotations
 
 from slime.args import Arguments
-from argparse import Namespace
-
 from slime.arguments.option import flag_of
 from slime.arguments.rollout import DEFAULT_DATA_SOURCE
 
@@ -47,7 +45,7 @@ _GENERATING = (
 )
 
 
-def check_counts(args: Namespace) -> list[str]:
+def check_counts(args: Arguments) -> list[str]:
     """Return a line per number that is too small, as it was given."""
     given = [(flag_of(name), getattr(args, name)) for name in _COUNTS]
     problems = [f"{flag} {value}: give 1 or more" for flag, value in given if value is not None and value < 1]
@@ -58,7 +56,7 @@ def check_counts(args: Namespace) -> list[str]:
     return problems
 
 
-def check_lengths(args: Namespace) -> list[str]:
+def check_lengths(args: Arguments) -> list[str]:
     """Return a line per bound on lengths that is missing or leaves no room; after the derivations."""
     problems = []
     longest, context = args.rollout_max_response_len, args.rollout_max_context_len
@@ -77,7 +75,7 @@ def check_lengths(args: Namespace) -> list[str]:
     return problems
 
 
-def _generates(args: Namespace) -> bool:
+def _generates(args: Arguments) -> bool:
     """Whether the core's own generation answers prompts of this run."""
     replayed = args.debug_train_only or args.load_debug_rollout_data
     own = args.rollout_function_path in _GENERATING and not args.custom_generate_function_path

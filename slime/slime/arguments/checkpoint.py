@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
+from slime.args import Arguments, required
 from slime.arguments.option import Group, Option
 
 CHECKPOINT = Group(
@@ -39,7 +39,7 @@ CHECKPOINT = Group(
 LATEST = "latest_checkpointed_iteration.txt"
 
 
-def check_paths(args: Namespace) -> list[str]:
+def check_paths(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = []
     if not args.hf_checkpoint:
@@ -79,20 +79,22 @@ def check_paths(args: Namespace) -> list[str]:
     return problems
 
 
-def taken_folder(args: Namespace) -> list[str]:
+def taken_folder(args: Arguments) -> list[str]:
     """Return a line when a run that starts anew would write over the checkpoints of another one."""
     if args.resume or not args.save or _goes_on(args) or not Path(args.save, LATEST).is_file():
         return []
     return [f"--save {args.save} holds checkpoints of an earlier run; add --resume to go on, or name another folder"]
 
 
-def _loadable(args: Namespace) -> bool:
+def _loadable(args: Arguments) -> bool:
     """Whether --load names a checkpoint, a model, or the folder of --save, where the first run finds nothing yet."""
-    folder = Path(args.load)
+    folder = Path(required("--load", args.load))
     there = any((folder / name).is_file() for name in (LATEST, "meta.json", "config.json"))
     return there or _goes_on(args)
 
 
-def _goes_on(args: Namespace) -> bool:
+def _goes_on(args: Arguments) -> bool:
     """Whether --load and --save are one folder, however it is written."""
-    return bool(args.load and args.save) and Path(args.load).resolve() == Path(args.save).resolve()
+    if not args.load or not args.save:
+        return False
+    return Path(args.load).resolve() == Path(args.save).resolve()

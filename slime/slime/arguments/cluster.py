@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import check_machines, gpus_needed
 from slime.arguments.option import Group, Option, json_object
@@ -86,7 +85,7 @@ ONE_AFTER_THE_OTHER = "slime.rollout.sglang_rollout.generate_rollout"
 _BESIDE_THE_TRAINER = ("slime.rollout.fully_async_rollout.generate_rollout_fully_async",)
 
 
-def derive_colocate(args: Namespace) -> None:
+def derive_colocate(args: Arguments) -> None:
     """Settle who shares: without trainer or without engines nobody; else the engines get the trainer's GPUs.
 
     ``offload_train`` and ``offload_rollout`` become True or False.
@@ -103,12 +102,12 @@ def derive_colocate(args: Namespace) -> None:
         args.colocate = args.offload = False
 
 
-def trainer_gpus(args: Namespace) -> int:
+def trainer_gpus(args: Arguments) -> int:
     """GPUs of actor and critic."""
     return args.actor_num_nodes * args.actor_num_gpus_per_node + critic_gpus(args)
 
 
-def check_colocate(args: Namespace) -> list[str]:
+def check_colocate(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     given = [flag for flag in ("offload_train", "offload_rollout") if getattr(args, flag)]
     flags = "--offload" if args.offload else ", ".join(f"--{flag.replace('_', '-')}" for flag in given)
@@ -135,9 +134,9 @@ def check_colocate(args: Namespace) -> list[str]:
     return problems
 
 
-def check_asynchronous(args: Namespace, program: str) -> list[str]:
+def check_asynchronous(args: Arguments, program: str) -> list[str]:
     """Return what speaks against collecting and training at the same time, which ``program`` does."""
-    if not getattr(args, "colocate", False):
+    if not args.colocate:
         return []
     return [
         f"--colocate lets trainer and engines take turns, and {program} has both work at the same time; use slime/train.py, "
@@ -145,7 +144,7 @@ def check_asynchronous(args: Namespace, program: str) -> list[str]:
     ]
 
 
-def check_roles(args: Namespace) -> list[str]:
+def check_roles(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = check_machines(args)
     actor = args.actor_num_nodes * args.actor_num_gpus_per_node

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from slime.args import Arguments
 import slime.arguments.evaluation as evaluation
+from slime.args import Arguments
 from slime.arguments.algorithm import GROUP_STANDARDISED
 from slime.arguments.cluster import trainer_gpus
 from slime.arguments.devices import VISIBLE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from slime.args import Arguments
-
 from slime.arguments.option import Group, Option
 
 JUDGE = Group(
@@ -22,7 +21,7 @@ JUDGE = Group(
 )
 
 
-def check_judge(args: Namespace) -> list[str]:
+def check_judge(args: Arguments) -> list[str]:
     """Return the problems, one line each; ``args`` as they were given, before any derivation."""
     if bool(args.prm_router_ip) != bool(args.prm_router_port):
         return ["--prm-router-ip and --prm-router-port go together"]

@@ -181,7 +181,7 @@ _NEED_EVALUATION = (
 _EVALUATES = ("eval_interval", "eval_config", "eval_prompt_data", "eval_function_path")
 
 
-def check_evaluation(args: Namespace) -> list[str]:
+def check_evaluation(args: Arguments) -> list[str]:
     """Return the problems, one line each; ``args`` as they were given, before any derivation."""
     if any(getattr(args, name) for name in _EVALUATES):
         return []

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import slime.args.arguments
 from slime.arguments.derive import DERIVED
-from slime.arguments.media import media_columns
 from slime.arguments.option import comma_list, json_object
 from slime.arguments.parser import build_parser
 from slime.arguments.refused import REFUSED_PREFIX
+from slime.arguments.rollout import media_columns
 from slime.arguments.sglang_flags import OWNED, READ_BY_CORE, attribute_of, recorded_flags
 
 FILE = Path(slime.args.arguments.__file__)
@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from slime.args.base import DERIVED, FlatArguments
 
 if TYPE_CHECKING:
-    from slime.arguments.eval_config import EvalDataset
+    from slime.arguments.evaluation import EvalDataset
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

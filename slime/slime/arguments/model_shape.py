@@ -7,12 +7,11 @@ train, before anything is loaded.
 
 from __future__ import annotations
 
-from slime.args import Arguments
 import subprocess
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from slime.args import Arguments
 from slime.arguments.option import Group, Option
 from slime.exceptions import ConfigurationError
 

@@ -11,11 +11,11 @@ meanwhile is missing from the cache. Engines go first, because a trainer takes m
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
 from slime.exceptions import ConfigurationError
 
@@ -99,17 +99,17 @@ class Placement:
         return [f"{name:<8} GPU {_interval(gpus):<6} {what}" for name, gpus, what in rows if gpus]
 
 
-def describe_placement(args: Namespace) -> Placement:
+def describe_placement(args: Arguments) -> Placement:
     """Return the placement of a run; raises :class:`ConfigurationError` with the flag to change."""
     actor_count = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
     trainer_count = actor_count + (0 if args.debug_rollout_only else critic_gpus(args))
-    external_policy = bool(getattr(args, "sglang_router_ip", None))
-    external_judge = bool(getattr(args, "prm_router_ip", None))
+    external_policy = bool(args.sglang_router_ip)
+    external_judge = bool(args.prm_router_ip)
     if external_policy and actor_count:
         raise ConfigurationError(
             "engines at --sglang-router-ip cannot take new weights; remove it, or collect only with --debug-rollout-only"
         )
-    no_engines = args.debug_train_only or external_policy or getattr(args, "rollout_external_engine_addrs", None)
+    no_engines = args.debug_train_only or external_policy or args.rollout_external_engine_addrs
     rollout_count = 0 if no_engines else args.rollout_num_gpus
     no_judge = args.debug_train_only or external_judge
     judge_count = args.prm_num_gpus if args.prm_enable and not no_judge else 0
@@ -124,7 +124,7 @@ def describe_placement(args: Namespace) -> Placement:
         )
     rollout_start = 0 if args.colocate else trainer_count
     judge_start = max(trainer_count, rollout_start + rollout_count)
-    if getattr(args, "share_gpu", False):
+    if args.share_gpu:
         rollout_start = judge_start = 0
     placement = Placement(
         actor=tuple(range(actor_count)),
@@ -134,10 +134,10 @@ def describe_placement(args: Namespace) -> Placement:
         judge_gpus_per_engine=judge_per_engine,
         critic=tuple(range(actor_count, trainer_count)),
     )
-    nodes = getattr(args, "num_nodes", None) or 1
+    nodes = args.num_nodes or 1
     if nodes > 1:
         _check_whole_machines(placement, args.num_gpus_per_node)
-    available = getattr(args, "num_gpus", None)
+    available = args.num_gpus
     if available is not None and placement.total > nodes * available:
         raise ConfigurationError(f"{placement.roles()} GPUs need {placement.total}, --num-gpus is {nodes * available}")
     return placement
@@ -161,17 +161,17 @@ def _interval(gpus: Sequence[int]) -> str:
     return str(gpus[0]) if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1]}"
 
 
-def model_parallel_size(args: Namespace) -> int:
+def model_parallel_size(args: Arguments) -> int:
     """Ranks that hold one copy of the model."""
     return args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
 
 
-def data_parallel_size(args: Namespace, world_size: int) -> int:
+def data_parallel_size(args: Arguments, world_size: int) -> int:
     """Copies of the model, each with its own samples; 1 per rank without Megatron."""
     return world_size // model_parallel_size(args) if args.train_backend == "megatron" else world_size
 
 
-def data_parallel_rank(args: Namespace, rank: int, world_size: int) -> int:
+def data_parallel_rank(args: Arguments, rank: int, world_size: int) -> int:
     """Return which shard of the data ``rank`` trains on.
 
     Megatron numbers ranks with the tensor-parallel rank running fastest, then data, then pipeline ("tp-cp-ep-dp-pp").
@@ -182,17 +182,17 @@ def data_parallel_rank(args: Namespace, rank: int, world_size: int) -> int:
     return rank // inner % data_parallel_size(args, world_size)
 
 
-def shard_of_rank(args: Namespace, shards: list[Any], world_size: int) -> list[Any]:
+def shard_of_rank(args: Arguments, shards: list[Any], world_size: int) -> list[Any]:
     """Return what each rank trains on, given one shard per copy of the model."""
     return [shards[data_parallel_rank(args, rank, world_size)] for rank in range(world_size)]
 
 
-def pipeline_stages(args: Namespace) -> int:
+def pipeline_stages(args: Arguments) -> int:
     """Pipeline stages of each engine: ``--sglang-pp-size``, which SGLang also calls ``--pipeline-parallel-size``."""
-    return next((size for name in STAGES if (size := getattr(args, f"sglang_{name}", None))), 1)
+    return next((size for name in STAGES if (size := getattr(args, f"sglang_{name}"))), 1)
 
 
-def tensor_parallel_size(args: Namespace, num_gpus: int) -> int:
+def tensor_parallel_size(args: Arguments, num_gpus: int) -> int:
     """GPUs of an engine over its pipeline stages.
 
     Raises:

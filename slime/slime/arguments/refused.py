@@ -11,6 +11,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+from slime.args import Arguments
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -66,7 +68,7 @@ def add_fixed_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(fixed.flag, type=type(fixed.value), default=fixed.value, metavar="V", help=text)
 
 
-def check_fixed(args: argparse.Namespace) -> list[str]:
+def check_fixed(args: Arguments) -> list[str]:
     """Return a line per flag that was given another value."""
     return [
         f"{fixed.flag} {value}: {fixed.instead or fixed.why}; use {fixed.value}"
@@ -109,8 +111,6 @@ _FAMILIES: dict[str, str] = {
 } | {name: _ENGINE + name for name in ("reasoning-parser", "tool-call-parser", "chat-template")}
 
 REFUSED_ROUTER: dict[str, str] = {f"router-{name}": why for names, why in _FAMILIES.items() for name in names.split()}
-
-from slime.args import Arguments
 
 # Of the attributes that hold a refused flag until the refusals are read.
 REFUSED_PREFIX = "refused_"

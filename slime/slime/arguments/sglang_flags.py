@@ -45,6 +45,7 @@ READ_BY_CORE = frozenset(
         *("mamba-full-memory-ratio", "max-mamba-cache-size", "tokenizer-worker-num", "disable-cuda-graph"),
         *("disable-radix-cache", "enable-deterministic-inference", "enable-hierarchical-cache", "enable-lmcache"),
         *("speculative-algorithm", "speculative-eagle-topk"),
+        *("enable-symm-mem", "enable-kv-cache-sharding", "enable-nccl-nvls"),
     }
 )
 

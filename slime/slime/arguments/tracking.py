@@ -5,8 +5,7 @@ Guarantee: a flag that would have no effect is refused with the flag that it nee
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.option import Group, Option
 
 TRACKING = Group(
@@ -78,7 +77,7 @@ MEMORY_HISTORY = Group(
 )
 
 
-def check_memory_history(args: Namespace) -> list[str]:
+def check_memory_history(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     if not args.record_memory_history:
         given = [option.flag for option in MEMORY_HISTORY.options if option.is_given(args)]
@@ -101,7 +100,7 @@ _NEEDS = (
 )
 
 
-def check_tracking(args: Namespace) -> list[str]:
+def check_tracking(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = [
         f"--{name.replace('_', '-')} has no effect without --{needed.replace('_', '-')}"

@@ -5,8 +5,7 @@ Guarantee: a flag that would have no effect is refused with the flag that it nee
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from slime.args import Arguments
 from slime.arguments.option import Group, Option, comma_list, flag_of
 
 TRAINER = Group(
@@ -140,7 +139,7 @@ OPTIMIZER = Group(
 )
 
 
-def check_trainer(args: Namespace) -> list[str]:
+def check_trainer(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     return [
         *_check_schedule(args),
@@ -152,7 +151,7 @@ def check_trainer(args: Namespace) -> list[str]:
     ]
 
 
-def _check_schedule(args: Namespace) -> list[str]:
+def _check_schedule(args: Arguments) -> list[str]:
     problems = []
     if args.lr_decay_style == "WSD" and not args.lr_wsd_decay_iters:
         problems.append("--lr-decay-style WSD needs --lr-wsd-decay-iters N, the steps of its decay")
@@ -170,7 +169,7 @@ def _check_schedule(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_parameters(args: Namespace) -> list[str]:
+def _check_parameters(args: Arguments) -> list[str]:
     problems = []
     if args.only_train_params_name_list and args.freeze_params_name_list:
         problems.append("--only-train-params-name-list and --freeze-params-name-list exclude each other; remove one")
@@ -180,14 +179,14 @@ def _check_parameters(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_lora(args: Namespace) -> list[str]:
+def _check_lora(args: Arguments) -> list[str]:
     if args.use_lora:
         return []
     given = [option.flag for option in LORA.options if option.is_given(args)]
     return [f"{', '.join(given)} has no effect without --use-lora"] if given else []
 
 
-def _check_passes(args: Namespace) -> list[str]:
+def _check_passes(args: Arguments) -> list[str]:
     problems = []
     if args.use_rollout_entropy and args.use_rollout_logprobs:
         problems.append(
@@ -205,7 +204,7 @@ def _check_passes(args: Namespace) -> list[str]:
     return problems
 
 
-def _check_profiler(args: Namespace) -> list[str]:
+def _check_profiler(args: Arguments) -> list[str]:
     if not args.use_pytorch_profiler:
         given = (args.profile_step_start, args.profile_step_end, args.profile_target) != (10, 12, "train_overall")
         return ["--profile-* has no effect without --use-pytorch-profiler"] if given else []
@@ -216,7 +215,7 @@ def _check_profiler(args: Namespace) -> list[str]:
     return []
 
 
-def _check_attention(args: Namespace) -> list[str]:
+def _check_attention(args: Arguments) -> list[str]:
     if args.device == "cpu" and args.attn_implementation == "flash_attention_2":
         return ["--attn-implementation flash_attention_2 needs a GPU; use sdpa"]
     return []

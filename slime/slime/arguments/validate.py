@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.args import Arguments
 import slime.arguments.evaluation as evaluation
+from slime.args import Arguments
 from slime.arguments.algorithm import check_algorithm
 from slime.arguments.backend import derive_backend
 from slime.arguments.batches import check_batches, check_counts, check_lengths, check_staleness, check_steps

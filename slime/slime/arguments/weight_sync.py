@@ -44,7 +44,7 @@ STAGES_REFUSED = (
 )
 
 
-def derive_weight_sync(args: Namespace) -> None:
+def derive_weight_sync(args: Arguments) -> None:
     """Settle ``update_weight_mode``, and the transport of processes that share GPUs, between which NCCL has no connection."""
     if args.update_weight_mode is None:
         suits = args.use_lora and args.update_weight_transport == "nccl" and not _adapter_problems(args)
@@ -90,33 +90,33 @@ def check_weight_sync(args: Arguments) -> list[str]:
     return problems
 
 
-def uses_loader(args: Namespace) -> bool:
+def uses_loader(args: Arguments) -> bool:
     """Whether policy engines have to be started with `slime.weight_sync.LOADER`."""
-    shared = getattr(args, "update_weight_transport", "nccl") == "shared"
-    delta = getattr(args, "update_weight_mode", "full") == "delta"
-    return shared or delta or bool(getattr(args, "check_weight_update_equal", False))
+    shared = args.update_weight_transport == "shared"
+    delta = args.update_weight_mode == "delta"
+    return shared or delta or bool(args.check_weight_update_equal)
 
 
-def misses_stages(args: Namespace) -> bool:
+def misses_stages(args: Arguments) -> bool:
     """Whether the run pushes weights in a way that an engine of several pipeline stages cannot take.
 
     SGLang hands a request to the next stage when a stage is done with it, and all stages take the same ranks of a group.
     """
-    pushes = not (getattr(args, "debug_rollout_only", False) or getattr(args, "debug_train_only", False))
-    disk = getattr(args, "update_weight_transport", "nccl") == "disk"
-    return pushes and not disk and getattr(args, "update_weight_mode", "full") != "adapter"
+    pushes = not (args.debug_rollout_only or args.debug_train_only)
+    disk = args.update_weight_transport == "disk"
+    return pushes and not disk and args.update_weight_mode != "adapter"
 
 
-def shares_gpus(args: Namespace) -> bool:
+def shares_gpus(args: Arguments) -> bool:
     """Whether trainer and engines are on the same GPUs, between which NCCL has no connection."""
-    return bool(getattr(args, "share_gpu", False) or getattr(args, "colocate", False))
+    return bool(args.share_gpu or args.colocate)
 
 
-def on_one_gpu(args: Namespace) -> bool:
+def on_one_gpu(args: Arguments) -> bool:
     """Return whether trainer and policy engine share one GPU, so that one can open memory of the other."""
-    return shares_gpus(args) and bool(getattr(args, "share_gpu", False) or args.rollout_num_gpus == 1)
+    return shares_gpus(args) and bool(args.share_gpu or args.rollout_num_gpus == 1)
 
 
-def sends_gpu_handles(args: Namespace) -> bool:
+def sends_gpu_handles(args: Arguments) -> bool:
     """Return whether a push sends CUDA IPC handles of the trainer's memory."""
-    return getattr(args, "update_weight_transport", "nccl") == "shared" and on_one_gpu(args)
+    return args.update_weight_transport == "shared" and on_one_gpu(args)

@@ -108,7 +108,7 @@ def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> lis
             )
     words = [word for key, action in known.items() for word in words_of(action, values[key])]
     parsed = parser.parse_args(words)
-    problems = refusals(parsed)
+    problems = refusals(Arguments.of(vars(parsed)))
     for key, value in values.items():
         if key in known:
             if hasattr(parsed, known[key].dest):

@@ -11,7 +11,6 @@ old ones are computed. The keyword ``max_seq_lens`` of older callers is accepted
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from slime.args import Arguments
 from slime.arguments.placement import padded_length
 from slime.logprobs.context_parallel import own_place, predicting_rows
 from slime.logprobs.response_rows import ResponseRows
@@ -49,7 +49,7 @@ def _response_rows(
 def get_responses(
     logits: Tensor,
     *,
-    args: Namespace,
+    args: Arguments,
     unconcat_tokens: Sequence[Tensor],
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
@@ -134,7 +134,7 @@ def log_probs_at(
 def get_log_probs_and_entropy(
     logits: Tensor | ResponseRows,
     *,
-    args: Namespace,
+    args: Arguments,
     unconcat_tokens: Sequence[Tensor],
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
@@ -151,7 +151,7 @@ def get_log_probs_and_entropy(
         logits,
         [tokens.unsqueeze(-1) for tokens in ids],
         {"total_lengths": total_lengths, "response_lengths": response_lengths},
-        chunk=getattr(args, "log_probs_chunk_size", -1),
+        chunk=args.log_probs_chunk_size,
         temperature=args.rollout_temperature,
         with_entropy=with_entropy,
     )
@@ -164,7 +164,7 @@ def get_log_probs_and_entropy(
 def get_values(
     logits: Tensor,
     *,
-    args: Namespace,
+    args: Arguments,
     unconcat_tokens: Sequence[Tensor],
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,7 +168,7 @@ def prompt_tokens(tokenizer: Any, prompt: Any) -> int:
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 
-def drop_long_prompts(args: Namespace, tokenizer: Any, samples: list[Sample], longest: int) -> list[Sample]:
+def drop_long_prompts(args: Arguments, tokenizer: Any, samples: list[Sample], longest: int) -> list[Sample]:
     """Return the samples whose prompt, pictures included, has at most ``longest`` tokens."""
     kept = [
         sample

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from slime.args import Arguments
-from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 
+from slime.args import Arguments
 from slime.utils.types import Sample
 
 PASSING_REWARD = 1.0

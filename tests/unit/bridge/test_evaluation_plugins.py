@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slime.args import Arguments
 from openclaw.training import evaluation
+from slime.args import Arguments
 from slime.utils.types import Sample
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.tiny_random import build_tokenizer

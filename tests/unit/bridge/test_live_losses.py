@@ -9,9 +9,9 @@ import pytest
 
 from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
-from slime.args import Arguments
 from openclaw.training.live_losses import HYBRID_MODULE, TOPK_MODULE, unfed_loss
 from openclaw.training.rollout import LedgerDataSource, generate_rollout
+from slime.args import Arguments
 from tests.helpers.rollout_args import rollout_args
 
 HYBRID, TOPK = f"{HYBRID_MODULE}.hybrid_loss", f"{TOPK_MODULE}.forward_topk_distillation_loss"

@@ -17,12 +17,12 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
-from slime.args import Arguments
 from openclaw.runtime import start as runtime_start
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import ledger_path, reachable_host, runtime_environment
 from openclaw.training import rollout
 from openclaw.training.rollout import LedgerDataSource, generate_rollout, staleness
+from slime.args import Arguments
 from slime.utils.types import Sample
 from tests.helpers.ledger_records import judged_sample
 from tests.helpers.rollout_args import rollout_args

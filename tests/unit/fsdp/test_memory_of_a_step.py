@@ -26,7 +26,6 @@ from slime.backends.fsdp_utils.optimizer import build_optimizer, start_moments
 from slime.backends.trainer.packing import MicroBatch, build
 from slime.logprobs import head_walk
 from slime.logprobs import response_rows as logprobs
-from tests.helpers.arguments import default_args
 
 RANKS, TOKENS, CHUNK = 4, 2048, 128
 SHAPE = Shape(

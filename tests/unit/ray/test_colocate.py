@@ -23,7 +23,6 @@ from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run, Stopped
-from tests.helpers.arguments import default_args
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
 ROUND = """sleep_engines; onload; train {0}; save {0}; saved {0}; offload; wake_engines weights; push;
@@ -209,7 +208,7 @@ def test_a_rollout_whose_push_or_save_broke_off_behind_its_checkpoint_is_told(
 
 
 def test_roles_with_gpus_of_their_own_are_never_asked() -> None:
-    alternation = GpuAlternation(Namespace(), lambda *_: pytest.fail("asked"))
+    alternation = GpuAlternation(Arguments(), lambda *_: pytest.fail("asked"))
     alternation.before_a_trainer()
     alternation.for_trainer(pytest.fail)  # type: ignore[arg-type]
     pushed = []

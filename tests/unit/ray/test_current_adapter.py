@@ -33,7 +33,7 @@ class Manager:
 
 
 async def answers(manager: Manager, lora_path: str | None = None) -> list[Any]:
-    request = Namespace(lora_path=lora_path)
+    request = SimpleNamespace(lora_path=lora_path)
     return [answer async for answer in server_hooks.answer_with_newest(Manager.generate, manager, request)]
 
 
@@ -41,7 +41,7 @@ async def load(manager: Manager, name: str, success: bool = True) -> None:
     async def original(*_: Any) -> Any:
         return SimpleNamespace(success=success)
 
-    await server_hooks.remember_newest(original, manager, Namespace(lora_name=name))
+    await server_hooks.remember_newest(original, manager, SimpleNamespace(lora_name=name))
 
 
 def test_names_of_the_trainer_carry_the_version() -> None:
@@ -105,8 +105,8 @@ def test_an_adapter_in_use_is_not_unloaded(monkeypatch: pytest.MonkeyPatch, runn
         get_all_adapters=lambda: {"weights-1-0123abcd-0": SimpleNamespace(lora_id="x")},
         _counters={"x": SimpleNamespace(value=lambda: running)},
     )
-    request = Namespace(lora_name="weights-1-0123abcd-0")
-    result = asyncio.run(server_hooks.keep_while_used(original, Namespace(lora_registry=registry), request))
+    request = SimpleNamespace(lora_name="weights-1-0123abcd-0")
+    result = asyncio.run(server_hooks.keep_while_used(original, SimpleNamespace(lora_registry=registry), request))
     assert result.success == bool(unloads)
     assert len(done) == unloads
     assert unloads or result.error_message == server_hooks.IN_USE

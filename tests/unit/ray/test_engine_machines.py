@@ -23,7 +23,6 @@ from slime.ray.engine_machines import by_machine
 from slime.ray.engines import EngineGroup
 from slime.ray.placement import ReservedPlacement
 from slime.utils.machine import this_host
-from tests.helpers.arguments import default_args
 from tests.helpers.machines import reserved
 
 FOUR = ("1", "1", "2", "2", "3", "3", "4", "4")

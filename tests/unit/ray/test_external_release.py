@@ -22,7 +22,6 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.external import ExternalEngine
 from slime.backends.sglang_utils.external_release import follow
-from tests.helpers.arguments import default_args
 from tests.helpers.live_run import wait_until
 
 RUN = """

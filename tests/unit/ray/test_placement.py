@@ -12,7 +12,6 @@ from slime.backends.sglang_utils.engine_process import process_environment
 from slime.exceptions import ConfigurationError
 from slime.ray.engine_machines import by_machine
 from slime.ray.placement import ACTOR_GPU_SHARE, ENGINE_GPU_SHARE, ReservedPlacement, Seen, sorted_bundles
-from tests.helpers.arguments import default_args
 
 
 def arguments(**changes: Any) -> Arguments:

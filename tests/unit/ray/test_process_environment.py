@@ -29,7 +29,6 @@ from slime.arguments.process_environment import (
 from slime.backends.sglang_utils.engine_process import process_environment
 from slime.ray import cluster as cluster_module
 from slime.utils.forwarded_environment import forwarded, of_node, own_of_machine
-from tests.helpers.arguments import default_args
 
 SPEC = EngineSpec("policy", 0, 1, (3,))
 

@@ -118,7 +118,7 @@ def test_several_turns_record_what_a_tool_said_too(engine: RolloutEngine, args: 
             engine.version = version
             payload = await request_of(state, sample, {"max_new_tokens": 99})
             assert payload is not None
-            take_answer(args, sample, await engine._generate(Namespace(content=json.dumps(payload), headers={})))  # type: ignore[arg-type]
+            take_answer(args, sample, await engine._generate(SimpleNamespace(content=json.dumps(payload), headers={})))  # type: ignore[arg-type]
             sample.append_response_tokens(tokens=[7, 8, 9], trainable=False)
         return sample
 

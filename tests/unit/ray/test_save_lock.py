@@ -23,7 +23,6 @@ from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
 from slime.ray.run import Run
 from slime.ray.save_lock import own_save_folders
-from tests.helpers.arguments import default_args
 
 HOLDER = """
 import sys

@@ -14,7 +14,6 @@ from slime.ray import run as run_module
 from slime.ray.placement import ReservedPlacement
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run
-from tests.helpers.arguments import default_args
 
 OWN_GPUS = Placement(actor=(0, 1), rollout=(2,), judge=(3,))
 ONE_GPU = Placement(actor=(0,), rollout=(0,), judge=(0,))

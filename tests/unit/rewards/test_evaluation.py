@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from slime.args import Arguments
-from slime.arguments import build_parser
 from slime.arguments.evaluation import EvalDataset
 from slime.exceptions import ConfigurationError, SampleError
 from slime.rollout import evaluation, sglang_rollout, stored_pictures

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import copy
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.args import Arguments
 from slime.exceptions import SampleError
 from slime.rollout import routed_experts
 from slime.utils.types import FIXED_STREAMS, Sample
@@ -128,7 +128,7 @@ def test_the_engines_answer(kind: str | None, status: Sample.Status) -> None:
         "spec_accept_token_num": 2,
         "spec_draft_token_num": 4,
     }
-    speculating = Namespace(sglang_speculative_algorithm="EAGLE")
+    speculating = Arguments(sglang_speculative_algorithm="EAGLE")
     for terminal in (False, True):
         sample = Sample(tokens=[1])
         sample.append_response_tokens(
@@ -145,7 +145,7 @@ def test_the_engines_answer(kind: str | None, status: Sample.Status) -> None:
 
 def test_routed_experts_are_decoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(routed_experts, "expert_shape", lambda checkpoint: routed_experts.ExpertShape(2, 1, 4))
-    args = Namespace(use_rollout_routing_replay=True, hf_checkpoint=str(tmp_path))
+    args = Arguments(use_rollout_routing_replay=True, hf_checkpoint=str(tmp_path))
 
     def meta(rows: int) -> dict[str, Any]:
         sent = np.arange(rows * 2, dtype="<i4") % 4

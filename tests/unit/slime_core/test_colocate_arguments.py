@@ -12,7 +12,7 @@ from slime.arguments import parse_args
 from slime.arguments.cluster import COLOCATE
 from slime.arguments.placement import EngineSpec, describe_placement
 from slime.backends.sglang_utils.server_args import server_command
-from tests.helpers.arguments import default_args, refusal
+from tests.helpers.arguments import refusal
 
 PPO = "--advantage-estimator ppo --critic-num-gpus-per-node 2"
 COLOCATED = "--colocate --actor-num-gpus-per-node 4"

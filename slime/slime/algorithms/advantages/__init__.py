@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from slime.args import Arguments
 from slime.algorithms.advantages.estimators import (
     custom_advantages,
     grpo,
@@ -25,6 +24,7 @@ from slime.algorithms.advantages.estimators import (
 )
 from slime.algorithms.advantages.returns import reference_kl
 from slime.algorithms.advantages.terms import SumOverRanks, add_opd_term, on_one_rank, whiten
+from slime.args import Arguments
 from slime.utils.misc import load_function
 
 Estimator = Callable[[Arguments, dict[str, Any]], list[Tensor]]

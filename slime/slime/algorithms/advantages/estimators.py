@@ -6,7 +6,6 @@ stream that an estimator needs and the rollout lacks is an error that names it.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,10 @@ import torch
 from torch import Tensor
 
 from slime.algorithms.advantages.returns import discounted_returns, token_rewards
+from slime.args import Arguments
 
 
-def grpo(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def grpo(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from ``rewards`` and ``response_lengths``.
 
     GRPO: the (normalised) reward of a sample is the advantage of each of its response tokens.
@@ -28,7 +28,7 @@ def grpo(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
     return [torch.full((length,), float(reward), dtype=torch.float32) for reward, length in pairs]
 
 
-def reinforce_plus_plus(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def reinforce_plus_plus(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from ``rewards``, ``kl`` and ``loss_masks``.
 
     REINFORCE++: discounted returns of a per-token reward, whitened over the whole batch instead of within groups.
@@ -42,7 +42,7 @@ def reinforce_plus_plus(args: Namespace, rollout: dict[str, Any]) -> list[Tensor
     return [discounted_returns(token_rewards(args, *stream), args.gamma).float() for stream in streams]
 
 
-def reinforce_plus_plus_baseline(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def reinforce_plus_plus_baseline(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from the centred ``rewards`` and ``kl``.
 
     REINFORCE++ with a group baseline: ``A_t = (r - mean of the group) - kl_coef * KL_t``, whitened over the whole
@@ -55,7 +55,7 @@ def reinforce_plus_plus_baseline(args: Namespace, rollout: dict[str, Any]) -> li
     return [float(reward) - args.kl_coef * kl for reward, kl in zip(rollout["rewards"], rollout["kl"], strict=True)]
 
 
-def ppo(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def ppo(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from ``rewards``, ``kl``, ``values`` and ``loss_masks``.
 
     PPO with a critic: generalized advantage estimation over the response's tokens.
@@ -86,7 +86,7 @@ def generalized_advantages(rewards: Tensor, values: Tensor, gamma: float, lambd:
     return discounted_returns(rewards + gamma * following - values, gamma * lambd)
 
 
-def step_wise(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def step_wise(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` float32 per sample from the steps' rewards and spans; 0 under a zero mask.
 
     Step-wise credit: the tokens of an agent's step have the standardised score of that step, all others have 0.
@@ -110,7 +110,7 @@ def step_wise(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
     return advantages
 
 
-def on_policy_distillation(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def on_policy_distillation(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return ``[R_i]`` per sample from ``teacher_log_probs`` and ``log_probs``; every sample needs a teacher.
 
     On-policy distillation: the advantage of a token is how much more the teacher likes it than the sampling policy.
@@ -129,7 +129,7 @@ def on_policy_distillation(args: Namespace, rollout: dict[str, Any]) -> list[Ten
 
 
 def custom_advantages(
-    function: Callable[[Namespace, dict[str, Any]], None], args: Namespace, rollout: dict[str, Any]
+    function: Callable[[Arguments, dict[str, Any]], None], args: Arguments, rollout: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Call ``function`` and return the advantages and returns ``[R_i]`` float32 that it set.
 

@@ -5,12 +5,12 @@ Tokens under a zero mask earn nothing; the KL in a reward carries no gradient, w
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.utils.ppo_utils import compute_approx_kl
 
 
@@ -26,7 +26,7 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
     return returns
 
 
-def reference_kl(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
+def reference_kl(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """Return the masked estimates ``[R_i]`` per sample; zeros with ``--kl-coef 0``, which needs no reference."""
     masks = rollout["loss_masks"]
     if args.kl_coef == 0:
@@ -35,7 +35,7 @@ def reference_kl(args: Namespace, rollout: dict[str, Any]) -> list[Tensor]:
     return [compute_approx_kl(old, ref, args.kl_loss_type) * mask for old, ref, mask in streams]
 
 
-def token_rewards(args: Namespace, reward: float, kl: Tensor, mask: Tensor) -> Tensor:
+def token_rewards(args: Arguments, reward: float, kl: Tensor, mask: Tensor) -> Tensor:
     """Return ``[R]`` float64 rewards of a sample's tokens: ``- kl_coef * KL_t``, and ``reward`` on its last unmasked token.
 
     KL to the reference as part of the reward: token t earns ``- kl_coef * KL_t`` besides what the sample earns.

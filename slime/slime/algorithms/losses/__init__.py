@@ -12,8 +12,8 @@ from torch import Tensor
 
 from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import Reducer
-from slime.args import Arguments
 from slime.algorithms.losses.supervised import sft_loss
+from slime.args import Arguments
 
 Loss = Callable[[Arguments, dict[str, Any], list[Tensor], list[Tensor], Reducer], tuple[Tensor, dict[str, Tensor]]]
 

@@ -10,15 +10,14 @@ of the samples. With ``--get-mismatch-metrics`` and without ``--use-tis`` only i
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slime.args import Arguments
 from slime.algorithms.losses.reduce import Reducer, rebuild_reducer, sequence_mean
+from slime.args import Arguments
 from slime.utils.misc import load_function
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from slime.algorithms.losses.correction import correct, off_policy_mask
 from slime.algorithms.losses.reduce import Reducer, policy_reducer
 from slime.algorithms.losses.surrogates import cispo_surrogate, gspo_surrogate, ppo_clip_surrogate
+from slime.args import Arguments
 from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.ppo_utils import compute_approx_kl
@@ -33,7 +34,7 @@ def with_entropy_bonus(loss: Tensor, entropy: Tensor, coef: float) -> Tensor:
     return loss - coef * entropy if coef else loss
 
 
-def kl_per_token(args: Namespace, log_probs: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+def kl_per_token(args: Arguments, log_probs: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """Return the estimate of ``args.kl_loss_type`` per token; ``use_unbiased_kl`` weighs it by ``pi / pi_old``.
 
     KL of the policy to the reference policy as a loss term: ``kl_loss_coef * reduce(KL_t)``, estimated at each token.

@@ -110,7 +110,7 @@ def constant_denominator(
     response_lengths: Sequence[int],
     loss_masks: Sequence[Tensor],
     calculate_per_token_loss: bool,
-    args: Namespace,
+    args: Arguments,
 ) -> Reducer:
     """Return ``f(x [sum R_i]) = sum_it m_it x_it / args.rollout_max_response_len``.
 
@@ -123,7 +123,8 @@ def constant_denominator(
     """
     if calculate_per_token_loss:
         raise ValueError("Dr.GRPO's denominator is constant: remove --calculate-per-token-loss")
-    if not args.rollout_max_response_len:
+    longest = args.rollout_max_response_len
+    if not longest:
         raise ValueError("Dr.GRPO's denominator is the longest response: add --rollout-max-response-len N")
     total = token_sum(response_lengths, loss_masks)
-    return lambda values: total(values) / args.rollout_max_response_len
+    return lambda values: total(values) / longest

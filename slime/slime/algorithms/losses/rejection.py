@@ -10,7 +10,6 @@ Use: ``--use-tis --custom-tis-function-path slime.algorithms.losses.rejection.se
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import sequence_mean
+from slime.args import Arguments
 
 Correction = tuple[Tensor, list[Tensor], dict[str, Tensor]]
 
@@ -27,7 +27,7 @@ def log_ratios(train: Sequence[Tensor], rollout: Sequence[Tensor]) -> list[Tenso
     return [(old - sampled).detach() for old, sampled in zip(train, rollout, strict=True)]
 
 
-def weigh_inside(args: Namespace, pg_loss: Tensor, own: Sequence[Tensor], judged: Sequence[Tensor]) -> Correction:
+def weigh_inside(args: Arguments, pg_loss: Tensor, own: Sequence[Tensor], judged: Sequence[Tensor]) -> Correction:
     """Return losses ``[sum R_i]`` times ``w`` inside the band and 0 outside, what is inside ``[R_i]``, and metrics per token.
 
     ``own`` are the log ratios of the tokens, ``judged`` those that are held against the band.
@@ -40,7 +40,7 @@ def weigh_inside(args: Namespace, pg_loss: Tensor, own: Sequence[Tensor], judged
 
 def icepop_function(
     *,
-    args: Namespace,
+    args: Arguments,
     pg_loss: Tensor,
     train_log_probs: Sequence[Tensor],
     rollout_log_probs: Sequence[Tensor],

@@ -5,18 +5,18 @@ A surrogate is ``(args, new, old, advantages, masks) -> (losses [sum R_i], 1.0 w
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import sequence_mean
+from slime.args import Arguments
 from slime.utils.ppo_utils import compute_policy_loss
 
 
 def ppo_clip_surrogate(
-    args: Namespace, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
+    args: Arguments, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the losses ``[sum R_i]`` and 1.0 where the clipped branch was taken.
 
@@ -29,7 +29,7 @@ def ppo_clip_surrogate(
 
 
 def gspo_surrogate(
-    args: Namespace, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
+    args: Arguments, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the losses ``[sum R_i]`` and 1.0 where the sequence was clipped.
 
@@ -47,7 +47,7 @@ def gspo_surrogate(
 
 
 def cispo_surrogate(
-    args: Namespace, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
+    args: Arguments, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the losses ``[sum R_i]`` and 1.0 where the weight was clipped.
 

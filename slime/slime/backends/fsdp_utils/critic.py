@@ -6,7 +6,6 @@ head starts at zero, so that a new critic expects a return of 0 everywhere, and 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slime.args import Arguments
 from slime.backends.fsdp_utils import checkpoint
 from slime.backends.fsdp_utils.model import hidden_states, load_hf, sharded
 from slime.backends.fsdp_utils.optimizer import build_optimizer, tensors_of
@@ -43,7 +43,7 @@ class ValueModel(nn.Module):
         return values.squeeze(-1).clone()  # FSDP wants no view as the output of a root
 
 
-def build_critic(args: Namespace, path: str, *, device: torch.device) -> ValueModel:
+def build_critic(args: Arguments, path: str, *, device: torch.device) -> ValueModel:
     """Return the sharded critic with the backbone of the checkpoint folder ``path``; collective over all ranks."""
     from transformers import AutoModel
 
@@ -56,7 +56,7 @@ def build_critic(args: Namespace, path: str, *, device: torch.device) -> ValueMo
     return sharded(args, construct, device=device, trainable=True, head="head")
 
 
-def value_pass(args: Namespace, model: ValueModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
+def value_pass(args: Arguments, model: ValueModel, shard: RolloutShard, device: torch.device) -> list[Tensor]:
     """Return ``[R_i]`` values of every sample of the shard, on the CPU."""
     return per_sample_pass(args, model, shard, device, model)
 

@@ -7,7 +7,6 @@ decision is taken on the global norm; weight decay applies to matrices only.
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from collections.abc import Iterator
 
 import torch

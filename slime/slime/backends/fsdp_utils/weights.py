@@ -9,7 +9,6 @@ the embedding; every rank sees the same names in the same order, so gathering is
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from slime.args import Arguments
 from slime.backends.fsdp_utils import lora
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.trainer.lora import merged_weight, write_adapter
@@ -62,7 +62,7 @@ def adapter_weights(policy: PolicyModel, *, device: torch.device, of: Of = torch
     }
 
 
-def export_adapter(args: Namespace, policy: PolicyModel, path: Path, *, device: torch.device) -> None:
+def export_adapter(args: Arguments, policy: PolicyModel, path: Path, *, device: torch.device) -> None:
     """Write ``adapter_model.safetensors`` and ``adapter_config.json`` as ``PeftModel.from_pretrained`` reads them."""
     tensors = adapter_weights(policy, device=device)
     on_rank_zero(lambda: write_adapter(args, tensors, path))

@@ -1,6 +1,6 @@
 """Context parallelism under the names that custom losses import: slice a response, gather it, reduce it.
 
-A rank has the response tokens that its positions predict (`context_parallel`); with one rank that is the whole response.
+A rank has the response tokens that its positions predict (`slime.logprobs.context_parallel`); with one rank that is the whole response.
 Guarantee: `slice_log_prob_with_cp` and `all_gather_with_cp` are each other's inverse on every rank.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.nn import functional as differentiable
 
 from slime.algorithms.losses.reduce import make_reducer
-from slime.backends.megatron_utils.context_parallel import own_place, predicting_rows
+from slime.logprobs.context_parallel import own_place, predicting_rows
 from slime.utils.vocab_parallel import megatron_state
 
 Values = TypeVar("Values", Tensor, list[float])

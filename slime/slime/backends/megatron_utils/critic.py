@@ -8,12 +8,12 @@ compute the values alike, so their gradients are equal; those of context-paralle
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from slime.args import Arguments
 from slime.backends.megatron_utils.context_parallel import share_of, whole_responses
 from slime.backends.megatron_utils.model import build_model, unwrapped
 from slime.backends.megatron_utils.rank import MegatronRank
@@ -25,7 +25,7 @@ from slime.backends.trainer.rollout_data import RolloutShard
 from slime.logprobs.context_parallel import own_place
 
 
-def build_critic(args: Namespace, path: str, *, device: torch.device) -> tuple[Any, Any]:
+def build_critic(args: Arguments, path: str, *, device: torch.device) -> tuple[Any, Any]:
     """Return this stage's critic with the backbone of the Hugging Face folder ``path``, and its configuration."""
     model, config = build_model(args, path, device=device, lm_head=False)
     inner = unwrapped(model)
@@ -52,7 +52,7 @@ def values_of(model: Any, hidden: Tensor, batch: MicroBatch) -> Tensor:
     return whole_responses(values.squeeze(-1), share.owned, len(batch.targets))
 
 
-def value_pass(args: Namespace, model: Any, shard: RolloutShard, device: torch.device) -> list[Tensor]:
+def value_pass(args: Arguments, model: Any, shard: RolloutShard, device: torch.device) -> list[Tensor]:
     """Return ``[R_i]`` values of every sample of the shard, on the CPU of every rank."""
     return per_sample_pass(args, model, shard, device, lambda hidden, batch: values_of(unwrapped(model), hidden, batch))
 

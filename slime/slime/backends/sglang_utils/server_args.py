@@ -8,8 +8,8 @@ what the run itself decides (``OWNED``).
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 
+from slime.args import Arguments
 from slime.arguments.placement import STAGES, EngineSpec, Role, tensor_parallel_size
 from slime.arguments.weight_sync import uses_loader
 from slime.weight_sync import LOADER
@@ -49,7 +49,7 @@ CPU_OPTIONS: dict[str, object] = {
 }
 
 
-def model_path(args: Namespace, role: Role) -> str:
+def model_path(args: Arguments, role: Role) -> str:
     """The checkpoint that a role serves; a judge without one serves the policy's start weights."""
     if role == "prm" and args.prm_model_path:
         return args.prm_model_path
@@ -105,7 +105,7 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     return [sys.executable, "-m", SERVER_MODULE, *command_line(options)]
 
 
-def pass_through(args: Namespace, *, cpu: bool) -> dict[str, object]:
+def pass_through(args: Arguments, *, cpu: bool) -> dict[str, object]:
     """Server options given as ``--sglang-*``; on a CPU the kernels cannot be chosen."""
     fixed_on_cpu = {"device", "dtype", "attention_backend", "sampling_backend", "disable_cuda_graph"} if cpu else set()
     if cpu:

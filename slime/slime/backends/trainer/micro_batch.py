@@ -12,8 +12,8 @@ from torch import Tensor
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.custom import custom_loss, reads_response_rows
 from slime.algorithms.losses.reduce import Reducer, make_reducer
-from slime.args import Arguments
 from slime.algorithms.losses.supervised import value_loss
+from slime.args import Arguments
 from slime.backends.trainer.packing import MicroBatch, build
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.logprobs.response_rows import ResponseRows

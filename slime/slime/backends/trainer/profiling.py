@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from slime.args import Arguments
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class MemoryHistory:
     https://pytorch.org/memory_viz reads.
     """
 
-    def __init__(self, args: Namespace, rank: int) -> None:
+    def __init__(self, args: Arguments, rank: int) -> None:
         """Begin to record."""
         self._file = Path(args.memory_snapshot_dir).resolve() / f"rank{rank}_{args.memory_snapshot_path}"
         self._left = args.memory_snapshot_num_steps or 1

@@ -7,7 +7,6 @@ micro-batch at a time; the images of a micro-batch are joined for one pass of th
 from __future__ import annotations
 
 import inspect
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slime.args import Arguments
 from slime.utils.misc import load_function
 from slime.utils.types import EXPERTS, GRID, IMAGES, PIXELS
 
@@ -154,7 +154,7 @@ def _tensors(arrays: dict[str, Any] | None) -> SampleImages | None:
     return None if arrays is None else {name: torch.tensor(array) for name, array in arrays.items()}
 
 
-def postprocess(args: Namespace, rollout_id: int, data: RolloutShard) -> None:
+def postprocess(args: Arguments, rollout_id: int, data: RolloutShard) -> None:
     """Call the function of ``--rollout-data-postprocess-path`` on the rank's data, if there is one.
 
     The plugin that sees a training rank's data after log probabilities and advantages, before the first optimizer

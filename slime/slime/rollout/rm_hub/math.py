@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 from slime.args import Arguments
-from typing import Any
-
 from slime.rollout.rm_hub.extraction import boxed_after_thinking, last_boxed
 from slime.rollout.rm_hub.grader import Grader, needs_label, references
 from slime.rollout.rm_hub.workers import pool

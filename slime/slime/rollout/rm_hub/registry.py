@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any
 
+from slime.args import Arguments
 from slime.arguments.rewards import BOXED, grader_name
 from slime.rollout.rm_hub import f1, gpqa, ifbench, math, math_dapo_utils, remote
 from slime.rollout.rm_hub.extraction import last_boxed, whole
@@ -13,7 +13,7 @@ from slime.rollout.rm_hub.grader import Grader, needs_nothing
 from slime.utils.types import Sample
 
 
-async def _by_chance(args: Any, sample: Sample, answer: str) -> float:
+async def _by_chance(args: Arguments, sample: Sample, answer: str) -> float:
     """Return 0 or 1 by chance, to see what a run learns from nothing."""
     return float(random.getrandbits(1))
 
