@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from slime.algorithms.losses.reduce import make_reducer
-from slime.backends.megatron_utils.context_parallel import own_part, own_place
+from slime.backends.megatron_utils.context_parallel import own_part
 from slime.backends.megatron_utils.cp_utils import (
     all_gather_with_cp,
     get_sum_of_sample_mean,
     slice_log_prob_with_cp,
 )
+from slime.logprobs.context_parallel import own_place
 
 # Tokens and response of samples; some have fewer tokens than a group has chunks, one has no response.
 LENGTHS = [(2, 1), (3, 0), (5, 4), (12, 5), (13, 12)]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from slime.args import Arguments
+from slime.arguments import build_parser
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.engine_streams import TEMPERATURE, Tolerance
@@ -49,10 +50,7 @@ def run_on_gpu(model: Path, run_dir: Path, **changes: Any) -> Arguments:
         "eps_clip_high": 0.28,
     }
     values = own | ENGINE | changes
-    known = vars(Arguments())
-    unknown = [name for name in values if name not in known]
-    assert not unknown, f"no flag sets {unknown}"
-    return Arguments(**values)
+    return build_parser().parse_args([]).changed(**values)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class FlatArguments(_Flat):
         """
         unknown = values.keys() - vars(self).keys()
         if unknown:
-            raise TypeError(f"no argument is called {', '.join(sorted(unknown))}")
+            raise TypeError(f"Arguments has no attribute {', '.join(map(repr, sorted(unknown)))}")
         changed = copy.copy(self)
         vars(changed).update(values)
         return changed
@@ -62,4 +62,4 @@ class FlatArguments(_Flat):
         def __getattr__(self, name: str) -> Any:
             near = [] if name.startswith("__") else difflib.get_close_matches(name, vars(self), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise AttributeError(f"no argument is called {name}{hint}", name=name, obj=self)
+            raise AttributeError(f"Arguments has no attribute {name!r}{hint}", name=name, obj=self)

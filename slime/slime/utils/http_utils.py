@@ -192,11 +192,11 @@ def _wrap_ipv6(address: str) -> str:
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
-def run_router(router_args: Any) -> None:
-    """Serve ``sglang_router`` in this process until it is ended; ``router_args`` are its ``RouterArgs``."""
+def run_router(args: object) -> None:
+    """Serve ``sglang_router`` in this process until it is ended; ``args`` are its ``RouterArgs``."""
     from sglang_router.launch_router import launch_router  # pyright: ignore[reportMissingImports]
 
-    launch_router(router_args)
+    launch_router(args)
 
 
 def terminate_process(process: Any, timeout: float = 10.0) -> None:

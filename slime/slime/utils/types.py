@@ -291,7 +291,7 @@ class Sample:
         sampled: list[float],
         trainable: bool,
         meta_info: dict | None,
-        args: Arguments,
+        args: Arguments | None,
     ) -> None:
         """Raise SampleError when `append_response_tokens` cannot keep its promises."""
         self.validate()
@@ -318,7 +318,7 @@ class Sample:
         if meta_info is not None and meta_info.get("routed_experts") is not None and args is None:
             raise SampleError("meta_info has routed_experts; pass args, which say how the model's experts are laid out")
 
-    def _take_experts(self, args: Arguments, meta_info: dict) -> None:
+    def _take_experts(self, args: Arguments | None, meta_info: dict) -> None:
         """Decode the routed experts of an engine's answer whose tokens are appended; raise SampleError when they do not fit."""
         if meta_info.get("routed_experts") is None:
             return
@@ -348,12 +348,12 @@ class Sample:
             if values is not None and not all(math.isfinite(value) for value in values):
                 raise SampleError(f"{name} has a value that is not finite")
 
-    def update_from_meta_info(self, args: Arguments, meta_info: dict, *, terminal: bool = True) -> None:
+    def update_from_meta_info(self, args: Arguments | None, meta_info: dict, *, terminal: bool = True) -> None:
         """Take over counters, weight versions (of each span, if the weights changed meanwhile) and status from ``meta_info``.
 
         Without ``terminal`` the status stays: more is to come.
         """
-        if args.sglang_speculative_algorithm:
+        if args is not None and args.sglang_speculative_algorithm:
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
         if meta_info.get("weight_versions"):

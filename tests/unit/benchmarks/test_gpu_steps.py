@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +20,6 @@ from benchmarks.figures import described, figure_of, record_figure
 from benchmarks.gpu_parts import machine
 from benchmarks.gpu_parts.run_step import run
 from benchmarks.gpu_parts.steps import STEPS, Step, refusal
-from slime.args import Arguments
 from tests.helpers.processes import assert_all_gone
 
 FOUND: dict[str, Any] = {"torch": "2", "torch_cuda": "13", "nccl": None, "gpus": [{"name": "x"}], "missing": []}
@@ -47,7 +47,7 @@ def measured(
     monkeypatch.setattr(gpu, "STEPS", steps)
     file = tmp_path / "folder" / "figures.json"
     given = {"json": file, "only": None, "minutes": 10.0, "device": "cuda", "quick": False} | options
-    status = gpu.measure(Arguments(**given), found)
+    status = gpu.measure(SimpleNamespace(**given), found)
     return status, json.loads(file.read_text())
 
 

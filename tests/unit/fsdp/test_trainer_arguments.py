@@ -17,6 +17,6 @@ def test_arguments_read_by_the_trainer_exist() -> None:
     root = Path(slime.__file__).parent
     text = "\n".join(path.read_text() for folder in SOURCES for path in (root / folder).rglob("*.py"))
     read = set(re.findall(r"\bargs\.([a-z_0-9]+)", text))
-    defined = {action.dest for action in build_parser()._actions}
+    defined = set(dir(build_parser().parse_args([])))
     assert read <= defined
     assert set(vars(trainer_args(""))) <= defined

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.config import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.sampling import exclusion, plan_sampling

@@ -36,7 +36,6 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> RolloutManager:
     monkeypatch.setattr(rollout.ray, "put", lambda shard: shard)
     made = RolloutManager.__new__(RolloutManager)
     made.args = arguments(
-        skip_default_logging=False,
         load_debug_rollout_data=None,
         save_debug_rollout_data=None,
         rollout_num_gpus=1,

@@ -31,7 +31,7 @@ def arguments(**changes: Any) -> Arguments:
         "sglang_context_length": 4096,
         "sglang_enable_metrics": True,
     }
-    return Arguments(**{**values, **changes})
+    return Arguments.of({**values, **changes})
 
 
 def options(command: list[str]) -> dict[str, str]:

@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.args import Arguments
-from slime.arguments import build_parser
 from slime.rollout.rewards import post_process_rewards
 from slime.rollout.train_data import convert
 from slime.utils.types import Sample
 
 EPSILON = 1e-6
-DEFAULTS = vars(build_parser().parse_args([]))
 
 
 def sample(group: int | None, reward: Any, index: int = 0, **changes: Any) -> Sample:
@@ -26,7 +24,7 @@ def sample(group: int | None, reward: Any, index: int = 0, **changes: Any) -> Sa
 
 def trained_on(rewards: list[tuple[int, float]], **changes: Any) -> list[float]:
     samples = [sample(group, reward, index) for index, (group, reward) in enumerate(rewards)]
-    return post_process_rewards(Arguments(**(DEFAULTS | changes)), samples)[1]
+    return post_process_rewards(Arguments(**changes), samples)[1]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ def test_groups_of_any_size_are_those_of_numpy(rewards: list[tuple[int, float]])
 def test_samples_of_a_trajectory_share_its_reward_among_trajectories() -> None:
     pieces = [(0, 1.0), (0, 9.0), (0, 9.0), (1, 3.0)]
     samples = [sample(4, reward, index) for index, reward in pieces]
-    args = Arguments(**(DEFAULTS | {"dynamic_history": True, "grpo_std_normalization": False}))
+    args = Arguments(**{"dynamic_history": True, "grpo_std_normalization": False})
     raw, rewards = post_process_rewards(args, samples)
     assert raw == [1.0, 9.0, 9.0, 3.0]
     assert rewards == [-1.0, -1.0, -1.0, 1.0]
@@ -74,7 +72,7 @@ def test_samples_of_a_trajectory_share_its_reward_among_trajectories() -> None:
 def test_rewards_may_be_dicts_and_what_is_logged_may_differ() -> None:
     samples = [sample(0, {"score": 1.0, "acc": 0}, 0, metadata={"raw_reward": 0.25}), sample(0, {"score": 3.0}, 1)]
     flags = {"reward_key": "score", "grpo_std_normalization": False, "global_batch_size": 2}
-    data = convert(Arguments(**(DEFAULTS | flags)), samples)
+    data = convert(Arguments(**flags), samples)
     assert data["rewards"] == [-1.0, 1.0]
     assert data["raw_reward"] == [0.25, 3.0]
 
@@ -90,9 +88,9 @@ def one_too_few(args: Arguments, samples: list[Sample]) -> tuple[list[float], li
 def test_a_function_may_replace_it_all() -> None:
     samples = [sample(0, 1.0, 0), sample(0, 3.0, 1)]
     path = "custom_reward_post_process_path"
-    assert post_process_rewards(Arguments(**(DEFAULTS | {path: f"{__name__}.halved"})), samples) == (
+    assert post_process_rewards(Arguments(**{path: f"{__name__}.halved"}), samples) == (
         [1.0, 3.0],
         [0.5, 1.5],
     )
     with pytest.raises(ValueError, match="one_too_few returned 2 and 1 values for 2 samples"):
-        post_process_rewards(Arguments(**(DEFAULTS | {path: f"{__name__}.one_too_few"})), samples)
+        post_process_rewards(Arguments(**{path: f"{__name__}.one_too_few"}), samples)

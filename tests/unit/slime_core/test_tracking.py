@@ -27,14 +27,12 @@ def args(tmp_path: Path) -> Iterator[Arguments]:
         wandb_group=None,
         wandb_team=None,
         wandb_dir=None,
-        sglang_api_key="s3cret",
-        sglang_admin_api_key=None,
-        hf_token="s3cret",
         input_key="prompt",
         lr=1e-5,
         rollout_stop_token_ids=[3],
         max_tokens_per_gpu=8192,
     )
+    vars(values).update(sglang_api_key="s3cret", sglang_admin_api_key=None, hf_token="s3cret")
     yield values
     logging_utils.finish_tracking(values)
 
