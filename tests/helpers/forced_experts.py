@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime.args import Arguments
-from slime.rollout.routed_experts import expert_shape
+from slime.utils.routed_experts import expert_shape
 from slime.utils.types import EXPERTS
 from tests.helpers.reference_loss import reference
 

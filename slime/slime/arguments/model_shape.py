@@ -14,6 +14,7 @@ from pathlib import Path
 from slime.args import Arguments
 from slime.arguments.option import Group, Option
 from slime.exceptions import ConfigurationError
+from slime.utils.model_config import number_of_experts, text_config
 
 SLIME_FOLDER = Path(__file__).resolve().parents[2]
 MODEL_FOLDER = SLIME_FOLDER / "scripts" / "models"
@@ -67,17 +68,6 @@ def shape_flags(model: str | None, environment: Mapping[str, str] | None = None)
     words = ["bash", "-c", script, "bash", str(file)]
     output = subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
     return tuple(output.split("\0")[:-1])
-
-
-def text_config(config: dict) -> dict:
-    """Return what ``config.json`` says of the language model; tying is often said outside of it only."""
-    inner = config.get("text_config")
-    return {"tie_word_embeddings": config.get("tie_word_embeddings", False), **inner} if inner else config
-
-
-def number_of_experts(config: dict) -> int | None:
-    """Experts per layer, under the name of the published files or the one that transformers writes."""
-    return config.get("num_experts") or config.get("num_local_experts")
 
 
 def check_trainable(args: Arguments, config: dict) -> list[str]:

@@ -24,8 +24,8 @@ from slime.rollout.generation import (
     request_of,
 )
 from slime.rollout.multimodal_requests import check_prompt_length
-from slime.rollout.routed_experts import take_experts
 from slime.utils import http_utils
+from slime.utils.routed_experts import take_experts
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from slime.exceptions import CheckpointError
+from slime.utils.model_config import read_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Precisions by the names that flags and ``config.json`` give them."""
@@ -22,18 +23,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LANGUAGE_MODEL = "model.language_model."
 """Prefix of the language model's weights where it is a part of a larger model."""
 _INSIDE = (LANGUAGE_MODEL, "lm_head.")
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return ``config.json``.
-
-    Raises:
-        CheckpointError: when the folder is no checkpoint of a model.
-    """
-    file = folder / "config.json"
-    if not file.is_file():
-        raise CheckpointError(f"{folder} is no Hugging Face checkpoint: it has no config.json")
-    return json.loads(file.read_text())
 
 
 def files_of_weights(folder: Path) -> dict[str, Path]:

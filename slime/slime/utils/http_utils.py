@@ -13,12 +13,15 @@ import random
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from slime.args import Arguments
 from slime.exceptions import HttpStatusError
+
+if TYPE_CHECKING:
+    from sglang_router.launch_router import RouterArgs  # pyright: ignore[reportMissingImports]
 
 logger = logging.getLogger(__name__)
 
@@ -192,11 +195,11 @@ def _wrap_ipv6(address: str) -> str:
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
-def run_router(args: object) -> None:
-    """Serve ``sglang_router`` in this process until it is ended; ``args`` are its ``RouterArgs``."""
+def run_router(args: RouterArgs) -> None:
+    """Serve ``sglang_router`` in this process until it is ended; ``args`` are its own."""
     from sglang_router.launch_router import launch_router  # pyright: ignore[reportMissingImports]
 
-    launch_router(args)
+    launch_router(args)  # pyright: ignore[reportArgumentType]
 
 
 def terminate_process(process: Any, timeout: float = 10.0) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from slime.args import Arguments
 from slime.exceptions import EngineError, SampleError
+from slime.utils.routed_experts import take_experts
 
 RolloutBatch = dict[str, list[Any]]
 
@@ -320,10 +321,8 @@ class Sample:
 
     def _take_experts(self, args: Arguments | None, meta_info: dict) -> None:
         """Decode the routed experts of an engine's answer whose tokens are appended; raise SampleError when they do not fit."""
-        if meta_info.get("routed_experts") is None:
-            return
-        from slime.rollout.routed_experts import take_experts
-
+        if args is None or meta_info.get("routed_experts") is None:
+            return  # `_check_append` refuses experts without args
         try:
             take_experts(args, self, meta_info, len(self.tokens))
         except (EngineError, ValueError) as error:  # other experts than the model has, or no base64 of them

@@ -35,5 +35,5 @@ def test_the_engine_on_a_gpu_has_graphs_and_takes_checked_weights(tmp_path: Path
         run_on_gpu(tmp_path, tmp_path, use_lora=True, **LORA), EngineSpec("policy", 0, 1, (0,)), port=1, cpu=False
     )
     assert "--enable-lora" in adapters
-    with pytest.raises(AssertionError, match="sglang_no_such_flag"):
+    with pytest.raises(TypeError, match="sglang_no_such_flag"):
         run_on_gpu(tmp_path, tmp_path, sglang_no_such_flag=1)

@@ -44,6 +44,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> RolloutManager:
         eval_function_path="plugin",
         rollout_function_path="plugin",
     )
+    made.args.skip_default_logging = False
     made._dp_size = 1
     made._critic_size = 0
     made._generate = made._evaluate = answered

@@ -18,8 +18,9 @@ from slime.exceptions import EngineError
 from slime.rollout import sglang_rollout
 from slime.rollout.custom_conversion import ConversionError, convert_with
 from slime.rollout.generation import GenerateState, request_of, take_answer
-from slime.rollout.routed_experts import replayed_experts, take_experts
+from slime.rollout.routed_experts import replayed_experts
 from slime.rollout.train_data_checks import TrainDataError
+from slime.utils.routed_experts import take_experts
 from slime.utils.types import OWN_CHOICE, Sample
 from tests.helpers.checkpoints import config_only
 from tests.helpers.rollout_engine import RolloutEngine, rollout_args, rollout_engine

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slime.args import Arguments
 from slime.exceptions import SampleError
-from slime.rollout import routed_experts
+from slime.utils import routed_experts
 from slime.utils.types import FIXED_STREAMS, Sample
 
 Piece = tuple[list[int], bool]
