@@ -9,8 +9,8 @@ from typing import Any
 from tests.helpers.new_process import ready_to_fork
 
 
-def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Return ``function(*args)`` from a new process that has imported torch and holds no thread of this one.
+def in_own_process(function: Callable[..., Any], *values: Any) -> Any:
+    """Return ``function(*values)`` from a new process that has imported torch and holds no thread of this one.
 
     A fork of this process would not do: locks that other threads hold (OpenMP, a progress bar) stay locked in it for ever.
 
@@ -18,4 +18,4 @@ def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
         concurrent.futures.process.BrokenProcessPool: the process died.
     """
     with ProcessPoolExecutor(1, mp_context=ready_to_fork()) as pool:
-        return pool.submit(function, *args).result()
+        return pool.submit(function, *values).result()

@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = _reply
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *values: Any) -> None:
         """Say nothing."""
 
 

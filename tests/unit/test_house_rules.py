@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -82,8 +83,81 @@ def test_import_contracts_name_every_plugin_file(repository: Path) -> None:
 def test_the_list_of_rooms_is_the_contract_of_layers(repository: Path) -> None:
     listed = re.findall(r"^\* (.*?): ", (repository / "openclaw" / "__init__.py").read_text(), re.MULTILINE)
     settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (layers,) = [contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers"]
+    (layers,) = [contract["layers"] for contract in settings["contracts"] if contract.get("containers") == ["openclaw"]]
     assert [line.replace("`", "").replace(", ", " | ") for line in listed] == layers
+
+
+def rooms_of(layer: str, container: str) -> set[str]:
+    """Return the folders and files of one layer, as a page writes them."""
+    root = "slime/slime" if container == "slime" else container
+    return {f"{root}/{room.strip().replace('.', '/')}" for room in layer.split("|")}
+
+
+def test_the_page_of_rooms_is_the_contract_of_layers(repository: Path) -> None:
+    """Each row of the page is one layer, in the contract's order; rows of other folders follow."""
+    page = (repository / "instructions" / "architecture.md").read_text()
+    table = page.partition("<!-- rooms:begin -->")[2].partition("<!-- rooms:end -->")[0]
+    rows = [set(re.findall(r"`([a-z_/]+?)(?:\.py|/)?`", row.split("|")[1])) for row in table.strip().splitlines()[2:]]
+    settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [
+        rooms_of(layer, contract["containers"][0])
+        for container in ("openclaw", "slime")
+        for contract in settings["contracts"]
+        if contract.get("containers") == [container]
+        for layer in contract["layers"]
+    ]
+    assert rows[: len(layers)] == layers
+
+
+UNTYPED = {"Any", "Namespace", "argparse.Namespace"}
+ARGS = {"args", "self.args", "self._args", "run.args"}
+# Their ``args`` are of a program of their own, or of whoever wrote a plugin.
+OTHER_ARGUMENTS = (
+    "extensions/",
+    "openclaw-test/",
+    "tests/helpers/good_plugins.py",
+    "tests/helpers/bad_plugins.py",
+    "tests/helpers/recording_plugins.py",
+)
+
+
+def second_defaults(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that give an argument of the run another default than its declaration."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name, values = ast.unparse(node.func), [ast.unparse(value) for value in node.args]
+        if (
+            (name in ("getattr", "hasattr") and values[0] in ARGS and (name == "hasattr" or len(values) == 3))
+            or (name.startswith("vars(") and name.endswith((".get", ".setdefault")) and name[5:].split(")")[0] in ARGS)
+            or name.removesuffix(".get") in {f"{args}.__dict__" for args in ARGS}
+        ):
+            yield node.lineno
+
+
+def test_args_are_typed_and_have_one_default(repository: Path) -> None:
+    found = []
+    for path in tracked(repository, "*.py"):
+        where = path.relative_to(repository).as_posix()
+        if where.startswith(OTHER_ARGUMENTS):
+            continue
+        tree = parsed(path)
+        found += [f"{where}:{line}: a second default" for line in second_defaults(tree)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not where.startswith("tests/"):
+                given = [
+                    one for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if one.arg == "args"
+                ]
+                if given and (given[0].annotation is None or ast.unparse(given[0].annotation) in UNTYPED):
+                    found.append(f"{where}:{node.lineno}: args without a type")
+            elif isinstance(node, ast.Call) and where.startswith("tests/") and ast.unparse(node.func) in UNTYPED:
+                found.append(f"{where}:{node.lineno}: a Namespace made by hand")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("text", ["getattr(args, 'lr', 1)", "hasattr(self.args, 'lr')", "vars(args).get('lr')"])
+def test_a_second_default_is_found(text: str) -> None:
+    assert list(second_defaults(ast.parse(text))) == [1]
 
 
 def test_request_path_imports_no_torch(repository: Path) -> None:

@@ -38,8 +38,7 @@ def own_save_folders(args: Arguments) -> Iterator[None]:
         ConfigurationError: when another run has one of them, or wrote checkpoints there since the arguments were checked.
     """
     with ExitStack() as held:
-        for flag in ("--save", "--critic-save"):
-            folder = getattr(args, flag.removeprefix("--").replace("-", "_"), None)
+        for flag, folder in (("--save", args.save), ("--critic-save", args.critic_save)):
             if folder:
                 held.enter_context(_lock(flag, Path(folder), this_run(args)))
         check_still_free(args)

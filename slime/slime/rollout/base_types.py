@@ -26,10 +26,10 @@ class RolloutFnEvalOutput:
 
 
 def call_rollout_fn(
-    fn: Callable, *args: Any, evaluation: bool, **kwargs: Any
+    fn: Callable, *values: Any, evaluation: bool, **kwargs: Any
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Call ``fn(*args, evaluation=evaluation, **kwargs)`` and wrap a bare list or dict into the output class."""
-    output = fn(*args, evaluation=evaluation, **kwargs)
+    """Call ``fn(*values, evaluation=evaluation, **kwargs)`` and wrap a bare list or dict into the output class."""
+    output = fn(*values, evaluation=evaluation, **kwargs)
     if isinstance(output, RolloutFnTrainOutput | RolloutFnEvalOutput):
         return output
     return RolloutFnEvalOutput(data=output) if evaluation else RolloutFnTrainOutput(samples=output)

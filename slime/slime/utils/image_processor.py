@@ -29,12 +29,12 @@ def images_only(processor_class: type) -> type:
     def get_attributes(cls: type) -> list[str]:
         return parts
 
-    def call(self: Any, *args: Any, videos: Any = None, **kwargs: Any) -> Any:
+    def call(self: Any, *values: Any, videos: Any = None, **kwargs: Any) -> Any:
         if videos is not None:
             raise ValueError(
                 "videos need torchvision, which is not installed: pip install torchvision, or give images only"
             )
-        return processor_class.__call__(self, *args, **kwargs)
+        return processor_class.__call__(self, *values, **kwargs)
 
     members = {"get_attributes": classmethod(get_attributes), "__call__": call, "__doc__": processor_class.__doc__}
     return type(processor_class.__name__, (processor_class,), members)

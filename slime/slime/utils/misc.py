@@ -82,10 +82,10 @@ class SingletonMeta(type):
 
     _instances: dict[type, Any] = {}
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *values: Any, **kwargs: Any) -> Any:
         """Return the instance, made on the first call."""
         if cls not in SingletonMeta._instances:
-            SingletonMeta._instances[cls] = super().__call__(*args, **kwargs)
+            SingletonMeta._instances[cls] = super().__call__(*values, **kwargs)
         return SingletonMeta._instances[cls]
 
     @staticmethod

@@ -34,7 +34,7 @@ class CopyTrace(TorchDispatchMode):
         self.computed = ""
         self._read: Tensor | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """See the class."""
         if func is torch.ops.aten.copy_.default and args[1].is_meta:
             self.found.append((self.name, args[0], args[1]))

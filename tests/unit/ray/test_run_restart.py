@@ -90,7 +90,7 @@ class Trainer:
     def init(self) -> int:
         latest = self.world.save / "latest_checkpointed_iteration.txt"
         self._do("init")
-        return int(latest.read_text()) if getattr(self.args, "resume", False) else 0
+        return int(latest.read_text()) if self.args.resume else 0
 
     def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any]) -> dict[str, Any]:
         self._do(f"train {rollout_id}")

@@ -63,7 +63,7 @@ def test_false_turns_a_switch_off_and_a_refused_flag_into_nothing(base: list[str
         [*base, "--config", written(tmp_path, sizes), "--custom-config-path", written(tmp_path, text, "c")]
     )
     assert (args.balance_data, args.log_passrate, args.pack_sequences) == (True, False, False)
-    assert not hasattr(args, "fp16")
+    assert "fp16" not in vars(args)
 
 
 def test_the_command_line_wins_over_the_config_file(base: list[str], tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def remove_leftovers() -> None:
     janitor = start_janitor(tempfile.tempdir, detached=True)
     init_new = PortArgs.init_new
 
-    def noted(*args: Any, **kwargs: Any) -> PortArgs:
-        ports = init_new(*args, **kwargs)
+    def noted(*values: Any, **kwargs: Any) -> PortArgs:
+        ports = init_new(*values, **kwargs)
         entrust_path(janitor, shm_path_for(ports.instance_id))
         return ports
 
@@ -79,8 +79,8 @@ def fork_workers() -> None:
 
     set_up = engine._set_envs_and_config
 
-    def set_up_to_fork(*args: Any, **kwargs: Any) -> None:
-        set_up(*args, **kwargs)
+    def set_up_to_fork(*values: Any, **kwargs: Any) -> None:
+        set_up(*values, **kwargs)
         multiprocessing.context._default_context._actual_context = _ForkWithoutThreads()  # type: ignore[attr-defined]
 
     engine._set_envs_and_config = set_up_to_fork

@@ -11,7 +11,7 @@ def missing_operator(name: str) -> Callable[..., Any]:
     if name.startswith("__"):
         raise AttributeError(name)
 
-    def missing(*args: Any, **kwargs: Any) -> Any:
+    def missing(*values: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"sgl_kernel.{name} needs an accelerator; this is the CPU stand-in")
 
     missing.__name__ = name

@@ -17,7 +17,7 @@ def ignore_pinning() -> None:
         return
     for name in _FACTORIES:
         setattr(torch, name, _without_pinning(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
+    torch.Tensor.pin_memory = lambda self, *values, **kwargs: self
     torch.cuda.cudart = _NoRuntime
 
 
@@ -35,9 +35,9 @@ class _NoRuntime:
 
 def _without_pinning(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*values: Any, **kwargs: Any) -> Any:
         kwargs.pop("pin_memory", None)
-        return factory(*args, **kwargs)
+        return factory(*values, **kwargs)
 
     wrapper._ignores_pinning = True
     return wrapper

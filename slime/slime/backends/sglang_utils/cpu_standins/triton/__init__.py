@@ -23,8 +23,8 @@ class _PlaceholderMeta(type):
 class _Placeholder(metaclass=_PlaceholderMeta):
     """Base of every capitalised name; accepts any arguments and has any attribute."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
+    def __init__(self, *values: Any, **kwargs: Any) -> None:
+        del values, kwargs
 
     def __getattr__(self, name: str) -> Any:
         return _placeholder(name)
@@ -36,9 +36,9 @@ class _PlaceholderFunction:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and callable(args[0]) and not kwargs:
-            return args[0]
+    def __call__(self, *values: Any, **kwargs: Any) -> Any:
+        if len(values) == 1 and callable(values[0]) and not kwargs:
+            return values[0]
         return lambda function: function
 
     def __getattr__(self, name: str) -> Any:
@@ -74,7 +74,7 @@ class _Kernel:
     def __getitem__(self, grid: Any) -> _Kernel:
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *values: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"Triton kernel {self.__name__} needs an accelerator")
 
 
@@ -128,8 +128,8 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return _Kernel if function is None else _Kernel(function)
 
 
-def _decorator_factory(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    del args, kwargs
+def _decorator_factory(*values: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    del values, kwargs
     return lambda function: function
 
 
