@@ -110,9 +110,9 @@ def test_an_engine_gives_its_memory_and_answers_as_before(larger_model: Path, tm
         train_dtype="float32",
         distributed_timeout_minutes=2,
         sglang_mem_fraction_static=0.3,
-        sglang_attention_backend="triton",
         sglang_dtype="float32",
     )
+    vars(args).update(sglang_attention_backend="triton")
     body = {"input_ids": list(range(20)), "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
     engine = SGLangEngine(args, EngineSpec("policy", 0, 1, (0,)))
     free, total = torch.cuda.mem_get_info()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from argparse import Namespace as Options
 
 from benchmarks.long_step import run
 
 
 def test_a_step_of_top_k_distillation_stays_far_below_its_logits() -> None:
     tokens, vocabulary, chunk = 2048, 32_768, 512
-    options = SimpleNamespace(
-        tokens=tokens, vocabulary=vocabulary, top=50, chunk=chunk, losses=["top-K"], batches=["all"]
-    )
-    [case] = run(options.changed(shape="tiny", device="cpu", threads=1))
+    sizes = {"tokens": tokens, "vocabulary": vocabulary, "top": 50, "chunk": chunk}
+    [case] = run(Options(**sizes, losses=["top-K"], batches=["all"], shape="tiny", device="cpu", threads=1))
     block = 4 * vocabulary * chunk
     assert case["weights"] == case["gradients"] == case["moments"] // 2
     assert case["response"] == tokens - 1

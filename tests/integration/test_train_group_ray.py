@@ -55,7 +55,7 @@ class StandInActor:
 
 @pytest.fixture(scope="module")
 def args(tmp_path_factory: pytest.TempPathFactory) -> Arguments:
-    return Arguments(
+    args = Arguments(
         device="cpu",
         run_dir=str(tmp_path_factory.mktemp("run")),
         debug_rollout_only=False,
@@ -70,8 +70,9 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> Arguments:
         prm_num_gpus=0,
         prm_num_gpus_per_engine=1,
         num_gpus=2,
-        starts=(3, 3),
     )
+    vars(args).update(starts=(3, 3))
+    return args
 
 
 @pytest.fixture(scope="module")
