@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -56,10 +55,3 @@ class FlatArguments(_Flat):
         changed = copy.copy(self)
         vars(changed).update(values)
         return changed
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            near = [] if name.startswith("__") else difflib.get_close_matches(name, vars(self), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise AttributeError(f"Arguments has no attribute {name!r}{hint}", name=name, obj=self)
