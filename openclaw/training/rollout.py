@@ -68,6 +68,9 @@ class LedgerDataSource(DataSource):
         result = self.ledger.reconcile(-1 if rollout_id is None else rollout_id)
         logger.info("ledger %s: rollout %s restored, %s", self.ledger.path, rollout_id, result)
 
+    def mark(self, rollout_id: int) -> None:
+        """Nothing to note: the leases in the ledger name their rollout."""
+
     def weights_live(self, rollout_id: int, version: str, trained_at: float | None = None) -> None:
         """The engines answer with the weights that the step of ``rollout_id`` made."""
         now = time.time()

@@ -23,6 +23,7 @@ from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run, Stopped
+from slime.rollout.foreign_data_source import ForeignDataSource
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
 ROUND = """sleep_engines; onload; train {0}; save {0}; saved {0}; offload; wake_engines weights; push;
@@ -406,7 +407,7 @@ def test_a_manager_that_ends_ends_the_engines_that_do_not_fall_asleep() -> None:
     manager = manager_with(handles, revived, fault_tolerant=False)
     for group in manager._groups:
         group.stop = lambda: None
-    manager._generate = manager._data_source = None
+    manager._generate, manager._source_hooks = None, ForeignDataSource(None)
 
     def sleep_until_ended() -> None:
         with contextlib.suppress(EngineError):
