@@ -105,6 +105,7 @@ class Reply:
         """Give up what is not over; a client that left, or could not be sent to, did not get its reply."""
         if not self._opening.done():
             self._opening.cancel()
+        if self._first is None:  # it failed, or is about to end: who left may not have seen how
             await asyncio.gather(self._opening, return_exceptions=True)
         if self._first is None:
             return
