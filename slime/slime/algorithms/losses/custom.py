@@ -1,8 +1,8 @@
 """A loss function given by path, called as its contract says.
 
 ``fn(args, batch, logits, sum_of_sample_mean) -> (scalar, dict of detached scalars)``. ``batch`` has every key of
-:data:`BATCH_KEYS`; one that the rollout does not have is present with the value None. ``logits`` is ``[1, T, V]`` float32 of
-the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
+`slime.utils.streams.batch_keys`; one that the rollout does not have is present with the value None. ``logits`` is
+``[1, T, V]`` float32 of the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
 holds and its part of every per-token list; its loss and metrics are a part too, and add up over the ranks.
 
 A loss that reads its logits only through the helpers of ``slime.logprobs.packed_logits`` and ``policy_loss_of_logits`` is marked
@@ -24,28 +24,7 @@ from torch import Tensor
 from slime.algorithms.losses.reduce import Reducer
 from slime.args import Arguments
 from slime.logprobs.response_rows import ResponseRows
-
-BATCH_KEYS = (
-    "tokens",
-    "unconcat_tokens",
-    "packed_seq_params",
-    "full_loss_masks",
-    "total_lengths",
-    "response_lengths",
-    "loss_masks",
-    "log_probs",
-    "ref_log_probs",
-    "values",
-    "advantages",
-    "returns",
-    "rollout_log_probs",
-    "max_seq_lens",
-    "teacher_log_probs",
-    "teacher_topk_log_probs",
-    "teacher_topk_indices",
-    "multimodal_train_inputs",
-    "multimodal_num_items",
-)
+from slime.utils.streams import batch_keys
 
 CustomLoss = Callable[[Arguments, dict[str, Any], Any, Reducer], tuple[Tensor, dict[str, Tensor]]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -80,7 +59,7 @@ def contract_batch(batch: dict[str, Any]) -> dict[str, Any]:
 
     A batch that is a context-parallel rank's part brings its own ``tokens`` and ``full_loss_masks``.
     """
-    result = dict.fromkeys(BATCH_KEYS) | batch
+    result = dict.fromkeys(batch_keys()) | batch
     if "tokens" not in batch:
         result["tokens"] = torch.cat(batch["unconcat_tokens"]).unsqueeze(0)
         result["full_loss_masks"] = full_loss_mask(batch)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from slime.arguments.placement import padded_length
 from slime.backends.trainer.packing import MicroBatch
-from slime.backends.trainer.rollout_data import PER_TOKEN
 from slime.logprobs.context_parallel import held_positions, held_sources, predicting_rows
+from slime.utils import streams
 from slime.utils.vocab_parallel import megatron_state
 
 
@@ -99,7 +99,7 @@ def own_part(batch: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     owned = [predicting_rows(total, response, rank, ranks) for total, response in lengths]
     result = dict(batch)
     result.setdefault("rollout_mask_sums", [float(mask.sum()) for mask in batch["loss_masks"]])
-    for name in PER_TOKEN:
+    for name in [stream.name for stream in streams.STREAMS if stream.per_token]:
         if name in batch:
             values = zip(batch[name], owned, strict=True)
             result[name] = [None if value is None else value[tokens.to(value.device)] for value, (_, tokens) in values]

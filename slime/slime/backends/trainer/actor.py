@@ -32,18 +32,13 @@ from slime.checkpoints.all_ranks import on_rank_zero
 from slime.checkpoints.hf_folder import export_hf
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
+from slime.utils import streams
 from slime.utils.hf_checkpoint import DTYPES, read_config
 from slime.utils.misc import load_function
 from slime.weight_sync import WeightSync
 from slime.weight_sync.transports import make_weight_sync
 
 logger = logging.getLogger(__name__)
-
-# Per-token streams whose means are logged; the first only with --kl-coef, without which it is all zero.
-_DESCRIBED = (
-    *("kl", "advantages", "returns", "values", "entropy"),
-    *("log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs"),
-)
 
 
 class TrainActor(TrainRank):
@@ -200,7 +195,9 @@ class TrainActor(TrainRank):
     def _describe(self, data: RolloutShard) -> Metrics:
         """Token-weighted means of the per-token streams and the token count, over all ranks."""
         sums: dict[str, list[float]] = {"tokens": [float(sum(data.fields["total_lengths"])), 1.0]}
-        for name in _DESCRIBED if self.args.kl_coef else _DESCRIBED[1:]:
+        for name in [stream.name for stream in streams.STREAMS if stream.logged]:
+            if name == "kl" and not self.args.kl_coef:  # all zero
+                continue
             total, count = 0.0, 0.0
             for values, mask in zip(data.fields.get(name, []), data.fields["loss_masks"], strict=False):
                 if values is not None:
