@@ -86,8 +86,6 @@ def micro_batch_loss(
     )
     if inputs.is_filler or not sum(inputs.response_lengths):
         return (log_probs.sum() + entropy.sum()) * 0.0, {}
-    if args.loss_type == "policy_loss" and args.use_rollout_logprobs:
-        batch["log_probs"] = batch["rollout_log_probs"]
     loss = LOSSES[args.loss_type]
     return loss(args, batch, inputs.per_sample(log_probs), inputs.per_sample(entropy), reduce)
 
