@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,49 @@ _OF_THE_TRAINER = (
 )
 STREAMS: tuple[Stream, ...] = (*_OF_THE_CONVERSION, *_of_samples(), *_OF_THE_TRAINER)
 """Read it as ``streams.STREAMS`` when it is needed, never once at import: a test declares another stream here."""
+
+
+class TrainBatch(TypedDict):
+    """The dict that a loss gets: the streams of a micro-batch, per sample, tensors ``[R_i]`` or ``[R_i, K]`` on the device.
+
+    The types are those of streams that are there. A key that the rollout does not have is missing, or has the value None in
+    the batch of a custom loss.
+    """
+
+    tokens: Tensor
+    unconcat_tokens: list[Tensor]
+    packed_seq_params: Any
+    full_loss_masks: Tensor
+    max_seq_lens: Any
+    multimodal_train_inputs: list[dict[str, Tensor] | None]
+    multimodal_num_items: list[int]
+    total_lengths: list[int]
+    response_lengths: list[int]
+    rewards: list[float]
+    raw_reward: list[float]
+    truncated: list[int]
+    sample_indices: list[int]
+    group_indices: list[int]
+    rollout_ids: list[int]
+    rollout_mask_sums: list[float]
+    round_number: list[Any]
+    step_wise_step_rewards: list[list[float]]
+    step_wise_step_token_spans: list[list[list[int]]]
+    step_wise_step_indices: list[list[int]]
+    metadata: list[dict | None]
+    loss_masks: list[Tensor]
+    rollout_log_probs: list[Tensor]
+    teacher_log_probs: list[Tensor | None]
+    teacher_topk_log_probs: list[Tensor | None]
+    teacher_topk_indices: list[Tensor | None]
+    rollout_topk_log_probs: list[Tensor | None]
+    log_probs: list[Tensor]
+    ref_log_probs: list[Tensor]
+    values: list[Tensor]
+    advantages: list[Tensor]
+    returns: list[Tensor]
+    kl: list[Tensor]
+    entropy: list[Tensor]
 
 
 def carried() -> list[tuple[str, Stream]]:

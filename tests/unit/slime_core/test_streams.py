@@ -23,7 +23,7 @@ from slime.rollout.custom_conversion import checked
 from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.rollout.train_data_checks import TrainDataError
 from slime.utils import streams
-from slime.utils.streams import Stream
+from slime.utils.streams import Stream, TrainBatch
 from slime.utils.types import Sample
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 from tests.helpers.tolerance import assert_near
@@ -142,3 +142,7 @@ def test_the_ledgers_columns_are_those_of_the_declarations(tmp_path: Path) -> No
         columns = {row["name"]: row["type"] for row in connection.execute("PRAGMA table_info(samples)")}
     declared = {name for name, stream in streams.carried() if stream.column}
     assert {name for name, kind in columns.items() if kind == "BLOB"} == {"tokens", *declared}
+
+
+def test_the_typed_batch_has_every_key() -> None:
+    assert set(TrainBatch.__annotations__) == {*streams.batch_keys(), *(stream.name for stream in streams.STREAMS)}

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from slime.args import Arguments
 from slime.utils import streams
 from slime.utils.misc import load_function
-from slime.utils.streams import Stream
+from slime.utils.streams import Stream, TrainBatch
 from slime.utils.types import EXPERTS, GRID, IMAGES, PIXELS
 
 SampleImages = dict[str, Tensor]
@@ -118,7 +118,7 @@ class RolloutShard:
         values = {position: value for part in parts for position, value in part.items()}
         self.set_computed(name, [values[position] for position in self.partition])
 
-    def batch(self, indices: list[int], device: torch.device, *, images: bool = True) -> dict[str, Any]:
+    def batch(self, indices: list[int], device: torch.device, *, images: bool = True) -> TrainBatch:
         """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``.
 
         Without ``images`` the batch has no pixel values, which the model input has on the device already.
@@ -130,9 +130,9 @@ class RolloutShard:
             return value.to(device) if isinstance(value, Tensor) else value
 
         fields = {name: values for name, values in self.fields.items() if images or name != IMAGES}
-        batch = {name: [moved(values[i]) for i in indices] for name, values in fields.items()}
+        batch: dict[str, Any] = {name: [moved(values[i]) for i in indices] for name, values in fields.items()}
         batch["unconcat_tokens"] = [torch.tensor(self.tokens[i], device=device) for i in indices]
-        return batch
+        return cast(TrainBatch, batch)
 
 
 def _tensors(arrays: dict[str, Any] | None) -> SampleImages | None:
