@@ -38,11 +38,7 @@ class TurnQueries(Database):
         turn.validate()
         if self.redaction is not None:
             turn = self.redaction.turn(turn)
-        reason = turn.reason
-        if reason is None and turn.kind == "side":
-            reason = "side"
-        if reason is None and turn.finish_reason == "abort":
-            reason = "aborted"
+        reason = turn.never_trained if turn.reason is None else turn.reason
         turn = replace(turn, state="waiting" if reason is None else "excluded", reason=reason)
         with self.transaction() as connection:
             forgotten = connection.execute(
