@@ -11,15 +11,22 @@ Guarantees: the same number and gradient as the built-in loss with ``--use-opd -
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+from openclaw_combine_method import Config
 
-from openclaw.config.runtime import RuntimeConfig
 from slime.algorithms.advantages.terms import add_opd_term
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss_of_logits
 from slime.args import Arguments
+
+
+@cache
+def own_config() -> Config:
+    """Return the method's variables, read once per process."""
+    return Config.from_env()
 
 
 @from_response_rows
@@ -41,7 +48,7 @@ def combine_loss_function(
     old = batch["rollout_log_probs"] if args.use_rollout_logprobs else batch["log_probs"]
     batch = {**batch, "log_probs": old}
     distances = add_opd_term([torch.zeros_like(values) for values in old], batch, 1.0)
-    weight = RuntimeConfig.from_env().combine_w_opd
+    weight = own_config().w_opd
     batch["advantages"] = [a + weight * d for a, d in zip(batch["advantages"], distances, strict=True)]
     loss, metrics = policy_loss_of_logits(args, batch, logits, sum_of_sample_mean)
     return loss, {**metrics, "opd_reverse_kl": sum_of_sample_mean(-torch.cat(distances)).detach()}
