@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from openclaw.config.method_config import config_of
+from openclaw.config.method_config import MethodConfig, config_of
 from openclaw.ledger.records import JudgedTurn, Message, Turn, Verdict
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -85,6 +85,11 @@ class Method(Protocol):
             judged: its judged turns in order. Those with ``turn.reason`` None gave samples already.
         """
         ...
+
+
+def method_config(path: str) -> type[MethodConfig] | None:
+    """Return what the module of the method at ``module.attribute`` declares; None where it declares nothing."""
+    return config_of(load_function(path))
 
 
 def load_method(path: str, config: Any, environment: Mapping[str, str] = os.environ) -> Method:

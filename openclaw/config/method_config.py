@@ -98,7 +98,7 @@ def declared_configs(module: ModuleType) -> list[type[MethodConfig]]:
     """Return the methods that a module declares: its ``Config`` first, then variants of it; empty where it has none.
 
     Raises:
-        ConfigError: when a declaration has no name of its own.
+        ConfigError: when a declaration has no name of its own, or a variant has variables of its own.
     """
     main = getattr(module, CONFIG_CLASS, None)
     if not (isinstance(main, type) and issubclass(main, MethodConfig)):
@@ -108,6 +108,11 @@ def declared_configs(module: ModuleType) -> list[type[MethodConfig]]:
     for each in configs:
         if "name" not in vars(each):
             raise ConfigError(f'{module.__name__}.{each.__name__} has no name; add a line: name = "mymethod"')
+        if each.variables() != main.variables():
+            raise ConfigError(
+                f"{module.__name__}.{each.__name__} has other variables than {CONFIG_CLASS}, which the runtime reads; "
+                f"declare them in {CONFIG_CLASS}"
+            )
     return configs
 
 

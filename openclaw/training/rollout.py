@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from openclaw.config.method_config import config_of
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
+from openclaw.method import method_config
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import check_runtime, ledger_path, start_runtime, stop_runtime
 from openclaw.training.live_losses import unfed_loss
@@ -147,9 +147,8 @@ def check_arguments(args: Arguments, data_source: Any, method_path: str) -> None
 
 def without_topk(method_path: str) -> str | None:
     """Return the method's name when it declares that its samples never have the teacher's top K."""
-    factory = load_function(method_path)
-    own = config_of(factory)
-    return None if own is None or own.keeps_topk else getattr(factory, "name", method_path)
+    own = method_config(method_path)
+    return None if own is None or own.keeps_topk else getattr(load_function(method_path), "name", method_path)
 
 
 def collect(

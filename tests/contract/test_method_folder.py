@@ -218,6 +218,17 @@ def test_a_declaration_that_cannot_be_meant_is_refused(folder: Path, old: str, n
         find_method(str(folder))
 
 
+def test_a_variant_has_the_variables_of_its_method(folder: Path) -> None:
+    file = folder / "openclaw_foresight_method.py"
+    variant = "\n\n@dataclass(frozen=True, kw_only=True)\nclass Near(Config):\n    name = 'near'\n"
+    file.write_text(METHOD + variant)
+    find_method(str(folder))
+    file.write_text(METHOD + variant + "    more: int = variable('FORESIGHT_MORE', 1, 'more')\n")
+    sys.modules.pop(file.stem)
+    with pytest.raises(ConfigError, match="Near has other variables than Config"):
+        find_method(str(folder))
+
+
 def test_a_folder_that_declares_nothing_brings_its_flags(folder: Path) -> None:
     (folder / "openclaw_foresight_method.py").write_text("class Config:\n    pass\n")
     found = find_method(str(folder))
