@@ -11,16 +11,23 @@ Guarantees: the same number and gradient as the built-in loss with ``--use-opd -
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+from openclaw_combine_method import Config
 
-from openclaw.config.runtime import RuntimeConfig
 from slime.algorithms.advantages.terms import add_opd_term
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss_of_logits
 from slime.args import Arguments
 from slime.utils.streams import TrainBatch
+
+
+@cache
+def own_config() -> Config:
+    """Return the method's variables, read once per process."""
+    return Config.from_env()
 
 
 @from_response_rows
@@ -40,7 +47,7 @@ def combine_loss_function(
     if args.use_tis:
         raise ValueError("combine_loss has no importance weights; for --use-tis drop --loss-type custom_loss")
     distances = add_opd_term([torch.zeros_like(values) for values in batch["log_probs"]], batch, 1.0)
-    weight = RuntimeConfig.from_env().combine_w_opd
+    weight = own_config().w_opd
     advantages = [a + weight * d for a, d in zip(batch["advantages"], distances, strict=True)]
     loss, metrics = policy_loss_of_logits(args, {**batch, "advantages": advantages}, logits, sum_of_sample_mean)
     return loss, {**metrics, "opd_reverse_kl": sum_of_sample_mean(-torch.cat(distances)).detach()}

@@ -15,6 +15,7 @@ from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
+from openclaw.method import method_config
 from openclaw.runtime.process import RuntimeSupervisor, answers, free_port
 from slime.args import Arguments
 from slime.utils.process import spawn
@@ -149,6 +150,8 @@ def supervise(environment: Mapping[str, str], log_path: Path) -> tuple[RuntimeSu
 def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
     """Start a runtime process and return its supervisor, which the caller has to stop."""
     environment = runtime_environment(args, method_path)
+    if own := method_config(method_path):
+        own.from_env(environment)  # a value that cannot be used is an error here, not in the child
     supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME)
     supervisor.start()
     logger.info("the gateway answers on %s/v1, its log is in %s", url, args.run_dir)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
+from openclaw.method import method_config
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import ledger_path, start_runtime
 from openclaw.training.live_losses import unfed_loss
@@ -147,7 +148,9 @@ def generate_rollout(
 def check_arguments(args: Arguments, data_source: Any, method_path: str) -> None:
     """Raise ValueError for arguments under which judged turns would not be trained as they are."""
     path = args.custom_loss_function_path
-    problem = unfed_loss(args, method_path, getattr(load_function(path), "__module__", None) if path else None)
+    problem = (
+        unfed_loss(args, without_topk(method_path), getattr(load_function(path), "__module__", None)) if path else None
+    )
     if problem:
         raise ValueError(problem)
     if problems := check_asynchronous(args, "a method on live conversations"):
@@ -163,6 +166,12 @@ def check_arguments(args: Arguments, data_source: Any, method_path: str) -> None
             f"--rollout-batch-size {args.rollout_batch_size} is not a multiple of --global-batch-size "
             f"{args.global_batch_size}: the rest of each batch would be leased and never trained"
         )
+
+
+def without_topk(method_path: str) -> str | None:
+    """Return the method's name when it declares that its samples never have the teacher's top K."""
+    own = method_config(method_path)
+    return None if own is None or own.keeps_topk else getattr(load_function(method_path), "name", method_path)
 
 
 def collect(
