@@ -11,20 +11,28 @@ Guarantees: the same number and gradient as the built-in loss with ``--use-opd -
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+from openclaw_combine_method import Config
 
-from openclaw.config.runtime import RuntimeConfig
 from slime.algorithms.advantages.terms import add_opd_term
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss_of_logits
 from slime.args import Arguments
+from slime.utils.streams import TrainBatch
+
+
+@cache
+def own_config() -> Config:
+    """Return the method's variables, read once per process."""
+    return Config.from_env()
 
 
 @from_response_rows
 def combine_loss_function(
-    args: Arguments, batch: dict[str, Any], logits: Any, sum_of_sample_mean: Callable[[torch.Tensor], torch.Tensor]
+    args: Arguments, batch: TrainBatch, logits: Any, sum_of_sample_mean: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss of a micro-batch and its detached metrics.
 
@@ -38,10 +46,8 @@ def combine_loss_function(
         raise ValueError("--use-opd adds the distillation term already; drop it, or drop --loss-type custom_loss")
     if args.use_tis:
         raise ValueError("combine_loss has no importance weights; for --use-tis drop --loss-type custom_loss")
-    old = batch["rollout_log_probs"] if args.use_rollout_logprobs else batch["log_probs"]
-    batch = {**batch, "log_probs": old}
-    distances = add_opd_term([torch.zeros_like(values) for values in old], batch, 1.0)
-    weight = RuntimeConfig.from_env().combine_w_opd
-    batch["advantages"] = [a + weight * d for a, d in zip(batch["advantages"], distances, strict=True)]
-    loss, metrics = policy_loss_of_logits(args, batch, logits, sum_of_sample_mean)
+    distances = add_opd_term([torch.zeros_like(values) for values in batch["log_probs"]], batch, 1.0)
+    weight = own_config().w_opd
+    advantages = [a + weight * d for a, d in zip(batch["advantages"], distances, strict=True)]
+    loss, metrics = policy_loss_of_logits(args, {**batch, "advantages": advantages}, logits, sum_of_sample_mean)
     return loss, {**metrics, "opd_reverse_kl": sum_of_sample_mean(-torch.cat(distances)).detach()}

@@ -10,7 +10,9 @@ first; neither: none. ``w_rl`` (``OPENCLAW_COMBINE_W_RL``) is in the reward of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from openclaw.config.method_config import MethodConfig, variable
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.method import JudgePlan, SampleDecision
@@ -20,14 +22,41 @@ from slime.utils.types import Sample
 DEFAULT_VOTES = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """What the launcher knows of Combine."""
+
+    name = "combine"
+    rollout_function = "openclaw_combine_rollout.generate_rollout_openclaw_combine"
+    keeps_topk = False
+    recommended = True
+    guide_name = "combine"
+    guide_keys = {
+        "training.binary_weight": "OPENCLAW_COMBINE_W_RL",
+        "training.opd_weight": "OPENCLAW_COMBINE_W_OPD",
+    }
+    # Measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
+    profile_defaults = {"tiny_cpu": {"LEARNING_RATE": 2e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16}}
+
+    w_rl: float = variable("OPENCLAW_COMBINE_W_RL", 1.0, "weight of the judge's score in Combine", minimum=0.0)
+    w_opd: float = variable("OPENCLAW_COMBINE_W_OPD", 1.0, "weight of the distillation term in Combine", minimum=0.0)
+
+    def launch_flags(self) -> Sequence[str]:
+        """GRPO without normalisation, and the teacher's term."""
+        return (
+            *("--advantage-estimator", "grpo", "--disable-rewards-normalization"),
+            *("--use-opd", "--opd-kl-coef", str(self.w_opd), "--eps-clip-high", "0.28"),
+        )
+
+
 class Combine:
     """A `Method`; a pure function of its configuration."""
 
     name = "openclaw-combine"
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(self, config: RuntimeConfig, own: Config = Config()) -> None:
         self._votes = config.prm_m or DEFAULT_VOTES
-        self._w_rl = config.combine_w_rl
+        self._w_rl = own.w_rl
 
     def judges(self) -> JudgePlan:
         """Both judges, and the teacher."""

@@ -11,7 +11,9 @@ one correction is weak evidence for the replies in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from openclaw.config.method_config import MethodConfig, variable
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.method import JudgePlan, SampleDecision
@@ -22,14 +24,38 @@ DEFAULT_VOTES = 3
 SCORE_ZERO = "score_zero"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """What the launcher knows of Binary RL."""
+
+    name = "rl"
+    rollout_function = "openclaw_rollout.generate_rollout_openclaw"
+    keeps_topk = False
+    guide_name = "binary"
+    defaults = {"PRM_M": DEFAULT_VOTES}
+    # Measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
+    profile_defaults = {"tiny_cpu": {"LEARNING_RATE": 2e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16}}
+
+    session_weight: float = variable(
+        "OPENCLAW_RL_SESSION_WEIGHT",
+        0.1,
+        "advantage of the one turn that a session without any score contributes in Binary RL; 0: none",
+        minimum=0.0,
+    )
+
+    def launch_flags(self) -> Sequence[str]:
+        """GRPO without normalisation: the score is the advantage."""
+        return ("--advantage-estimator", "grpo", "--disable-rewards-normalization", "--eps-clip-high", "0.28")
+
+
 class BinaryRL:
     """A `Method`; a pure function of its configuration."""
 
     name = "openclaw-rl"
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(self, config: RuntimeConfig, own: Config = Config()) -> None:
         self._votes = config.prm_m or DEFAULT_VOTES
-        self._session_weight = config.rl_session_weight
+        self._session_weight = own.session_weight
 
     def judges(self) -> JudgePlan:
         """The PRM alone."""

@@ -10,6 +10,7 @@ openclaw_tools="$openclaw_root/.venv/bin"
 openclaw_arrays=(CKPT_ARGS ROLLOUT_ARGS OPTIMIZER_ARGS PERF_ARGS SGLANG_ARGS PRM_ARGS CUSTOM_ARGS WANDB_ARGS)
 
 # Becomes the launcher. Arguments: its own options and flags of slime/train_async.py; of two equal flags the later one wins.
+# Without --method the method is that of the script's folder.
 launch() {
     local python="$openclaw_root/.venv/bin/python" name array
     local -a added=()
@@ -24,6 +25,10 @@ launch() {
             exit 2
         fi
     fi
+    case " $* " in
+        *" --method "* | *" --method="*) ;;
+        *) set -- --method "$(cd "$(dirname "$0")" && pwd)" "$@" ;;
+    esac
     read -ra added <<<"${LORA_ARGS:-}"
     for array in "${openclaw_arrays[@]}"; do
         if [[ "$(declare -p "$array" 2>/dev/null)" == "declare -a"* ]]; then

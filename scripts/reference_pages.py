@@ -19,6 +19,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.judge.metrics import JudgeMetrics
+from openclaw.launch.methods import methods_of
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.ledger.redact import build_redactor
@@ -106,6 +107,10 @@ def runtime_variables() -> Iterator[str]:
     yield "The gateway and the judge read these: in a run and in `python -m openclaw.server`."
     yield ""
     yield from _variable_rows(VARIABLES)
+    for method in methods_of():
+        declared = method.config.variables()
+        if declared and not method.variant:
+            yield from ("", f"## {method.folder.name}", "", *_variable_rows(declared))
 
 
 def profiles() -> Iterator[str]:
@@ -115,9 +120,9 @@ def profiles() -> Iterator[str]:
         yield from ("", f"## {profile.name}", "", *_table("variable", "default here", "method"))
         for name, value in {**profile.variables, **profile.runtime}.items():
             yield f"| `{name}` | `{value}` | all |"
-        for method, values in profile.methods.items():
-            for name, value in values.items():
-                yield f"| `{name}` | `{value}` | {method} |"
+        for method in methods_of():
+            for name, value in method.config.profile_defaults.get(profile.name, {}).items():
+                yield f"| `{name}` | `{value}` | {method.config.name} |"
 
 
 def _flag_page(title: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from openclaw.config.runtime_variables import VARIABLES
+from openclaw.launch.methods import methods_of
 from tests.helpers.model_fixtures import tiny_random_model, tiny_random_tied_model
 
 __all__ = ["tiny_random_model", "tiny_random_tied_model"]
@@ -22,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 for _name in ("NO_PROXY", "no_proxy"):
     os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "localhost", "::1"]))
 # What a shell sets for a gateway (HOST, PORT, ...) is not for the ones that are tested.
-for _variable in VARIABLES:
+for _variable in (*VARIABLES, *(each for method in methods_of() for each in method.config.variables())):
     for _name in _variable.names:
         os.environ.pop(_name, None)
 # torch asks for the name of every address that it connects to, 127.0.0.1 too; a lost answer costs 5 to 10 s otherwise.

@@ -73,9 +73,6 @@ class RuntimeConfig:
     judge_timeout: float = 120.0
     min_response_tokens: int = 8
     max_train_tokens: int | None = None
-    combine_w_rl: float = 1.0
-    combine_w_opd: float = 1.0
-    rl_session_weight: float = 0.1
     opd_teacher: Literal["policy", "prm"] = "policy"
     distill_topk: int = 0
     opd_teacher_lp_max_concurrency: int = 4
@@ -92,12 +89,7 @@ class RuntimeConfig:
         values: dict[str, Any] = {}
         sources: dict[str, str] = {}
         for variable in VARIABLES:
-            found = {name: environment[name] for name in variable.names if environment.get(name)}
-            if len(set(found.values())) > 1:
-                raise ConfigError(f"{' and '.join(found)} name the same thing and differ; set only {variable.name}")
-            name = next(iter(found), None)
-            values[variable.field] = variable.default if name is None else variable.parse(found[name], name)
-            sources[variable.name] = "default" if name is None else name
+            values[variable.field], sources[variable.name] = variable.read(environment)
         config = RuntimeConfig(**values, sources=sources)
         config.validate()
         return config

@@ -1,6 +1,7 @@
 """The environment variables of the runtime process: name, type, default and meaning of each.
 
 The one place where they are declared; `openclaw.config.runtime.RuntimeConfig` has a field for each and is what the code reads.
+A method declares its own (`openclaw.config.method_config`).
 """
 
 from __future__ import annotations
@@ -232,20 +233,6 @@ VARIABLES: tuple[Variable, ...] = (
         None,
         "longer turns (prompt and reply) are not trained; default: CONTEXT_LENGTH",
         minimum=2,
-    ),
-    Variable(
-        "OPENCLAW_COMBINE_W_RL", "combine_w_rl", float, 1.0, "weight of the judge's score in Combine", minimum=0.0
-    ),
-    Variable(
-        "OPENCLAW_COMBINE_W_OPD", "combine_w_opd", float, 1.0, "weight of the distillation term in Combine", minimum=0.0
-    ),
-    Variable(
-        "OPENCLAW_RL_SESSION_WEIGHT",
-        "rl_session_weight",
-        float,
-        0.1,
-        "advantage of the one turn that a session without any score contributes in Binary RL; 0: none",
-        minimum=0.0,
     ),
     Variable(
         "OPENCLAW_OPD_TEACHER",

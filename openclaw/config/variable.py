@@ -5,7 +5,7 @@ Guarantees: a text that cannot be used is a `ConfigError` that names the variabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from openclaw.exceptions import ConfigError
@@ -21,7 +21,7 @@ class Variable:
 
     Attributes:
         name: as it is typed.
-        field: of `RuntimeConfig`.
+        field: of the configuration that holds the value.
         type: of the value.
         default: value when the variable is unset or empty.
         help: one line.
@@ -49,6 +49,20 @@ class Variable:
     def names(self) -> tuple[str, ...]:
         """The variable's name and its aliases."""
         return (self.name, *self.aliases)
+
+    def read(self, environment: Mapping[str, str]) -> tuple[Value, str]:
+        """Return the value and the name it was set under; the default and ``default`` where the variable is unset or empty.
+
+        Raises:
+            ConfigError: when the value cannot be used, or two of the names have different values.
+        """
+        found = {name: environment[name] for name in self.names if environment.get(name)}
+        if len(set(found.values())) > 1:
+            raise ConfigError(f"{' and '.join(found)} name the same thing and differ; set only {self.name}")
+        if not found:
+            return self.default, "default"
+        name, text = next(iter(found.items()))
+        return self.parse(text, name), name
 
     def parse(self, text: str, name: str) -> Value:
         """Return the value that ``text``, found under ``name``, stands for.

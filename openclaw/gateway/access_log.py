@@ -72,7 +72,7 @@ class RequestRecord:
         ]
         if self.reply is not None:
             session = logged_name(self.reply.context.session_id)
-            turn = self.reply.capture.prompt.id
+            turn = self.reply.id
             words.append(f"prompt_tokens={prompt} generated_tokens={generated} session={session} turn={turn}")
         return " ".join(words)
 

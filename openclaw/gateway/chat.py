@@ -2,7 +2,7 @@
 
 Guarantees: a turn is in the ledger before the client is told that the reply is over; a client that goes away ends the
 generation at the engine, and what was generated is recorded as an aborted turn. A reply that cannot be recorded is not
-finished but ends in an error. `openclaw.gateway.reply` carries each reply from its first token to the ledger.
+finished but ends in an error. `openclaw.gateway.reply` carries each reply from its prompt to the ledger.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import EngineClient
-from openclaw.exceptions import EngineError
 from openclaw.gateway.capture import Capture, Prompt, usage
 from openclaw.gateway.detokenize import Vocabulary
-from openclaw.gateway.errors import ApiError, bad_request, from_engine
+from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.grammar import reply_grammar
 from openclaw.gateway.logprobs import LogprobEntries
@@ -26,7 +26,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer, RenderError
-from openclaw.gateway.reply import Replies, Reply
+from openclaw.gateway.reply import Opening, Replies, Reply
 from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
@@ -65,26 +65,29 @@ class ChatService:
         self._vocabulary = vocabulary
         self._format = reply_format
 
-    async def start(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
-        """Return the reply to a request, its first tokens generated.
+    def reply(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
+        """Return the reply to a request; entering it begins it.
 
         Args:
             request: as `parse_request` gave it.
             raw: the JSON it was read from.
             headers: of the HTTP request.
-
-        Raises:
-            ApiError: when there will be no reply.
         """
-        stated_kind, done = read_headers(headers, request)
-        prompt = await self._prompt(request, raw)
-        reply = Reply(self.replies, [self._capture(prompt, index) for index in range(request.choices)])
-        await reply.start(
-            self.sessions.begin(
-                headers, prompt.messages, body_session_id=request.session_id, stated_kind=stated_kind, done=done
+
+        async def prepare() -> Opening:
+            stated_kind, done = read_headers(headers, request)
+            prompt = await self._prompt(request, raw)
+            begin = partial(
+                self.sessions.begin,
+                headers,
+                prompt.messages,
+                body_session_id=request.session_id,
+                stated_kind=stated_kind,
+                done=done,
             )
-        )
-        return reply
+            return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
+
+        return Reply(self.replies, prepare)
 
     def _capture(self, prompt: Prompt, index: int) -> Capture:
         """Return the empty choice number ``index`` of a request."""
@@ -104,13 +107,10 @@ class ChatService:
         return Capture(prompt, vocabulary.detokenizer(silent), parser, index, entries, unsaid)
 
     async def whole(self, reply: Reply) -> dict[str, Any]:
-        """Return a reply as one JSON object."""
-        try:
-            async with aclosing(reply.steps()) as steps:
-                async for _ in steps:
-                    continue
-        except EngineError as error:
-            raise from_engine(error) from error
+        """Return a reply that has begun as one JSON object."""
+        async with aclosing(reply.steps()) as steps:
+            async for _ in steps:
+                continue
         choices = [
             choice(
                 capture.index,
@@ -123,7 +123,7 @@ class ChatService:
         return {**self._head(reply), "choices": choices, "usage": usage(reply.captures)}
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
-        """Yield a reply as server-sent events."""
+        """Yield a reply that has begun as server-sent events."""
         request = reply.capture.prompt.request
         options = request.stream_options
         writer = ChunkWriter(
@@ -134,9 +134,8 @@ class ChatService:
                 async for step in steps:
                     if data := writer.step(step):
                         yield data
-        except (EngineError, ApiError) as error:
-            reply.error = from_engine(error) if isinstance(error, EngineError) else error
-            yield event(reply.error.body())
+        except ApiError as error:
+            yield event(error.body())
             return
         ends = b"".join(writer.finish(capture.index, capture.finish_reason or "stop") for capture in reply.captures)
         yield ends + writer.usage(usage(reply.captures)) + DONE

@@ -7,9 +7,8 @@ the rest of a short request. Owns the admission of requests.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
@@ -41,69 +40,51 @@ class ChatCompletions:
         """Answer a conversation, streamed or whole."""
         scope["route"] = self
         metrics = self._service.metrics
-        try:
-            response = await _chat(self._service, self._admission, Request(scope, receive))
-        except ApiError as error:
-            count(metrics, error.status)
-            response = error.response()
-        except ClientGoneError:
-            count(metrics, CLIENT_GONE)
-            response = Response(status_code=CLIENT_GONE)
-        except Exception:
-            count(metrics, 500)
-            await defect().response()(scope, receive, send)
-            raise
-        else:
-            if not isinstance(response, EventStream):
-                count(metrics, 200)
-        await response(scope, receive, send)
+        async with AsyncExitStack() as until_sent:
+            until_sent.enter_context(suppress(ClientGoneError))
+            try:
+                response = await _chat(self._service, self._admission, Request(scope, receive), until_sent)
+            except ApiError as error:
+                count(metrics, error.status)
+                response = error.response()
+            except ClientGoneError:
+                count(metrics, CLIENT_GONE)
+                response = Response(status_code=CLIENT_GONE)
+            except Exception:
+                count(metrics, 500)
+                await defect().response()(scope, receive, send)
+                raise
+            else:
+                if not isinstance(response, EventStream):
+                    count(metrics, 200)
+            await response(scope, receive, send)
 
 
-async def _chat(service: ChatService, admission: Admission, request: Request) -> Response:
+async def _chat(service: ChatService, admission: Admission, request: Request, until_sent: AsyncExitStack) -> Response:
+    """Return the response; a streamed reply is left when ``until_sent`` is."""
     body = await read_body(request, service.config.max_body_bytes)
     await admission.enter()
     chat_request, raw = parse_request(body)
+    reply = service.reply(chat_request, raw, request.headers)
     if chat_request.stream:
-        starting = asyncio.ensure_future(service.start(chat_request, raw, request.headers))
-        try:
-            async with Connected(request.receive):
-                await asyncio.wait({starting}, timeout=service.config.keepalive_seconds)
-            if starting.done():
-                starting.result()
-        except BaseException:
-            await _abandon(starting)
-            raise
-        return _stream(service, request, starting)
-    async with Connected(request.receive):
-        reply = await service.start(chat_request, raw, request.headers)
-    note_reply(request.scope, reply)
-    headers = _reply_headers(reply)
-    try:
+        return await _stream(service, request, await until_sent.enter_async_context(reply))
+    async with reply:
+        async with Connected(request.receive):
+            await reply.begun()
+        note_reply(request.scope, reply)
+        headers = _reply_headers(reply)
         async with Connected(request.receive):
             result = await service.whole(reply)
-    except ClientGoneError:
-        service.sessions.undelivered(reply.context, reply.capture.prompt.id)
-        raise
-    finally:
-        reply.give_up()
     return json_response(result, {**headers, "x-weight-version": reply.capture.weight_version})
 
 
-async def _abandon(starting: asyncio.Task[Reply]) -> None:
-    """End a start that nobody waits for; it may have succeeded in this very moment."""
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().give_up()
-
-
-def _stream(service: ChatService, request: Request, starting: asyncio.Task[Reply]) -> EventStream:
+async def _stream(service: ChatService, request: Request, reply: Reply) -> EventStream:
     """Return the stream of a reply that has begun, or will: until then the reader gets comments."""
 
-    async def held() -> AsyncGenerator[bytes, None]:
+    async def late() -> AsyncGenerator[bytes, None]:
         yield COMMENT
         try:
-            reply = await starting
+            await reply.begun()
         except ApiError as error:
             yield event(error.body())
             return
@@ -113,21 +94,12 @@ def _stream(service: ChatService, request: Request, starting: asyncio.Task[Reply
                 yield data
 
     def ended(status: int) -> None:
-        if not starting.done():
-            starting.cancel()
-        elif not starting.cancelled() and (failure := starting.exception()) is not None:
-            status = failure.status if isinstance(failure, ApiError) else status
-        elif not starting.cancelled():
-            reply = starting.result()
-            reply.give_up()
-            if status != 200:
-                service.sessions.undelivered(reply.context, reply.capture.prompt.id)
-            status = reply.error.status if reply.error else 200 if reply.recorded else status
-        count(service.metrics, status)
+        count(service.metrics, reply.error.status if reply.error else 200 if reply.recorded else status)
 
-    source, headers = held(), dict[str, str]()
-    if starting.done():
-        reply = starting.result()
+    async with Connected(request.receive):
+        begun = await reply.begun(within=service.config.keepalive_seconds)
+    source, headers = late(), dict[str, str]()
+    if begun:
         note_reply(request.scope, reply)
         source, headers = service.events(reply), _reply_headers(reply)
     return EventStream(source, headers, ended, keepalive_seconds=service.config.keepalive_seconds)
@@ -136,7 +108,7 @@ def _stream(service: ChatService, request: Request, starting: asyncio.Task[Reply
 def _reply_headers(reply: Reply) -> dict[str, str]:
     """Return the headers of a reply; of a stream, the weight version is the one of its first tokens."""
     return {
-        "x-request-id": reply.capture.prompt.id,
+        "x-request-id": reply.id,
         "x-weight-version": reply.capture.weight_version,
         "x-turn-type": reply.context.kind,
     }

@@ -84,12 +84,16 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other tokenizer: decodes a short window of tokens again and emits what was added to it."""
+    """For any other tokenizer: decodes a short window of tokens again and emits what was added to it.
+
+    The window begins where a piece ended, never inside a character that several tokens spell.
+    """
 
     def __init__(self, vocabulary: Vocabulary, silent: frozenset[int] | None = None) -> None:
         self._tokenizer = vocabulary.tokenizer
         self._silent = vocabulary.silent if silent is None else silent
         self._window: list[int] = []
+        self._ends: list[int] = []  # of the pieces in the window
         self._emitted = ""
 
     def push(self, ids: Iterable[int]) -> str:
@@ -99,7 +103,7 @@ class WindowDetokenizer:
     def finish(self) -> str:
         """Return what is still held back, incomplete bytes as U+FFFD."""
         rest = self._decode(self._window)[len(self._emitted) :]
-        self._window, self._emitted = [], ""
+        self._window, self._ends, self._emitted = [], [], ""
         return rest
 
     def _step(self, index: int) -> str:
@@ -109,10 +113,18 @@ class WindowDetokenizer:
             return ""
         piece = text[len(self._emitted) :]
         self._emitted = text
+        self._ends.append(len(self._window))
         if len(self._window) > WINDOW_TOKENS:
-            self._window = self._window[-WINDOW_TOKENS // 2 :]
-            self._emitted = self._decode(self._window)
+            self._shorten()
         return piece
+
+    def _shorten(self) -> None:
+        """Keep the pieces that end in the window's last tokens."""
+        newest = len(self._window) - WINDOW_TOKENS // 2
+        start = max((end for end in self._ends if end <= newest), default=0)
+        self._window = self._window[start:]
+        self._ends = [end - start for end in self._ends if end > start]
+        self._emitted = self._decode(self._window)
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

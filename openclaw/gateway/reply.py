@@ -1,18 +1,19 @@
-"""One reply under way: generated at the engine, told to the client, recorded in the ledger.
+"""One reply: generated at the engine, told to the client, recorded in the ledger.
 
 Guarantees: generation begins at once, while the session is found and the next state that the request carries is
-committed; no token is handed out before that commit, and one that fails ends the generation. Leaving a reply early stops
-the engine and records what there is. `Reply` owns its reading of the engine; `Replies` owns the count of those under way
-and the background tasks that finish what a client has left.
+committed; no token is handed out before that commit, and one that fails ends the generation. Leaving a reply early, at
+whatever point, stops the engine and records what there is. `Reply` owns everything from the prompt to the commit;
+`Replies` owns the count of those under way and the background tasks that finish what a client has left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient
@@ -56,41 +57,87 @@ class Replies:
             await asyncio.wait(self._tasks, timeout=timeout)
 
 
-class Reply:
-    """One reply; `start`, then `steps` to its end or closed early, then `give_up` in any case.
+@dataclass(frozen=True)
+class Opening:
+    """What a reply begins with: its empty choices, and what finds its session (`Sessions.begin`)."""
 
-    ``captures`` are its choices; ``context`` is known from `start` on; ``error`` is what a stream ended in, or None;
-    ``recorded`` says whether the whole reply is in the ledger.
+    captures: list[Capture]
+    find_session: Callable[[], Coroutine[Any, Any, TurnContext]]
+
+
+class Reply:
+    """One reply, for as long as the ``async with`` block lasts: entered, it begins; left early, it is given up.
+
+    ``error`` is what it ended in, or None; ``recorded`` says whether the whole reply is in the ledger. Once it has begun,
+    ``captures`` are its choices and ``context`` is its place in a session.
     """
 
+    captures: list[Capture]
     context: TurnContext
 
-    def __init__(self, replies: Replies, captures: list[Capture]) -> None:
-        self.captures = captures
+    def __init__(self, replies: Replies, prepare: Callable[[], Awaitable[Opening]]) -> None:
+        """Bind the reply; ``prepare`` renders its prompt."""
         self.error: ApiError | None = None
         self.recorded = False
         self._replies = replies
+        self._prepare = prepare
         self._first: Step | None = None
         self._committing = False
-        self._steps = interleave([self._read(capture) for capture in captures])
-        replies.under_way += 1
 
     @property
     def capture(self) -> Capture:
         """The first choice."""
         return self.captures[0]
 
-    async def start(self, beginning: Coroutine[Any, Any, TurnContext]) -> None:
-        """Wait for the first tokens and for what the request says about earlier turns.
+    @property
+    def id(self) -> str:
+        """The completion's id, which is the first choice's turn."""
+        return self.capture.prompt.id
 
-        Args:
-            beginning: finds the session, see `Sessions.begin`.
+    async def __aenter__(self) -> Reply:
+        """Begin; nobody waits yet."""
+        self._opening = asyncio.ensure_future(self._open())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Give up what is not over; a client that left, or could not be sent to, did not get its reply."""
+        if not self._opening.done():
+            self._opening.cancel()
+        if self._first is None:  # it failed, or is about to end: who left may not have seen how
+            await asyncio.gather(self._opening, return_exceptions=True)
+        if self._first is None:
+            return
+        self._give_up()
+        if error is not None and not isinstance(error, ApiError):
+            self._replies.sessions.undelivered(self.context, self.id)
+
+    async def begun(self, within: float | None = None) -> bool:
+        """Wait for the first tokens, at most ``within`` seconds; return whether they are there.
 
         Raises:
             ApiError: when there will be no reply; after an engine's error the session is as if the request had not come.
         """
+        await asyncio.wait({self._opening}, timeout=within)
+        if self._opening.done():
+            self._opening.result()
+        return self._first is not None
+
+    async def _open(self) -> None:
+        try:
+            await self._begin(await self._prepare())
+        except ApiError as error:
+            self.error = error
+            raise
+
+    async def _begin(self, opening: Opening) -> None:
+        """Wait for the first tokens and for what the request says about earlier turns."""
+        self.captures = opening.captures
+        self._steps = interleave([self._read(capture) for capture in self.captures])
+        self._replies.under_way += 1
         first = asyncio.ensure_future(anext(self._steps))
-        context = self._replies.spawn(beginning)
+        context = self._replies.spawn(opening.find_session())
         try:
             await asyncio.wait({first, context}, return_when=asyncio.FIRST_EXCEPTION)
             for ready in (context, first):
@@ -135,16 +182,26 @@ class Reply:
         return answer
 
     async def steps(self) -> AsyncGenerator[Step, None]:
-        """Yield what the client gets as it is generated; when it ends, the turns are recorded."""
-        assert self._first is not None, "start the reply first"
+        """Yield what the client gets as it is generated; when it ends, the turns are recorded.
+
+        Raises:
+            ApiError: when the engine failed, or the turns could not be recorded.
+        """
+        assert self._first is not None, "wait until the reply has begun"
         try:
             yield self._first
             async for step in self._steps:
                 yield step
             self._committing = True
             await asyncio.shield(self._replies.spawn(self._commit()))
-        except BaseException:
-            self.give_up()
+        except EngineError as error:
+            self._give_up()
+            self.error = from_engine(error)
+            raise self.error from error
+        except BaseException as error:
+            self._give_up()
+            if isinstance(error, ApiError):
+                self.error = error
             raise
 
     async def _read(self, capture: Capture) -> AsyncGenerator[Step, None]:
@@ -196,7 +253,7 @@ class Reply:
             raise
         await sessions.finish(self.context, turns[0])
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """Stop the engine and record what there is, unless the turn is recorded or about to be."""
         if self._committing:
             return

@@ -145,15 +145,17 @@ class EventStream(Response):
         self._keepalive_seconds = keepalive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the response."""
+        """Run the response.
+
+        Raises:
+            ClientGoneError: when the client goes away.
+        """
         status = CLIENT_GONE
         try:
             async with aclosing(self._source) as source:
                 await self._send(source, receive, send)
             status = 200
-        except ClientGoneError:
-            return
-        except OSError:
+        except (ClientGoneError, OSError):
             raise
         except Exception:
             status = 500

@@ -35,8 +35,6 @@ class Limits:
 def defect(turn: Turn, limits: Limits) -> str | None:
     """Return why ``turn`` must not be trained, or None."""
     checks = {
-        "side": turn.kind == "side",
-        "aborted": turn.finish_reason == "abort",
         "no_next_state": not turn.next_state,
         "empty": not turn.response_ids or not turn.prompt_ids,
         "length_mismatch": len(turn.response_ids) != len(turn.response_logprobs),
@@ -46,4 +44,4 @@ def defect(turn: Turn, limits: Limits) -> str | None:
         "non_finite_logprob": not all(math.isfinite(value) for value in turn.response_logprobs),
         "no_weight_version": not turn.weight_versions,
     }
-    return next((reason for reason, found in checks.items() if found), None)
+    return turn.never_trained or next((reason for reason, found in checks.items() if found), None)

@@ -1,11 +1,14 @@
-"""Teacher log-probabilities: how likely the reply was, token by token, had the hint been known.
+"""Teacher log-probabilities: how likely the reply was, token by token, had the policy read what the teacher reads.
 
-Guarantees: ids are joined (hinted prompt ids + response ids), never text, so each number belongs to the token that was
+What it reads is the method's to say (`openclaw.method.JudgePlan`): the hint, unless the plan has a context of its own.
+
+Guarantees: ids are joined (the teacher's prompt ids + response ids), never text, so each number belongs to the token that was
 sampled. Scoring starts one token early, because an engine gives no value for the first position it scores: the first
 response token has a true log-probability.
 
 Temperature. The stored log-probabilities of a turn are at its sampling temperature; an engine scores given tokens at
-temperature 1 only. Both prompts are therefore scored, and with s = the reply without and t = the reply with the hint
+temperature 1 only. Both prompts are therefore scored, and with s = the reply to the turn's own prompt and t = the reply
+to the teacher's
 
     teacher_log_probs[k] = response_logprobs[k] + (t[k] - s[k])
 
@@ -26,7 +29,8 @@ from typing import Any
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
 from openclaw.judge.prompts import append_hint
-from openclaw.ledger.records import Message, TopK, Turn
+from openclaw.ledger.records import Message, TopK, Turn, Verdict
+from openclaw.method import TeacherContext
 
 Render = Callable[[Sequence[Message], list[dict[str, Any]] | None, dict[str, Any]], list[int]]
 VERSION_TRIES = 3
@@ -92,16 +96,33 @@ def _topk(rows: list[Any] | None, length: int, topk: int) -> TopK:
     return TopK(log_probs, [[entry[1] for entry in row] for row in rows[1:]])
 
 
+def under_hint(turn: Turn, verdict: Verdict) -> list[Message] | None:
+    """Return the request with the hint at the end of its last user message: what a teacher reads by default."""
+    return None if verdict.hint is None else append_hint(turn.messages, verdict.hint)
+
+
+def context_of(context: TeacherContext, turn: Turn, verdict: Verdict) -> Sequence[Message] | None:
+    """Return what the teacher reads; None when the turn has no teacher.
+
+    Raises:
+        TeacherMismatchError: when the turn does not have what the context is built from.
+    """
+    try:
+        return context(turn, verdict)
+    except ValueError as error:
+        raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
+
+
 class TeacherScorer:
-    """Scores replies under their hint with at most ``concurrency`` turns under way."""
+    """Scores replies under the teacher's prompt with at most ``concurrency`` turns under way."""
 
     def __init__(self, *, policy: Engine, teacher: Engine, render: Render, concurrency: int, topk: int = 0) -> None:
         """Bind the engines.
 
         Args:
-            policy: the engine that serves the policy; it scores the reply without the hint.
-            teacher: the engine that scores it with the hint: the same object for self-distillation, or another
-                model's engine with the policy's tokenizer.
+            policy: the engine that serves the policy; it scores the reply to the turn's own prompt.
+            teacher: the engine that scores it under the teacher's: the same object for self-distillation, or
+                another model's engine with the policy's tokenizer.
             render: messages, tools and template keywords to prompt ids, as the gateway renders them; called in a
                 thread.
             concurrency: most turns under way.
@@ -113,25 +134,21 @@ class TeacherScorer:
         self._render = render
         self._slots = asyncio.Semaphore(concurrency)
 
-    def hinted_prompt_ids(self, turn: Turn, hint: str) -> list[int]:
-        """Return the prompt ids of the turn with the hint at the end of its last user message."""
-        return self._render(append_hint(turn.messages, hint), turn.tools, turn.chat_template_kwargs)
-
-    async def score_turn(self, turn: Turn, hint: str) -> TeacherScore:
-        """Return the teacher's log-probabilities of the turn's response.
+    async def score_turn(self, turn: Turn, messages: Sequence[Message]) -> TeacherScore:
+        """Return the teacher's log-probabilities of the turn's response as the reply to ``messages``.
 
         Raises:
             TeacherMismatchError: when they cannot be used.
             JudgeError: when an engine could not be asked, or its weights changed at every try.
         """
         try:
-            hinted = await asyncio.to_thread(self.hinted_prompt_ids, turn, hint)
+            prompt_ids = await asyncio.to_thread(self._render, messages, turn.tools, turn.chat_template_kwargs)
         except ValueError as error:
             raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
         async with self._slots:
             for _ in range(VERSION_TRIES):
                 teacher, student = await together(
-                    score(self._teacher, hinted, turn.response_ids, self._topk),
+                    score(self._teacher, prompt_ids, turn.response_ids, self._topk),
                     score(self._policy, turn.prompt_ids, turn.response_ids),
                 )
                 if self._teacher is not self._policy or teacher.weight_version == student.weight_version:
@@ -141,8 +158,8 @@ class TeacherScorer:
                     f"the weights changed during each of {VERSION_TRIES} tries to score a turn"
                 )
         log_probs = tuple(
-            sampled + (with_hint - without)
-            for sampled, with_hint, without in zip(
+            sampled + (taught - without)
+            for sampled, taught, without in zip(
                 turn.response_logprobs, teacher.log_probs, student.log_probs, strict=True
             )
         )

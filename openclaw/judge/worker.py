@@ -18,7 +18,7 @@ from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, Judg
 from openclaw.judge.client import JudgeClient, Question, together
 from openclaw.judge.hygiene import Limits, defect
 from openclaw.judge.metrics import JudgeMetrics
-from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.teacher import TeacherScorer, context_of, under_hint
 from openclaw.judge.votes import agreement, longest_hint, majority
 from openclaw.ledger.exceptions import (
     FeedbackArrivedError,
@@ -74,7 +74,7 @@ class JudgeWorker:
             ledger: where turns wait and verdicts go.
             method: which judges run, and what a verdict gives.
             judge: asks the judge engine.
-            teacher: scores replies under their hint; needed when the method's plan says so.
+            teacher: scores replies under what it reads; needed when the method's plan says so.
             limits: which turns can be trained at all.
             metrics: where the loop counts.
             settings: how it runs.
@@ -228,20 +228,23 @@ class JudgeWorker:
             votes=(*prm, *hints),
             score_source="judge" if stated.score is None else "feedback",
         )
-        if verdict.hint is not None and self._teacher is not None and self._plan.needs_teacher:
-            verdict = await self._with_teacher(self._teacher, turn, verdict, verdict.hint)
+        if self._teacher is not None and self._plan.needs_teacher:
+            verdict = await self._with_teacher(self._teacher, turn, verdict)
         verdict = replace(verdict, seconds=time.monotonic() - started)
         return verdict, self._method.samples(turn, verdict)
 
-    async def _with_teacher(self, teacher: TeacherScorer, turn: Turn, verdict: Verdict, hint: str) -> Verdict:
+    async def _with_teacher(self, teacher: TeacherScorer, turn: Turn, verdict: Verdict) -> Verdict:
         try:
-            scored = await teacher.score_turn(turn, hint)
+            messages = context_of(self._plan.teacher_context or under_hint, turn, verdict)
+            if messages is None:
+                return verdict
+            scored = await teacher.score_turn(turn, messages)
         except EngineUnavailableError:
             raise
         except JudgeError as error:
             kind = "mismatch" if isinstance(error, TeacherMismatchError) else "refused"
             self._metrics.teacher_failures.labels(kind=kind).inc()
-            logger.error("turn %s has a hint but no teacher logprobs (%s): %s", turn.id, kind, error)
+            logger.error("turn %s has no teacher logprobs (%s): %s", turn.id, kind, error)
             return verdict
         return replace(
             verdict, teacher_log_probs=scored.log_probs, teacher_versions=scored.versions, teacher_topk=scored.topk

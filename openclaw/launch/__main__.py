@@ -14,13 +14,15 @@ from dataclasses import replace
 from typing import NoReturn
 
 from openclaw.exceptions import ConfigError
-from openclaw.launch.methods import METHODS
-from openclaw.launch.plan import Plan, make_plan
+from openclaw.launch.methods import find_method, method_file, methods_of, recommended
+from openclaw.launch.plan import REPOSITORY, Plan, make_plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import describe
 from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
+
+CPU_SCRIPT = "run_tiny_cpu.sh"
 
 
 def fail(message: str) -> NoReturn:
@@ -38,28 +40,50 @@ def check_machine(plan: Plan) -> None:
     else:
         found, needed = usable_gpus(plan.environment), gpus_of_machine(plan.args)
     if found < needed:
+        folder = find_method(plan.method).folder
+        cpu = folder if (folder / CPU_SCRIPT).is_file() else recommended().folder
+        shown = cpu.name if cpu.parent == REPOSITORY else cpu
         fail(
             f"this script needs {needed} GPUs and the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "
-            f"or on a CPU run: bash {METHODS.get(plan.method, METHODS['combine']).folder}/run_tiny_cpu.sh"
+            f"or on a CPU run: bash {shown}/{CPU_SCRIPT}"
         )
     if problems := missing_devices(plan.args, plan.environment):
         fail("\n".join(["this machine cannot run it:", *(f"  - {problem}" for problem in problems)]))
 
 
+def method_help(argv: Sequence[str] | None) -> str:
+    """Return what ``--help`` says of the variables of the method that the command line names; nothing without one."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--method")
+    method = finder.parse_known_args(argv)[0].method
+    if not method:
+        return ""
+    found = find_method(method)
+    rows = [
+        f"{each.name} (default: {'unset' if each.default is None else each.default}): {each.help}."
+        for each in found.config.variables()
+    ]
+    return " ".join([f" Variables that {method_file(found.folder).name} declares:", *rows]) if rows else ""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
+    try:
+        of_method = method_help(argv)
+    except ConfigError as error:
+        fail(str(error))
     parser = argparse.ArgumentParser(
         prog="python -m openclaw.launch",
         description="Start a run from its method, model and profile. Flags that are not listed here go to the trainer "
         "(see python slime/train_async.py --help); the last one wins.",
         epilog="Variables, flags and profiles: instructions/configuration.md. Scripts and the machines they need: the "
-        "README.md of each method folder.",
+        "README.md of each method folder." + of_method.replace("%", "%%"),
         allow_abbrev=False,
     )
     parser.add_argument(
         "--method",
         required=True,
-        help=f"{', '.join(sorted(METHODS))}, or the path of a method folder whose script names its plugins",
+        help=f"{', '.join(sorted(each.config.name for each in methods_of()))}, or the path of a method folder",
     )
     parser.add_argument("--profile", choices=sorted(PROFILES), help=f"kind of machine (default: {DEFAULT_PROFILE})")
     parser.add_argument("--lora", action="store_true", help=f"train LoRA adapters (default profile: {LORA_PROFILE})")

@@ -14,14 +14,14 @@ from typing import Any
 import yaml
 
 from openclaw.exceptions import ConfigError
+from openclaw.launch.methods import methods_of, recommended
 
 SECTIONS = ("model", "training", "rollout", "evaluation", "rollout_config")
-METHOD_NAMES = {"combine": "combine", "binary": "rl", "opd": "opd"}
 _NO_CRITIC = "no method here has a critic; remove it"
 _CLIENT = "the client decides that, not the trainer; remove it"
 _ALWAYS = "is always so here"
 
-# Key of a file, and the variable (in capitals), the flag, or the only value it may have and why.
+# Key of a file, and the variable (in capitals), the flag, or the only value it may have and why. A method adds its own.
 KEYS: dict[str, str | tuple[Any, str]] = {
     "model.name": "SERVED_MODEL_NAME",
     "model.checkpoint_path": "HF_CKPT",
@@ -36,8 +36,6 @@ KEYS: dict[str, str | tuple[Any, str]] = {
     "training.gae_lambda": (None, _NO_CRITIC),
     "training.teacher_temperature": (1.0, "the teacher's logprobs are those of its own distribution; remove it"),
     "training.hint_extraction_model": "PRM_MODEL_PATH",
-    "training.binary_weight": "OPENCLAW_COMBINE_W_RL",
-    "training.opd_weight": "OPENCLAW_COMBINE_W_OPD",
     "rollout.num_workers": (1, "one gateway serves all conversations; remove it"),
     "rollout.max_turns": (None, _CLIENT),
     "rollout.session_aware": (True, _ALWAYS),
@@ -62,6 +60,11 @@ KEYS: dict[str, str | tuple[Any, str]] = {
     "rollout_config.reward_computation.aggregation": ("majority", _ALWAYS),
     "rollout_config.reward_computation.num_samples": "PRM_M",
 }
+
+
+def known_keys() -> dict[str, str | tuple[Any, str]]:
+    """Return `KEYS` and those that the methods of this repository declare."""
+    return {**KEYS, **{key: meaning for each in methods_of() for key, meaning in each.config.guide_keys.items()}}
 
 
 @dataclass
@@ -106,13 +109,15 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _take(found: GuideFile, key: str, value: Any, method: str) -> str | None:
     """Add what a key says to ``found``, or return why it cannot be honoured."""
     if key == "training.method":
-        name = METHOD_NAMES.get(str(value))
-        if name == method:
+        named = [each for each in methods_of() if each.config.guide_name == str(value)]
+        if named and named[0].config.name == method:
             return None
-        return f"{key}: {value} is another method than this script's; run bash openclaw-{name or 'combine'}/run_*.sh"
-    if key not in KEYS:
+        folder = (named[0] if named else recommended()).folder.name
+        return f"{key}: {value} is another method than this script's; run bash {folder}/run_*.sh"
+    known = known_keys()
+    if key not in known:
         return f"unknown key {key}"
-    meaning = KEYS[key]
+    meaning = known[key]
     if isinstance(meaning, tuple):
         only, why = meaning
         return None if value == only else f"{key}: {value}: {why}"

@@ -1,91 +1,174 @@
-"""What each built-in method adds to the command line: its plugin and the terms of its loss.
+"""Finds the method that a launch names, and what its folder declares (`openclaw.config.method_config.MethodConfig`).
 
-A method folder of somebody else is named by its path, ``--method openclaw-mymethod``; its launch script brings the flags,
-``--rollout-function-path`` among them.
+Guarantees: this file knows no method. Methods of this repository are the folders ``openclaw-*`` whose module
+``openclaw_*_method.py`` has a ``Config``; any other folder is named by its path, ``--method ../openclaw-mymethod``. A folder
+that declares nothing runs with the flags its script gives. A declaration that cannot be meant is a `ConfigError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import importlib.util
+import logging
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
+from openclaw.config.method_config import MethodConfig, declared_configs
+from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
+from openclaw.launch.profiles import PROFILES
+from openclaw.launch.variables import LAUNCH_VARIABLES
 
-PPO = ("--eps-clip-high", "0.28")
+logger = logging.getLogger(__name__)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LAUNCH_NAMES = frozenset(each.name for each in LAUNCH_VARIABLES)
+
+
+class Undeclared(MethodConfig):
+    """A folder that declares nothing: its script brings the flags."""
+
+    name = ""
+    defaults = {"PRM_M": 1}
+    has_environments = True
 
 
 @dataclass(frozen=True)
-class MethodLines:
-    """One method on the command line.
+class FoundMethod:
+    """A method and its folder; the folder's first method has the name ``Config``, others are variants of it."""
 
-    Attributes:
-        folder: relative to the repository.
-        rollout_function: plugin path of the rollout function; None where the script names it.
-        votes: default number of judge votes.
-        flags: estimator and loss; ``{w_opd}`` is filled with ``OPENCLAW_COMBINE_W_OPD``.
-        variables: defaults of launch variables; those of a profile win.
-        live_method: class that says which judges run; None in a folder of somebody else.
-    """
+    folder: Path
+    config: type[MethodConfig]
+    variant: bool = False
 
-    folder: str
-    rollout_function: str | None
-    votes: int
-    flags: tuple[str, ...]
-    variables: Mapping[str, Value] = field(default_factory=dict)
-    live_method: str | None = None
+    @property
+    def declared(self) -> bool:
+        """Whether the folder declares the method."""
+        return self.config is not Undeclared
 
+    @property
+    def without_topk(self) -> str | None:
+        """The folder's name when its samples never have the teacher's top K."""
+        return None if self.config.keeps_topk else self.folder.name
 
-METHODS: dict[str, MethodLines] = {
-    "rl": MethodLines(
-        "openclaw-rl",
-        "openclaw_rollout.generate_rollout_openclaw",
-        3,
-        ("--advantage-estimator", "grpo", "--disable-rewards-normalization", *PPO),
-        live_method="BinaryRL",
-    ),
-    "opd": MethodLines(
-        "openclaw-opd",
-        "openclaw_opd_rollout.generate_rollout_openclaw_opd",
-        1,
-        ("--advantage-estimator", "on_policy_distillation", *PPO),
-        live_method="OnPolicyDistillation",
-    ),
-    "opd_topk": MethodLines(
-        "openclaw-opd",
-        "openclaw_opd_rollout.generate_rollout_openclaw_opd",
-        3,
-        (
-            *("--advantage-estimator", "on_policy_distillation", "--disable-compute-advantages-and-returns"),
-            *("--distill-topk", "50", "--loss-type", "custom_loss"),
-            *("--custom-loss-function-path", "topk_distillation_loss.topk_distillation_loss_function"),
-        ),
-        {"LEARNING_RATE": 1e-6, "BATCH_SIZE": 4},
-        live_method="OnPolicyDistillation",
-    ),
-    "combine": MethodLines(
-        "openclaw-combine",
-        "openclaw_combine_rollout.generate_rollout_openclaw_combine",
-        1,
-        (
-            *("--advantage-estimator", "grpo", "--disable-rewards-normalization"),
-            *("--use-opd", "--opd-kl-coef", "{w_opd}", *PPO),
-        ),
-        live_method="Combine",
-    ),
-}
+    def runtime_defaults(self, profile: str, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the defaults of variables that the runtime process reads: those of every profile, those of this one.
+
+        A default gives way to a variable that ``environment`` sets under any of its names.
+        """
+        given = {
+            each.name
+            for each in (*VARIABLES, *self.config.variables())
+            if any(environment.get(name) for name in each.names)
+        }
+        of_profile = self.config.profile_defaults.get(profile, {})
+        return _for_runtime(self.config.defaults, given), _for_runtime(of_profile, given)
 
 
-def find_method(name: str, repository: Path) -> MethodLines:
-    """Return a built-in method by its name, or the folder of another one by its path.
+def _for_runtime(defaults: Mapping[str, Value], given: Collection[str]) -> dict[str, str]:
+    """Return the defaults, as text, of variables that are not the launcher's and not ``given``."""
+    left_out = {*LAUNCH_NAMES, *given}
+    return {name: str(value) for name, value in defaults.items() if name not in left_out and value is not None}
+
+
+def method_file(folder: Path) -> Path:
+    """Return where a folder declares its method: ``openclaw-mymethod/openclaw_mymethod_method.py``."""
+    return folder / f"{folder.name.replace('-', '_')}_method.py"
+
+
+def declared_in(folder: Path) -> list[FoundMethod]:
+    """Return the methods that a folder declares, its own first and then variants; empty where it declares none.
 
     Raises:
-        ConfigError: when there is neither.
+        ConfigError: when its module cannot be imported, or a declaration cannot be meant.
     """
-    if name in METHODS:
-        return METHODS[name]
-    for folder in (Path(name), repository / name):
+    file = method_file(folder)
+    if not file.is_file():
+        return []
+    try:
+        configs = declared_configs(_imported(file))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    for config in configs:
+        _check(file, config)
+    return [FoundMethod(folder, config, variant=number > 0) for number, config in enumerate(configs)]
+
+
+def _imported(file: Path) -> ModuleType:
+    """Import a module by its file, under the name that it has with its folder on the import path."""
+    known = sys.modules.get(file.stem)
+    if known is not None and known.__file__ and Path(known.__file__).resolve() == file.resolve():
+        return known
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{file} cannot be imported")
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[file.stem]
+        raise
+    finally:
+        sys.path.remove(str(file.parent))
+    return module
+
+
+def _check(file: Path, config: type[MethodConfig]) -> None:
+    """Raise ConfigError for variables that exist already, and for defaults of what does not exist or cannot be."""
+    taken = {name for each in (*LAUNCH_VARIABLES, *VARIABLES) for name in each.names}
+    for each in config.variables():
+        if again := taken.intersection(each.names):
+            raise ConfigError(f"{file}: {', '.join(sorted(again))} is declared already; give the variable another name")
+        taken.update(each.names)
+    known = {each.name: each for each in (*LAUNCH_VARIABLES, *VARIABLES, *config.variables())}
+    if unknown := config.profile_defaults.keys() - PROFILES.keys():
+        raise ConfigError(f"{file}: no profile {', '.join(sorted(unknown))}; use {', '.join(sorted(PROFILES))}")
+    for defaults in (config.defaults, *config.profile_defaults.values()):
+        for name, value in defaults.items():
+            if name not in known:
+                raise ConfigError(f"{file}: a default of {name}, which is no variable; declare it in Config")
+            if value is not None:
+                known[name].parse(str(value), f"{file}: {name}")
+
+
+@cache
+def methods_of(repository: Path = REPOSITORY) -> tuple[FoundMethod, ...]:
+    """Return what the folders of the repository declare, in the order of their names; a broken folder is left out aloud."""
+    found: list[FoundMethod] = []
+    for folder in sorted(repository.glob("openclaw-*")):
+        try:
+            found += declared_in(folder)
+        except ConfigError as error:
+            logger.warning("left out: %s", error)
+    return tuple(found)
+
+
+def recommended(repository: Path = REPOSITORY) -> FoundMethod:
+    """Return the method that a command means when it names none."""
+    found = methods_of(repository)
+    return next((each for each in found if each.config.recommended and not each.variant), found[0])
+
+
+def find_method(name: str, repository: Path = REPOSITORY) -> FoundMethod:
+    """Return a method of the repository by its name, or that of another folder by its path.
+
+    Raises:
+        ConfigError: when there is neither, or the folder's declaration cannot be used.
+    """
+    for found in methods_of(repository):
+        if found.config.name == name:
+            return found
+    by_name = repository / f"openclaw-{name}"
+    for folder in (Path(name), repository / name, *([by_name] if method_file(by_name).is_file() else [])):
         if folder.is_dir():
-            return MethodLines(str(folder.resolve()), None, 1, ())
-    raise ConfigError(f"--method {name}: use {', '.join(sorted(METHODS))}, or the path of a method folder")
+            declared = declared_in(folder.resolve())
+            return declared[0] if declared else FoundMethod(folder.resolve(), Undeclared)
+    names = ", ".join(sorted(each.config.name for each in methods_of(repository)))
+    raise ConfigError(f"--method {name}: use {names}, or the path of a method folder")

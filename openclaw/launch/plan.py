@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
-from openclaw.config.variable import Value
+from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
 from openclaw.launch.guide_files import read_guide_file
 from openclaw.launch.memory import plan_budget
-from openclaw.launch.methods import METHODS, MethodLines, find_method
+from openclaw.launch.methods import REPOSITORY, find_method
 from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, parse_gpus, resolve
@@ -33,9 +34,9 @@ from slime.arguments.memory_budget import Budget
 from slime.arguments.model_shape import shape_flags
 from slime.arguments.parser import parser_for, read_arguments
 from slime.exceptions import ConfigurationError
+from slime.utils.forwarded_environment import FORWARD_VARIABLE
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-VOTES = ("PRM_M", "MAJORITY_VOTE_N")
+DEFAULT_VOTES = 1
 # Flags that need the trainer's own pass of old log probabilities, which --use-rollout-logprobs skips.
 OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})
 MEGATRON_RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
@@ -68,6 +69,7 @@ class Plan:
 
     profile: Profile
     method: str
+    own: MethodConfig
     variables: Mapping[str, Resolved]
     runtime: RuntimeConfig
     sections: Mapping[str, tuple[str, ...]]
@@ -158,18 +160,23 @@ def _gpus(variables: Mapping[str, Resolved]) -> tuple[dict[str, int], tuple[int,
     return counts, ids
 
 
-def runtime_sources(environment: Mapping[str, str], profile: Profile, method: Mapping[str, str]) -> dict[str, str]:
-    """Return where each runtime variable's value comes from: the name it was set under, profile, method or default."""
+def runtime_sources(
+    declared: Sequence[Variable],
+    environment: Mapping[str, str],
+    by_profile: Mapping[str, str],
+    by_method: Mapping[str, str],
+) -> dict[str, str]:
+    """Return where each variable's value comes from: the name it was set under, profile, method or default."""
     sources = {}
-    for variable in VARIABLES:
+    for variable in declared:
         found = [name for name in variable.names if environment.get(name)]
-        origin = "profile" if variable.name in profile.runtime else "method" if variable.name in method else "default"
+        origin = "profile" if variable.name in by_profile else "method" if variable.name in by_method else "default"
         sources[variable.name] = found[0] if found else origin
     return sources
 
 
 def _sections(
-    method: MethodLines,
+    own: MethodConfig,
     profile: Profile,
     v: Mapping[str, Value],
     runtime: RuntimeConfig,
@@ -204,7 +211,7 @@ def _sections(
             *(["--resume"] if v["resume"] else []),
         ],
         "ROLLOUT_ARGS": [
-            *(["--rollout-function-path", method.rollout_function] if method.rollout_function else []),
+            *(["--rollout-function-path", own.rollout_function] if own.rollout_function else []),
             *("--data-source-path", "openclaw.training.rollout.LedgerDataSource", "--disable-rollout-global-dataset"),
             *("--num-rollout", v["num_rollout"], "--rollout-batch-size", v["batch_size"]),
             *("--n-samples-per-prompt", 1, "--num-steps-per-rollout", 1, "--reward-key", "score"),
@@ -213,7 +220,7 @@ def _sections(
             *([] if staleness is None else ["--max-weight-staleness", staleness]),
         ],
         "METHOD_ARGS": [
-            *(flag.format(w_opd=runtime.combine_w_opd) for flag in method.flags),
+            *own.launch_flags(),
             *("--eps-clip", v["ppo_clip_ratio"], "--opd-teacher", runtime.opd_teacher),
             *([] if OWN_PASS.intersection(extra) else ["--use-rollout-logprobs"]),
             *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "low_var_kl"] if kl else []),
@@ -238,7 +245,7 @@ def _sections(
         ],
         "PRM_ARGS": [
             *("--prm-enable", "--prm-num-gpus", nodes * counts["prm"], "--prm-num-gpus-per-engine", v["prm_tp"]),
-            *("--prm-model-path", v["prm_model_path"] or hf, "--prm-m", runtime.prm_m or method.votes),
+            *("--prm-model-path", v["prm_model_path"] or hf, "--prm-m", runtime.prm_m or DEFAULT_VOTES),
             *("--prm-temperature", runtime.prm_temperature, "--prm-max-new-tokens", runtime.prm_max_new_tokens),
         ],
         "LORA_ARGS": [
@@ -301,7 +308,7 @@ def make_plan(
 
     Args:
         profile: of the machine.
-        method: a built-in method, or the path of a method folder.
+        method: a method of this repository, or the path of a method folder.
         model: file in ``slime/scripts/models`` whose shape is checked against the checkpoint, or None.
         extra: flags given after the script's own; the last one wins.
         environment: variables of the caller.
@@ -312,20 +319,20 @@ def make_plan(
         SystemExit: for flags that do not parse.
     """
     environment, extra = _with_guide_file(method, environment, extra)
-    check_replaced(environment, built_in=method in METHODS)
-    lines = find_method(method, REPOSITORY)
-    variables = resolve(environment, {**profile.variables, **profile.methods.get(method, {})})
+    found = find_method(method)
+    check_replaced(environment, built_in=not found.config.has_environments)
+    variables = resolve(environment, {**profile.variables, **found.config.profile_defaults.get(profile.name, {})})
     for field, entry in variables.items():
-        if entry.source == "default" and entry.variable.name in lines.variables:
-            variables[field] = replace(entry, value=lines.variables[entry.variable.name], source="method")
+        if entry.source == "default" and entry.variable.name in found.config.defaults:
+            variables[field] = replace(entry, value=found.config.defaults[entry.variable.name], source="method")
     if model and variables["hf_ckpt"].source == "default":
         variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=model_folder(model), source="model")
-    if method == "combine" or any(environment.get(name) for name in VOTES) or "PRM_M" in profile.runtime:
-        votes: dict[str, str] = {}
-    else:
-        votes = {"PRM_M": str(lines.votes)}
-    runtime_environment = {**votes, **profile.runtime, **{key: value for key, value in environment.items() if value}}
+    by_method, of_method_and_profile = found.runtime_defaults(profile.name, environment)
+    by_profile = {**profile.runtime, **of_method_and_profile}
+    by_method = {key: value for key, value in by_method.items() if key not in by_profile}
+    runtime_environment = {**by_method, **by_profile, **{key: value for key, value in environment.items() if value}}
     runtime = RuntimeConfig.from_env(runtime_environment)
+    own = found.config.from_env(runtime_environment)
     counts, ids = _gpus(variables)
     values = _paths(variables)
     if ids is not None:
@@ -333,20 +340,23 @@ def make_plan(
     sections = {"MODEL_ARGS": model_flags(model)} if model else {}
     joins = _joins(environment, extra) and int(str(values["nnodes"])) == 1
     name = name or f"{profile.name}-{Path(method).name}"
-    sections |= _sections(lines, profile, values, runtime, counts, name, joins, extra)
+    sections |= _sections(own, profile, values, runtime, counts, name, joins, extra)
     if extra:
         sections["CUSTOM_ARGS"] = tuple(extra)
     words = [word for section in sections.values() for word in section]
     parser = parser_for(words)
     parser.prog = "launch"
-    args, found = read_arguments(parser, words)
-    problems = [with_variables(problem) for problem in found]
-    if lines.live_method and (unfed := unfed_loss(args, lines.live_method)):
+    args, wrong = read_arguments(parser, words)
+    problems = [with_variables(problem) for problem in wrong]
+    if found.declared and (unfed := unfed_loss(args, found.without_topk)):
         problems.append(unfed)
     problems += check_asynchronous(args, "a method on live conversations")
-    paths = [REPOSITORY / lines.folder, REPOSITORY, REPOSITORY / "slime"]
+    paths = [found.folder, REPOSITORY, REPOSITORY / "slime"]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**runtime_environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}
+    may_travel = [name for each in found.config.variables() if not each.secret for name in each.names]
+    if names := [name for name in may_travel if runtime_environment.get(name)]:
+        child[FORWARD_VARIABLE] = " ".join([*environment.get(FORWARD_VARIABLE, "").split(), *names])
     if profile.device == "cpu":
         child.setdefault("OMP_NUM_THREADS", "1")
     check_nodes(values, ids, child)
@@ -367,9 +377,10 @@ def make_plan(
     command = (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *words)
     if values["node_rank"]:
         command = node_command(args, values)
-    sources = runtime_sources(environment, profile, votes)
+    sources = runtime_sources((*VARIABLES, *found.config.variables()), environment, by_profile, by_method)
     budget = plan_budget(profile, args, ids, problems)
     problems += budget.problems
     return Plan(
-        profile, method, variables, runtime, sections, args, tuple(problems), command, child, ids, sources, budget
+        *(profile, method, own, variables, runtime, sections, args, tuple(problems)),
+        *(command, child, ids, sources, budget),
     )

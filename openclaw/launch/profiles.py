@@ -1,4 +1,7 @@
-"""Defaults per kind of machine. A profile changes defaults of variables, never what a flag means."""
+"""Defaults per kind of machine. A profile changes defaults of variables, never what a flag means.
+
+What depends on the method as well is the method's to say (`openclaw.config.method_config.MethodConfig.profile_defaults`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ class Profile:
         device: of trainer and engines.
         variables: defaults of launch variables.
         runtime: defaults of the runtime's variables.
-        methods: defaults of launch variables that depend on the method.
         flags: flags that only this machine needs.
         gpu_memory_gb: GiB of one GPU, for the memory budget on a machine without GPUs.
     """
@@ -26,7 +28,6 @@ class Profile:
     device: str
     variables: Mapping[str, Value] = field(default_factory=dict)
     runtime: Mapping[str, str] = field(default_factory=dict)
-    methods: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     gpu_memory_gb: float | None = None
 
@@ -78,7 +79,6 @@ GPU1_24GB = replace(
     gpu_memory_gb=24.0,
 )
 
-# Learning rates and KL weights were measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
 TINY_CPU = Profile(
     "tiny_cpu",
     "cpu",
@@ -103,11 +103,6 @@ TINY_CPU = Profile(
         "OPENCLAW_JUDGE_CONCURRENCY": "16",
         "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY": "8",
         "PRM_M": "1",
-    },
-    methods={
-        "combine": {"LEARNING_RATE": 2e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16},
-        "rl": {"LEARNING_RATE": 2e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16},
-        "opd": {"LEARNING_RATE": 1e-4, "KL_LOSS_COEF": 0.1, "BATCH_SIZE": 8},
     },
     flags=("--serve-when-done",),
 )

@@ -46,6 +46,9 @@ def variable_lines(plan: Plan) -> Iterator[str]:
     for name, value, _ in plan.runtime.describe():
         shown = ("set" if value else "unset") if name in secrets else value
         yield f"  {name:<40} {shown:<28} {source_text(name, plan.runtime_sources[name])}"
+    for variable, value in plan.own.values():
+        shown = ("set" if value else "unset") if variable.secret else "" if value is None else value
+        yield f"  {variable.name:<40} {shown!s:<28} {source_text(variable.name, plan.runtime_sources[variable.name])}"
     for name in TRACKER_SECRETS:
         yield f"  {name:<40} {'set' if plan.environment.get(name) else 'unset':<28} env"
 

@@ -163,16 +163,10 @@ def resolve(environment: Mapping[str, str], profile: Mapping[str, Value]) -> dic
     """
     resolved = {}
     for variable in LAUNCH_VARIABLES:
-        found = {name: environment[name] for name in variable.names if environment.get(name)}
-        if len(set(found.values())) > 1:
-            raise ConfigError(f"{' and '.join(found)} name the same thing and differ; set only {variable.name}")
-        if found:
-            name, text = next(iter(found.items()))
-            resolved[variable.field] = Resolved(variable, variable.parse(text, name), name)
-        elif variable.name in profile:
-            resolved[variable.field] = Resolved(variable, profile[variable.name], "profile")
-        else:
-            resolved[variable.field] = Resolved(variable, variable.default, "default")
+        value, source = variable.read(environment)
+        if source == "default" and variable.name in profile:
+            value, source = profile[variable.name], "profile"
+        resolved[variable.field] = Resolved(variable, value, source)
     return resolved
 
 

@@ -14,9 +14,8 @@ from dataclasses import fields
 from typing import Any
 
 from openclaw.ledger.records import Feedback, Turn, Verdict, VersionSpan
+from slime.utils.streams import Stream, carried
 from slime.utils.types import Sample
-
-_SAMPLE_ARRAYS = ("tokens", "rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices")
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -132,6 +131,23 @@ def decode_verdict(row: sqlite3.Row) -> Verdict:
     return Verdict.from_dict(json.loads(row["verdict"]), None if teacher is None else tuple(teacher))
 
 
+def _columns() -> list[tuple[str, Stream]]:
+    """Return the streams of a sample that have a column of their own, and its name."""
+    return [(name, stream) for name, stream in carried() if stream.column]
+
+
+def _pack(values: Sequence[Any] | None, stream: Stream) -> bytes | None:
+    if values is None:
+        return None
+    return pack_ids(values) if stream.dtype == "int64" else pack_floats(values)
+
+
+def _unpack(blob: bytes | None, stream: Stream) -> list[Any] | None:
+    if blob is None:
+        return None
+    return unpack_ids(blob) if stream.dtype == "int64" else unpack_floats(blob)
+
+
 def encode_sample(sample: Sample) -> dict[str, Any]:
     """Return the columns of a sample.
 
@@ -140,32 +156,24 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
     """
     sample.validate()
     values = sample.to_dict()
-    arrays = {name: values.pop(name, None) for name in _SAMPLE_ARRAYS}
-    topk_ids = flat(arrays["teacher_topk_indices"])
+    columns: dict[str, bytes | None] = {"tokens": pack_ids(values.pop("tokens"))}
+    for name, stream in _columns():
+        numbers = values.pop(name, None)
+        columns[name] = _pack(flat(numbers) if stream.top_k else numbers, stream)
     try:
         text = json.dumps(values)
     except TypeError as error:
         raise ValueError(f"a sample can be stored with plain Python values only: {error}") from error
-    return {
-        "sample": text,
-        "tokens": pack_ids(arrays["tokens"]),
-        "rollout_log_probs": pack_floats(arrays["rollout_log_probs"]),
-        "teacher_log_probs": pack_floats(arrays["teacher_log_probs"]),
-        "teacher_topk_log_probs": pack_floats(flat(arrays["teacher_topk_log_probs"])),
-        "teacher_topk_indices": None if topk_ids is None else pack_ids(topk_ids),
-    }
+    return {"sample": text, **columns}
 
 
 def decode_sample(row: sqlite3.Row) -> Sample:
     """Return the sample of a row of ``samples``, with ``metadata["ledger_id"]`` and ``metadata["turn_id"]`` set."""
     values = json.loads(row["sample"])
     values["tokens"] = unpack_ids(row["tokens"])
-    values["rollout_log_probs"] = unpack_floats(row["rollout_log_probs"])
-    values["teacher_log_probs"] = unpack_floats(row["teacher_log_probs"])
-    if row["teacher_topk_indices"] is not None:
-        count = values["response_length"]
-        values["teacher_topk_log_probs"] = in_rows(unpack_floats(row["teacher_topk_log_probs"]), count)
-        values["teacher_topk_indices"] = in_rows(unpack_ids(row["teacher_topk_indices"]), count)
+    for name, stream in _columns():
+        numbers = _unpack(row[name], stream)
+        values[name] = in_rows(numbers, values["response_length"]) if stream.top_k else numbers
     sample = Sample.from_dict(values)
     sample.metadata = {**sample.metadata, "ledger_id": row["id"], "turn_id": row["turn_id"]}
     return sample

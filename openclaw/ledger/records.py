@@ -81,6 +81,13 @@ class Turn:
     signal: Signal | None = None
     conversation: bytes | None = None
 
+    @property
+    def never_trained(self) -> str | None:
+        """Why no turn like this is ever judged or trained, whatever follows it: ``side``, ``aborted`` or None."""
+        if self.kind == "side":
+            return "side"
+        return "aborted" if self.finish_reason == "abort" else None
+
     def validate(self) -> None:
         """Raise ValueError naming the first length or value that is inconsistent."""
         if len(self.response_logprobs) != len(self.response_ids):

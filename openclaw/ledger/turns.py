@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from openclaw.ledger.codec import decode_feedback, decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
@@ -37,11 +38,7 @@ class TurnQueries(Database):
         turn.validate()
         if self.redaction is not None:
             turn = self.redaction.turn(turn)
-        reason = turn.reason
-        if reason is None and turn.kind == "side":
-            reason = "side"
-        if reason is None and turn.finish_reason == "abort":
-            reason = "aborted"
+        reason = turn.never_trained if turn.reason is None else turn.reason
         turn = replace(turn, state="waiting" if reason is None else "excluded", reason=reason)
         with self.transaction() as connection:
             forgotten = connection.execute(
@@ -225,10 +222,11 @@ class TurnQueries(Database):
         return True
 
     def _insert_turn(self, connection: sqlite3.Connection, turn: Turn) -> None:
-        columns = encode_turn(turn)
-        names = ", ".join(columns)
+        self._insert(connection, "turns", encode_turn(turn))
+
+    def _insert(self, connection: sqlite3.Connection, table: str, columns: dict[str, Any]) -> None:
         marks = ", ".join("?" for _ in columns)
-        connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(columns.values()))
+        connection.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values()))
 
     def _set_next_state(
         self, connection: sqlite3.Connection, turn_id: str, messages: Sequence[Message], at: float, signal: Signal
@@ -247,18 +245,5 @@ class TurnQueries(Database):
         )
 
     def _insert_sample(self, connection: sqlite3.Connection, turn_id: str, sample: Sample) -> None:
-        columns = encode_sample(sample)
-        connection.execute(
-            "INSERT INTO samples (turn_id, sample, tokens, rollout_log_probs, teacher_log_probs, teacher_topk_log_probs,"
-            " teacher_topk_indices, state, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, 'ready', ?)",
-            (
-                turn_id,
-                columns["sample"],
-                columns["tokens"],
-                columns["rollout_log_probs"],
-                columns["teacher_log_probs"],
-                columns["teacher_topk_log_probs"],
-                columns["teacher_topk_indices"],
-                self.clock(),
-            ),
-        )
+        columns = {"turn_id": turn_id, **encode_sample(sample), "state": "ready", "created_at": self.clock()}
+        self._insert(connection, "samples", columns)

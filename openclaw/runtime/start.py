@@ -1,7 +1,7 @@
 """Starts the runtime process of a run: where its ledger lies, what environment it gets, who watches it.
 
 Guarantees: the environment is checked by `RuntimeConfig` before anything starts, and nothing else listens on the port.
-State: one `RuntimeSupervisor` per method in this process (`_supervisors`).
+This module keeps nothing: the process belongs to the `RuntimeSupervisor` that is returned, and that to the caller.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
+from openclaw.method import method_config
 from openclaw.runtime.process import RuntimeSupervisor, answers, free_port
 from slime.args import Arguments
 from slime.utils.process import spawn
@@ -34,9 +34,6 @@ PROPOSED_BY_ARGUMENTS = {
     "PRM_TEMPERATURE": ("prm_temperature",),
     "PRM_MAX_NEW_TOKENS": ("prm_max_new_tokens",),
 }
-
-_supervisors: dict[str, RuntimeSupervisor] = {}
-_supervisors_lock = threading.Lock()
 
 
 def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path:
@@ -151,26 +148,11 @@ def supervise(environment: Mapping[str, str], log_path: Path) -> tuple[RuntimeSu
 
 
 def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
-    """Return the supervisor of the runtime process, starting both at the first call."""
-    with _supervisors_lock:
-        if method_path not in _supervisors:
-            environment = runtime_environment(args, method_path)
-            supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME)
-            supervisor.start()
-            logger.info("the gateway answers on %s/v1, its log is in %s", url, args.run_dir)
-            _supervisors[method_path] = supervisor
-        return _supervisors[method_path]
-
-
-def check_runtime() -> None:
-    """Raise RuntimeFailedError when a runtime process of this process died too often to be started again."""
-    for supervisor in list(_supervisors.values()):
-        supervisor.check()
-
-
-def stop_runtime() -> None:
-    """End every runtime process of this process."""
-    with _supervisors_lock:
-        for supervisor in _supervisors.values():
-            supervisor.stop()
-        _supervisors.clear()
+    """Start a runtime process and return its supervisor, which the caller has to stop."""
+    environment = runtime_environment(args, method_path)
+    if own := method_config(method_path):
+        own.from_env(environment)  # a value that cannot be used is an error here, not in the child
+    supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME)
+    supervisor.start()
+    logger.info("the gateway answers on %s/v1, its log is in %s", url, args.run_dir)
+    return supervisor

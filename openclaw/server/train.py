@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw.exceptions import ConfigError
+from openclaw.launch.methods import methods_of, recommended
 from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import parse_gpus
@@ -23,7 +24,6 @@ from openclaw.ledger.store import Ledger
 from openclaw.runtime.start import LEDGER_NAME, own_import_paths
 from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
 
-METHODS = {"combine": "combine", "opd": "opd", "rl": "rl", "binary": "rl"}
 LEAST_GPUS = 3
 POLL_SECONDS = 1.0
 LOOKS = 3
@@ -108,7 +108,15 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
     if arguments.model_path:
         variables |= {"HF_CKPT": arguments.model_path, "MODEL_PATH": "", "BASE_MODEL_PATH": ""}
     flags = (*CORRECTED, "--save-hf", str(save / HF_FOLDER), *extra)
-    return Job(profile, METHODS[arguments.method], variables, flags)
+    return Job(profile, method_names()[arguments.method], variables, flags)
+
+
+def method_names() -> dict[str, str]:
+    """Return the method of each name that ``--method`` takes: its own, and what guides call it."""
+    configs = [each.config for each in methods_of() if not each.variant]
+    return {each.name: each.name for each in configs} | {
+        each.guide_name: each.name for each in configs if each.guide_name
+    }
 
 
 def nothing_left(ledger: Ledger, batch_size: int) -> bool:
@@ -132,7 +140,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
     add = parser.add_argument
     add("--rollout-dir", required=True, type=Path, metavar="D", help="folder that collect_rollouts.py writes")
     add("--checkpoint-dir", required=True, type=Path, metavar="D", help="where checkpoints and logs go")
-    add("--method", choices=sorted(METHODS), default="combine", help="learning method (default: %(default)s)")
+    usual = recommended().config.name
+    add("--method", choices=sorted(method_names()), default=usual, help="learning method (default: %(default)s)")
     add("--gpus", default="8", help="a count, a list 0,1,2,3, or cpu (default: %(default)s)")
     add("--model-path", metavar="P", help="the checkpoint that was served (variable HF_CKPT)")
     add("--keep-running", action="store_true", help="wait for further turns instead of ending")

@@ -12,20 +12,18 @@ HYBRID_MODULE = "slime.algorithms.losses.hybrid_distillation"
 TOPK_MODULE = "slime.algorithms.losses.topk_distillation"
 # The same loss under the name that launch scripts know.
 TOPK_ALIAS = "topk_distillation_loss"
-# Methods of this repository whose samples have no top K, by their last name.
-WITHOUT_TOPK = {"BinaryRL": "openclaw-rl", "Combine": "openclaw-combine"}
 TOPK_COMMAND = (
     "use openclaw-opd with --distill-topk 50 --custom-loss-function-path "
     "topk_distillation_loss.topk_distillation_loss_function"
 )
 
 
-def unfed_loss(args: Arguments, method_path: str, module: str | None = None) -> str | None:
+def unfed_loss(args: Arguments, without_topk: str | None, module: str | None = None) -> str | None:
     """Return why live turns cannot feed the custom loss of ``args``, and what to type instead; None when they can.
 
     Args:
         args: of the run.
-        method_path: ``module.attribute`` of the method.
+        without_topk: name of the method when its samples never have the teacher's top K; else None.
         module: where the loss function is defined; default: what its path says.
     """
     if args.loss_type != "custom_loss" or not args.custom_loss_function_path:
@@ -39,9 +37,8 @@ def unfed_loss(args: Arguments, method_path: str, module: str | None = None) -> 
         )
     if module not in (TOPK_MODULE, TOPK_ALIAS):
         return None
-    method = WITHOUT_TOPK.get(method_path.rpartition(".")[2])
-    if method:
-        return f"--custom-loss-function-path {path} needs the teacher's top K, and {method} keeps none; {TOPK_COMMAND}"
+    if without_topk:
+        return f"--custom-loss-function-path {path} needs the teacher's top K, and {without_topk} keeps none; {TOPK_COMMAND}"
     if not args.distill_topk:
         return f"--custom-loss-function-path {path} needs the teacher's top K; add --distill-topk 50"
     return None

@@ -2,8 +2,8 @@
 
 Guarantees: a batch is ``--rollout-batch-size`` samples that all carry gradient, leased to its rollout id in the ledger;
 what exceeds it waits for the next batch. Nothing leaves the ledger silently: a sample that is too stale is dropped with
-that reason, or trained with an importance weight and counted. The runtime process is up from the first batch on. The
-ledger file holds all state.
+that reason, or trained with an importance weight and counted. The runtime process is up from the first batch on
+and belongs to the data source. The ledger file holds all other state.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, TypeVar, cast
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
+from openclaw.method import method_config
 from openclaw.runtime.process import RuntimeSupervisor
-from openclaw.runtime.start import check_runtime, ledger_path, start_runtime, stop_runtime
+from openclaw.runtime.start import ledger_path, start_runtime
 from openclaw.training.live_losses import unfed_loss
 from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
@@ -40,12 +41,28 @@ T = TypeVar("T")
 
 
 class LedgerDataSource(DataSource):
-    """``--data-source-path openclaw.training.rollout.LedgerDataSource``: ties the ledger to checkpoints and live weights."""
+    """``--data-source-path openclaw.training.rollout.LedgerDataSource``: ties the ledger to checkpoints and live weights.
+
+    Owns the runtime process: `serve` starts it, `dispose` ends it.
+    """
 
     def __init__(self, args: Arguments) -> None:
         self.args = args
         self.ledger = Ledger(ledger_path(args))
         self.stopped = threading.Event()
+        self._runtime: RuntimeSupervisor | None = None
+        self._runtime_lock = threading.Lock()
+
+    def serve(self, method_path: str) -> RuntimeSupervisor:
+        """Return the supervisor of the runtime process; the first call starts it and returns when it serves.
+
+        Raises:
+            RuntimeFailedError: when it does not.
+        """
+        with self._runtime_lock:
+            if self._runtime is None:
+                self._runtime = start_runtime(self.args, method_path)
+            return self._runtime
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         """Refuse: samples come from conversations, not from prompts."""
@@ -68,6 +85,9 @@ class LedgerDataSource(DataSource):
         result = self.ledger.reconcile(-1 if rollout_id is None else rollout_id)
         logger.info("ledger %s: rollout %s restored, %s", self.ledger.path, rollout_id, result)
 
+    def mark(self, rollout_id: int) -> None:
+        """Nothing to note: the leases in the ledger name their rollout."""
+
     def weights_live(self, rollout_id: int, version: str, trained_at: float | None = None) -> None:
         """The engines answer with the weights that the step of ``rollout_id`` made."""
         now = time.time()
@@ -76,12 +96,16 @@ class LedgerDataSource(DataSource):
 
     def check(self) -> None:
         """Raise RuntimeFailedError when nobody can talk to the policy any more; the driver asks now and then."""
-        check_runtime()
+        if self._runtime is not None:
+            self._runtime.check()
 
     def dispose(self) -> None:
         """End the runtime process, and a rollout function that waits."""
         self.stopped.set()
-        stop_runtime()
+        with self._runtime_lock:
+            if self._runtime is not None:
+                self._runtime.stop()
+            self._runtime = None
 
     def __len__(self) -> int:
         return self.ledger.ready_count()
@@ -109,7 +133,7 @@ def generate_rollout(
         return output
     check_arguments(args, data_source, method_path)
     source = cast(LedgerDataSource, data_source)
-    supervisor = start_runtime(args, method_path)
+    supervisor = source.serve(method_path)
     started = time.monotonic()
     samples, dropped = collect(args, rollout_id, source, supervisor)
     metrics = batch_metrics(source.ledger, samples, args.max_weight_staleness)
@@ -124,7 +148,9 @@ def generate_rollout(
 def check_arguments(args: Arguments, data_source: Any, method_path: str) -> None:
     """Raise ValueError for arguments under which judged turns would not be trained as they are."""
     path = args.custom_loss_function_path
-    problem = unfed_loss(args, method_path, getattr(load_function(path), "__module__", None) if path else None)
+    problem = (
+        unfed_loss(args, without_topk(method_path), getattr(load_function(path), "__module__", None)) if path else None
+    )
     if problem:
         raise ValueError(problem)
     if problems := check_asynchronous(args, "a method on live conversations"):
@@ -140,6 +166,12 @@ def check_arguments(args: Arguments, data_source: Any, method_path: str) -> None
             f"--rollout-batch-size {args.rollout_batch_size} is not a multiple of --global-batch-size "
             f"{args.global_batch_size}: the rest of each batch would be leased and never trained"
         )
+
+
+def without_topk(method_path: str) -> str | None:
+    """Return the method's name when it declares that its samples never have the teacher's top K."""
+    own = method_config(method_path)
+    return None if own is None or own.keeps_topk else getattr(load_function(method_path), "name", method_path)
 
 
 def collect(

@@ -16,7 +16,6 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from openclaw.runtime.start import start_runtime
 from openclaw.training.rollout import LedgerDataSource, generate_rollout
 from slime.args import Arguments
 from slime.utils.http_utils import find_available_port, is_port_available
@@ -88,7 +87,7 @@ async def test_conversations_become_batches_across_a_kill(
     source = LedgerDataSource(args)
     source.load(None)
     try:
-        supervisor = await asyncio.to_thread(start_runtime, args, METHOD)
+        supervisor = await asyncio.to_thread(source.serve, METHOD)
         batch = asyncio.create_task(asyncio.to_thread(generate_rollout, args, 0, source, method_path=METHOD))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE) as client:
             await converse(client, "first")

@@ -90,7 +90,7 @@ async def test_advantage_is_the_forwards_log_ratio(url: str, reference: Any, tok
             weight_versions=[],
         )
         scorer = TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=2)
-        result = await scorer.score_turn(turn, HINT)
+        result = await scorer.score_turn(turn, append_hint(turn.messages, HINT))
         advantage = [teacher - old for teacher, old in zip(result.log_probs, sampled, strict=True)]
         ratio = zip(forward(reference, hinted, response), forward(reference, prompt, response), strict=True)
         assert advantage == pytest.approx([with_hint - without for with_hint, without in ratio], abs=TOLERANCE)

@@ -11,13 +11,14 @@ from pathlib import Path
 import reference_pages
 
 from openclaw.config.runtime_variables import VARIABLES
+from openclaw.launch.methods import methods_of
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from slime.arguments.machines import ADDRESS_VARIABLE
 from slime.arguments.parser import build_parser
 from slime.arguments.process_environment import NOSET
 from slime.contract import CLAUSES
 from slime.ray.ray_start import MODE_VARIABLE, TOKEN_VARIABLE
-from slime.utils.forwarded_environment import FORWARDED, PREFIXES, travels
+from slime.utils.forwarded_environment import FORWARD_VARIABLE, FORWARDED, PREFIXES, travels
 
 WORDS_OF_OTHER_PROGRAMS = {
     *("--head", "--address", "--dashboard-host", "--runtime-env-json"),
@@ -144,7 +145,8 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
 def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     scripts = [repository / "scripts" / "launch.sh", *(repository / "slime" / "scripts" / "models").glob("*.sh")]
     shell = "".join(path.read_text() for path in scripts)
-    known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES) for name in variable.names}
+    of_methods = (variable for method in methods_of() for variable in method.config.variables())
+    known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods) for name in variable.names}
     others = {
         "PYTHONPATH",
         "CUDA_VISIBLE_DEVICES",
@@ -159,6 +161,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         "HINT_START",
         "HINT_END",
         *FORWARDED,
+        FORWARD_VARIABLE,
         *("CUDA_HOME", "CXX", "PATH", NOSET),
         ADDRESS_VARIABLE,
         "RAY_JOB_STOP_WAIT_TIME_S",

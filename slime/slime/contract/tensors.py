@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from slime.args import Arguments
+from slime.utils import streams
 
 VOCABULARY = 32
 K = 4
@@ -19,6 +20,10 @@ def rollout_data(args: Arguments) -> dict[str, Any]:
 
     def log_probs() -> list[torch.Tensor]:
         return [-3.0 - torch.rand(length, generator=generator) for length in RESPONSES]
+
+    def top_k(ids: bool) -> list[torch.Tensor]:
+        values = [torch.randn(length, VOCABULARY, generator=generator) for length in RESPONSES]
+        return [rows.argsort(-1)[:, :K] if ids else rows.log_softmax(-1)[:, :K] for rows in values]
 
     totals = [2 + length for length in RESPONSES]
     data: dict[str, Any] = {
@@ -34,19 +39,12 @@ def rollout_data(args: Arguments) -> dict[str, Any]:
         "rollout_ids": [0, 1, 2],
         "advantages": [torch.full((length,), 1.0 - index) for index, length in enumerate(RESPONSES)],
         "kl": [torch.zeros(length) for length in RESPONSES],
-        "teacher_topk_indices": [
-            torch.stack([torch.randperm(VOCABULARY, generator=generator)[:K] for _ in range(length)])
-            for length in RESPONSES
-        ],
     }
     data["loss_masks"][2][1] = 0
     data["returns"] = [values.clone() for values in data["advantages"]]
-    for name in ("log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs", "values"):
-        data[name] = log_probs()
-    for name in ("teacher_topk_log_probs", "rollout_topk_log_probs"):
-        data[name] = [
-            torch.log_softmax(torch.randn(length, VOCABULARY, generator=generator), -1)[:, :K] for length in RESPONSES
-        ]
+    for stream in streams.STREAMS:
+        if stream.per_token and stream.name not in data and (stream.attribute or stream.in_contract):
+            data[stream.name] = top_k(stream.dtype == "int64") if stream.top_k else log_probs()
     data["metadata"] = [{}, {}, {}]
     return data
 

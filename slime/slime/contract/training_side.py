@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def _loss_of(
     return float(loss.detach()), metrics
 
 
-def _copied(batch: dict[str, Any]) -> dict[str, Any]:
+def _copied(batch: Mapping[str, Any]) -> dict[str, Any]:
     def copied(value: Any) -> Any:
         if isinstance(value, list):
             return [copied(one) for one in value]

@@ -29,6 +29,7 @@ from slime.rollout.custom_conversion import convert_with
 from slime.rollout.data_source import number_of_prompts
 from slime.rollout.eval_metrics import eval_metrics
 from slime.rollout.evaluation import PROGRESS
+from slime.rollout.foreign_data_source import marks, with_optional_methods
 from slime.rollout.metrics import field_means, flatten, oldest_versions, rollout_metrics
 from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.utils.http_utils import init_http_client
@@ -76,6 +77,7 @@ class RolloutManager:
         self._start_engines(reserved.placement)
         init_http_client(args)
         self._data_source = load_function(args.data_source_path)(args)
+        self._source_hooks = with_optional_methods(self._data_source)
         self._generate = load_function(args.rollout_function_path)
         self._evaluate = load_function(args.eval_function_path or args.rollout_function_path)
         if args.use_fault_tolerance:
@@ -122,11 +124,9 @@ class RolloutManager:
         """Start dead engines, and return how many policy engines were started again since the last call.
 
         Those serve the start weights: the trainer must connect to all engines again and push its weights. Raises what
-        the data source's ``check`` raises, if it has one.
+        the data source's ``check`` raises.
         """
-        check = getattr(self._data_source, "check", None)
-        if check is not None:
-            check()
+        self._source_hooks.check()
         self._revive_engines()
         with self._engines_lock:
             revived, self._revived = self._revived, []
@@ -211,9 +211,7 @@ class RolloutManager:
             if isinstance(output, RolloutFnEvalOutput):
                 raise PluginError(f"{self.args.rollout_function_path} returned an evaluation; it was asked for samples")
             samples, extra = flatten(output.samples), output.metrics or {}
-            mark = getattr(self._data_source, "mark", None)
-            if mark is not None:
-                mark(rollout_id)
+            self._source_hooks.mark(rollout_id)
         if not samples:
             raise ValueError(f"{self.args.rollout_function_path} returned no samples for rollout {rollout_id}")
         self._save_debug_samples(rollout_id, samples)
@@ -264,8 +262,8 @@ class RolloutManager:
 
     def save(self, rollout_id: int) -> None:
         """Save the position of the data source, once the trainer's checkpoint of this rollout is written."""
-        self._data_source.save(rollout_id)
-        if self._newest_rollout > rollout_id and not hasattr(self._data_source, "mark") and not self._told_of_mark:
+        self._source_hooks.save(rollout_id)
+        if self._newest_rollout > rollout_id and not marks(self._source_hooks) and not self._told_of_mark:
             self._told_of_mark = True
             logger.warning(
                 "%s has no mark(rollout_id): what it saved for rollout %d may be after prompts that rollout %d took, and a "
@@ -277,13 +275,11 @@ class RolloutManager:
 
     def load(self, rollout_id: int | None = None) -> None:
         """Restore the data source to its state after ``rollout_id``."""
-        self._data_source.load(rollout_id)
+        self._source_hooks.load(rollout_id)
 
     def on_weights_live(self, rollout_id: int, version: str) -> None:
         """Note that engines serve the weights that ``rollout_id`` produced; the data source hears of it."""
-        notify = getattr(self._data_source, "weights_live", None)
-        if notify is not None:
-            notify(rollout_id, version)
+        self._source_hooks.weights_live(rollout_id, version)
 
     def _save_debug_samples(self, rollout_id: int, samples: list[Sample]) -> None:
         template = self.args.save_debug_rollout_data
@@ -308,10 +304,9 @@ class RolloutManager:
         self._closing.set()
         if self._changing:
             self.end_engines()  # else the lock below is free when the last of them has slept
-        for plugin in (self._generate, self._data_source):
-            dispose = getattr(plugin, "dispose", None)
-            if dispose is not None:
-                dispose()
+        if hasattr(self._generate, "dispose"):  # a rollout function may be an object that owns processes
+            self._generate.dispose()
+        self._source_hooks.dispose()
         with self._engines_lock:
             for group in self._groups:
                 group.stop()

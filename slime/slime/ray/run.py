@@ -16,21 +16,22 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from slime.args import Arguments, required
 from slime.arguments.at_start import missing_at_start
 from slime.arguments.backend import backend_line
 from slime.arguments.placement import describe_placement, start_lines, trainer_waits
-from slime.exceptions import ConfigurationError, LostError, ManagerLostError, NodeLostError, RankLostError, TrainerError
+from slime.exceptions import ConfigurationError, LostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
 from slime.ray.gpu_alternation import GpuAlternation, push_is_due
-from slime.ray.nodes import check_nodes, get_watching
-from slime.ray.placement import ReservedPlacement, create_placement, release_placement, with_replacements
+from slime.ray.nodes import check_nodes
+from slime.ray.placement import create_placement, release_placement, with_replacements
 from slime.ray.report import Step, Trained, evaluation_line, say, step_line, times
-from slime.ray.restarts import Restarts, death_line, raised_itself
+from slime.ray.restarts import Restarts, raised_itself
 from slime.ray.rollout import RolloutBatch, create_rollout_manager
+from slime.ray.run_processes import RunProcesses
+from slime.ray.run_state import Phase, Progress, RunLife
 from slime.ray.save_lock import own_save_folders
 from slime.ray.trainer import Trainer
 from slime.rollout.metrics import staleness
@@ -42,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 2.0
 _PROGRESS_SECONDS = 0.5
-_DISPOSE_TIMEOUT_SECONDS = 60.0
-_ALIVE_TIMEOUT_SECONDS = 30.0
 PUSH_ATTEMPTS = 3
 # During these the engines may hold half new weights.
 WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
@@ -55,22 +54,19 @@ class Run:
     def __init__(self, args: Arguments) -> None:
         self.args = args
         self.stop = StopRequested()
-        self.start_rollout_id = 0
         self.weight_version = ""
-        self._rollouts_per_epoch: int | None = None
-        self._manager: Any = None
-        self._loaded = False
-        self._trainer: Trainer | None = None
+        self._life = RunLife()
+        self._progress = Progress()
+        self._processes = RunProcesses()
         self._resources = contextlib.ExitStack()
-        self._free_since = time.monotonic()
-        self._reserved: ReservedPlacement | None = None
         self._restarts = Restarts(None, 0, trains=False)
         self._train_steps = TrainSteps(args)
         self._alternation = GpuAlternation(args, self._ask)
-        self._lost: LostError | None = None
-        self._trained: int | None = None
-        self._saved = -1
-        self._untold: Trained | None = None
+
+    @property
+    def start_rollout_id(self) -> int:
+        """The first rollout of the loop."""
+        return self._progress.start
 
     # Start and end
 
@@ -80,11 +76,13 @@ class Run:
         try:
             self._start()
         except BaseException:
+            self._life.to(Phase.ENDING)
             self._resources.close()
             raise
         return self
 
     def _start(self) -> None:
+        self._life.to(Phase.STARTING)
         if missing := missing_at_start(args := self.args):
             raise ConfigurationError("; ".join(missing))
         placement = describe_placement(args)
@@ -96,68 +94,62 @@ class Run:
         num_gpus = args.num_gpus or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again: Ray has put its own handlers in place
-        self._reserved = reserved = create_placement(args, self.stop)
+        self._processes.reserved = reserved = create_placement(args, self.stop)
         self._resources.callback(release_placement, reserved)
         if placement.actor:
             self._resources.enter_context(own_save_folders(args))
             self._restarts = Restarts(args.save, args.max_trainer_restarts)
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
-        self._resources.callback(self._dispose_manager)
-        self._resources.callback(self._end_trainer)
+        self._resources.callback(self._processes.dispose_manager)
+        self._resources.callback(self._processes.end_trainer)
         try:
             self._bring_up(args)
         except LostError as error:
             if raised_itself(error):
                 raise
-            self._lost = error  # `repeat` starts again
+            self._life.lose(error)  # `repeat` starts again
+        else:
+            self._life.to(Phase.UP)
 
     def _bring_up(self, args: Arguments) -> None:
         """Make the trainer, and the rollout manager if there is none, bring both to the same rollout, and send the weights."""
-        assert self._reserved is not None
-        if self._manager is None:
-            self._manager = create_rollout_manager(args, self._reserved)
-            self._loaded = False
+        processes, reserved = self._processes, self._processes.reserved
+        assert reserved is not None
+        if processes.manager is None:
+            processes.manager = create_rollout_manager(args, reserved)
+            processes.loaded = False
         if args.num_rollout is None:
-            per_epoch: int = self.wait(self._manager.rollouts_per_epoch.remote())
-            self._rollouts_per_epoch = per_epoch
+            per_epoch: int = self.wait(processes.manager.rollouts_per_epoch.remote())
+            self._progress.per_epoch = per_epoch
             self.args.num_rollout = args.num_rollout = required("--num-epoch", args.num_epoch) * per_epoch
-        if self._reserved.placement.actor:
-            if trainer_waits(self._reserved.placement):
-                self.wait(self._manager.addresses.remote())  # answers once its engines are up
+        if reserved.placement.actor:
+            if trainer_waits(reserved.placement):
+                self.wait(processes.manager.addresses.remote())  # answers once its engines are up
             self._alternation.before_a_trainer()
-            self._trainer = Trainer(args, self._reserved)
-            self.start_rollout_id = self._trainer.init()
-            if self.start_rollout_id - 1 > self._saved:
+            processes.trainer = Trainer(args, reserved)
+            self._progress.start = processes.trainer.init()
+            if self.start_rollout_id - 1 > self._progress.saved:
                 self._note_saved(self.start_rollout_id - 1)
-        if not self._loaded:
-            for role, url in self.wait(self._manager.addresses.remote()).items():
+        if not processes.loaded:
+            for role, url in self.wait(processes.manager.addresses.remote()).items():
                 say(f"{role} engine: {url}")
-            self.wait(self._manager.load.remote(self.start_rollout_id - 1))
-            self._loaded = True
+            self.wait(processes.manager.load.remote(self.start_rollout_id - 1))
+            processes.loaded = True
         if self._serves_engines():
             self._hand_over(connect=True)
-        self._free_since = time.monotonic()
+        self._progress.free_since = time.monotonic()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         """Save what a stopped run has trained, and end everything."""
+        self._life.to(Phase.ENDING)
         self._alternation.run_ends = True
         try:
             if self._unsaved() and (kind is None or kind is Stopped):
-                self.save(self._trained)
+                self.save(self._progress.trained)
         finally:
             self._resources.close()
         return False
-
-    def _end_trainer(self) -> None:
-        if self._trainer is not None:
-            self._trainer.shutdown()
-
-    def _dispose_manager(self) -> None:
-        if self._manager is None:
-            return
-        ray.wait([self._manager.dispose.remote()], timeout=_DISPOSE_TIMEOUT_SECONDS)
-        ray.kill(self._manager)
 
     def wait(self, reference: Any) -> Any:
         """The value of a reference; engines are looked after meanwhile. Raises :class:`Stopped` on a signal."""
@@ -166,26 +158,18 @@ class Run:
                 raise Stopped
             done, _ = ray.wait([reference], timeout=_POLL_SECONDS)
             if done:
-                return self._value(reference, self.stop)
-            check_nodes(self._nodes())
+                return self._value(reference)
+            check_nodes(self._processes.nodes())
             if self.weight_version:
                 self.recover()
 
-    def _nodes(self) -> dict[str, str]:
-        """The machines to watch; the driver ends with its own."""
-        return self._reserved.other_nodes if self._reserved else {}
-
     def _ask(self, method: str, *arguments: Any) -> Any:
         """What the rollout manager answers; raises ManagerLostError when it has died, Stopped on a signal."""
-        return self._value(getattr(self._manager, method).remote(*arguments), self.stop)
+        return self._value(getattr(self._processes.manager, method).remote(*arguments))
 
-    def _value(self, reference: Any, stop: StopRequested | None) -> Any:
-        try:
-            return get_watching(reference, self._nodes(), None if self._alternation.run_ends else stop)
-        except RayActorError as error:
-            if isinstance(error, RayTaskError):  # it lives, and was told of another one's death
-                raise
-            raise ManagerLostError(death_line("the rollout manager died", error)) from error
+    def _value(self, reference: Any) -> Any:
+        """The value of a reference; a signal is noticed unless the run ends already."""
+        return self._processes.value(reference, None if self._life.phase is Phase.ENDING else self.stop)
 
     # After a loss
 
@@ -194,60 +178,48 @@ class Run:
 
         A loss in the start counts too: the loop runs once everything was up.
         """
-        lost, self._lost = self._lost, None
         while True:
             try:
-                if lost is not None:
-                    self._restart(lost)
+                if self._life.lost is not None:
+                    self._restart(self._life.lost)
                 return loop(self)
             except LostError as error:
-                lost = error
+                self._life.lose(error)
 
     def _restart(self, lost: LostError) -> None:
         """Start the trainer, and the rollout manager if it died, again from the last checkpoint; on another machine if one is lost."""
+        processes = self._processes
         if self.stop:
-            self._trained = None  # what was trained since the checkpoint went with the process
+            self._progress.went_back()
             raise Stopped
         line = self._restarts.spend(lost)
-        assert self._reserved is not None
+        self._life.to(Phase.STARTING)
+        assert processes.reserved is not None
         logger.exception("a process of the run is gone", exc_info=lost)
         say(line)
-        if self._trainer is not None:
-            self._trainer.kill()
-        self.weight_version, self._trained = "", None
+        if processes.trainer is not None:
+            processes.trainer.kill()
+        self.weight_version = ""
+        self._progress.went_back()
         if isinstance(lost, NodeLostError):
-            if self._manager is not None:
-                ray.kill(self._manager)
-            self._manager = None
-            self._reserved = with_replacements(self._reserved, str(lost), self.args.node_timeout, self.stop)
-        elif self._manager is not None and not self._manager_lives():
-            self._manager = None
-        elif isinstance(lost, RankLostError) and lost.method in WEIGHT_METHODS:
+            processes.kill_manager()
+            processes.reserved = with_replacements(processes.reserved, str(lost), self.args.node_timeout, self.stop)
+        elif not processes.forget_dead_manager() and isinstance(lost, RankLostError) and lost.method in WEIGHT_METHODS:
             self._ask("hold_engines")
-        if self._manager is None:
+        if processes.manager is None:
             self._restarts.batches_lost()
         self._bring_up(self._restarts.arguments(self.args))
-        if self._untold is not None and self._untold.rollout_id < self.start_rollout_id:  # its checkpoint was there
-            self._tell(self._untold, time.monotonic(), live=self._serves_engines())
+        self._life.to(Phase.UP)
+        if untold := self._progress.untold_before_start():
+            self._tell(untold, time.monotonic(), live=self._serves_engines())
         say(f"going on at rollout {self.start_rollout_id}")
-
-    def _manager_lives(self) -> bool:
-        reference = self._manager.addresses.remote()
-        try:
-            if ray.wait([reference], timeout=_ALIVE_TIMEOUT_SECONDS)[0]:
-                ray.get(reference)
-                return True
-        except RayActorError:
-            return False
-        ray.kill(self._manager)
-        return False
 
     # Rollouts and steps
 
     def generate(self, rollout_id: int) -> Any:
         """Start collecting a batch, unless it is kept since before a restart, and return its reference."""
-        assert self._manager is not None
-        manager = self._manager
+        manager = self._processes.manager
+        assert manager is not None
         return self._restarts.batch(rollout_id, lambda: manager.generate.remote(rollout_id))
 
     def train(self, rollout_id: int, batch: RolloutBatch) -> None:
@@ -256,15 +228,15 @@ class Run:
 
     def step(self, rollout_id: int, batch: RolloutBatch) -> Step:
         """Take the steps of one batch; nothing without a trainer. The engines keep their weights."""
-        if self._trainer is None:
+        trainer = self._processes.trainer
+        if trainer is None:
             return Step({}, 0.0, 0.0)
         start = time.monotonic()
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
-        self._alternation.for_trainer(self._trainer)
-        metrics = self._trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
-        self._trained = rollout_id
-        step = Step(metrics, time.monotonic() - start, waited=start - self._free_since)
-        self._untold = Trained(rollout_id, batch["metrics"], step)
+        self._alternation.for_trainer(trainer)
+        metrics = trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
+        step = Step(metrics, time.monotonic() - start, waited=start - self._progress.free_since)
+        self._progress.stepped(Trained(rollout_id, batch["metrics"], step))
         return step
 
     def publish(self, rollout_id: int, batch: RolloutBatch, step: Step) -> None:
@@ -278,30 +250,29 @@ class Run:
         """Report on a rollout, published since ``start``; if its weights are ``live``, the data source hears of it."""
         if live:
             self._ask("on_weights_live", trained.rollout_id, self.weight_version)
-        self._untold, self._free_since = None, time.monotonic()
-        step, seconds = trained.step, self._free_since - start
+        step, seconds = trained.step, self._progress.told() - start
         self._report(trained.rollout_id, trained.metrics, step.metrics, step.seconds + seconds, step.waited)
 
     def recover(self) -> None:
         """Give engines that were started again the trainer's weights; raises NodeLostError when a machine is lost."""
-        check_nodes(self._nodes())
+        check_nodes(self._processes.nodes())
         revived = self._ask("recover_engines")
         if revived and self._serves_engines():
             say(f"{revived} engine(s) started again, sending the weights")
             self._send_weights(connect=True)
 
     def _serves_engines(self) -> bool:
-        return self._trainer is not None and not self.args.debug_train_only
+        return self._processes.trainer is not None and not self.args.debug_train_only
 
     def _hand_over(self, *, connect: bool = False, push: bool = True) -> None:
         """Let the engines work again, by default with the trainer's weights; ``connect``: even if none was started again."""
-        assert self._trainer is not None
+        assert self._processes.trainer is not None
 
         def send() -> None:
             if push:
                 self._send_weights(connect=connect or self._ask("recover_engines") > 0)
 
-        self._alternation.for_engines(self._trainer, send)
+        self._alternation.for_engines(self._processes.trainer, send)
 
     def _send_weights(self, *, connect: bool) -> None:
         """Make the trainer's weights live on all engines, ``PUSH_ATTEMPTS`` times at most.
@@ -309,12 +280,13 @@ class Run:
         A push that an engine failed in has ended that engine (`slime.weight_sync`): it is started again and all get the weights
         again. Any other failure stands.
         """
-        assert self._trainer is not None
+        trainer = self._processes.trainer
+        assert trainer is not None
         for attempt in range(1, PUSH_ATTEMPTS + 1):
             try:
                 if connect:
-                    self._trainer.connect_rollout_engines(self._ask("engine_handles"))
-                self.weight_version = self._trainer.update_weights()
+                    trainer.connect_rollout_engines(self._ask("engine_handles"))
+                self.weight_version = trainer.update_weights()
                 if connect:
                     self._ask("weights_arrived")
                 return
@@ -331,26 +303,28 @@ class Run:
     def save_if_due(self, rollout_id: int) -> None:
         """Write a checkpoint at the interval, at the end of an epoch (``--num-epoch``) and at the last rollout."""
         args = self.args
-        due = should_run_periodic_action(rollout_id, args.save_interval, self._rollouts_per_epoch, args.num_rollout)
+        due = should_run_periodic_action(rollout_id, args.save_interval, self._progress.per_epoch, args.num_rollout)
         if args.save and due:
             self.save(rollout_id)
 
     def _unsaved(self) -> bool:
-        return bool(self.args.save) and self._trained is not None and self._trained != self._saved
+        return bool(self.args.save) and self._progress.unsaved
 
     def save(self, rollout_id: int | None) -> None:
         """Write a checkpoint of the weights after ``rollout_id`` and the data source; a run resumes from it once both are there."""
-        if self._trainer is None or self._manager is None or rollout_id is None:
+        trainer, manager = self._processes.trainer, self._processes.manager
+        if trainer is None or manager is None or rollout_id is None:
             return
-        self._alternation.for_trainer(self._trainer)
-        folder = self._trainer.save(rollout_id)
-        self._value(self._manager.save.remote(rollout_id), None)  # to stop here would begin the checkpoint anew
-        self._trainer.publish(rollout_id)
+        self._alternation.for_trainer(trainer)
+        folder = trainer.save(rollout_id)
+        # Not interrupted: to stop here would begin the checkpoint anew.
+        self._processes.value(manager.save.remote(rollout_id), None)
+        trainer.publish(rollout_id)
         self._note_saved(rollout_id)
         say(f"saved {folder}")
 
     def _note_saved(self, rollout_id: int) -> None:
-        self._saved = rollout_id
+        self._progress.saved = rollout_id
         self._restarts.saved(rollout_id)
 
     def evaluate_start(self) -> None:
@@ -360,7 +334,7 @@ class Run:
 
     def evaluate_if_due(self, rollout_id: int) -> None:
         """Run the evaluation function at its interval and at the end of an epoch (``--num-epoch``)."""
-        if should_run_periodic_action(rollout_id, self.args.eval_interval, self._rollouts_per_epoch, None):
+        if should_run_periodic_action(rollout_id, self.args.eval_interval, self._progress.per_epoch, None):
             self.evaluate(rollout_id)
 
     def evaluate(self, rollout_id: int, on_progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
@@ -368,8 +342,8 @@ class Run:
 
         ``on_progress`` gets the answers that are there and the answers asked for, every few seconds.
         """
-        assert self._manager is not None
-        reference = self._manager.eval.remote(rollout_id)
+        assert self._processes.manager is not None
+        reference = self._processes.manager.eval.remote(rollout_id)
         while on_progress is not None and not ray.wait([reference], timeout=_PROGRESS_SECONDS)[0] and not self.stop:
             on_progress(*self._ask("evaluation_progress"))
         metrics = {**self.wait(reference), "eval/step": compute_rollout_step(self.args, rollout_id)}

@@ -16,14 +16,13 @@ from slime.rollout.media import image_arrays
 from slime.rollout.routed_experts import replayed_experts
 from slime.rollout.train_data import plain_list
 from slime.rollout.train_data_checks import (
-    COMPLETE_KEYS,
-    SPARSE_KEYS,
     TrainDataError,
     check_response,
     check_rewards,
     check_token_lists,
     refuse_unsupported,
 )
+from slime.utils.streams import carried
 from slime.utils.types import EXPERTS, IMAGES, Sample
 
 REQUIRED_KEYS = ("tokens", "response_lengths", "rewards", "loss_masks")
@@ -81,8 +80,15 @@ def checked(args: Arguments, data: Any) -> dict[str, Any]:
     if uneven:
         raise TrainDataError("convert-4", f"it returned {count} tokens entries and {uneven}")
     data = {key: _as_list(values, count) for key, values in data.items()}
-    per_token = [key for key in ("tokens", "loss_masks", *COMPLETE_KEYS, *SPARSE_KEYS) if data.get(key) is not None]
-    data |= {key: [_token_list(key, index, values) for index, values in enumerate(data[key])] for key in per_token}
+    lacking = {"tokens": False} | {
+        stream.name: stream.presence != "always"
+        for _, stream in carried()
+        if stream.per_token and data.get(stream.name) is not None
+    }
+    data |= {
+        key: [_token_list(key, index, values, may_lack) for index, values in enumerate(data[key])]
+        for key, may_lack in lacking.items()
+    }
     numbered = data.get("rollout_ids")
     if numbered is not None and len(numbered) != count:
         raise TrainDataError("convert-4", f"rollout_ids has {len(numbered)} entries for {count} samples")
@@ -108,10 +114,9 @@ def checked(args: Arguments, data: Any) -> dict[str, Any]:
     return {**data, "total_lengths": [len(tokens) for tokens in data["tokens"]]}
 
 
-def _token_list(key: str, index: int, values: Any) -> list[Any] | None:
+def _token_list(key: str, index: int, values: Any, may_lack: bool) -> list[Any] | None:
     """A list with an entry per token; None where a sample may lack it."""
-    lacks = values is None and key in (*COMPLETE_KEYS, *SPARSE_KEYS)
-    if not lacks and not hasattr(values, "__len__"):
+    if not (values is None and may_lack) and not hasattr(values, "__len__"):
         raise TrainDataError("convert-4", f"entry {index}: {key} is {values!r}, not a list with an entry per token")
     return plain_list(values)
 

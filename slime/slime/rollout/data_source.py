@@ -32,7 +32,10 @@ from slime.utils.types import Sample
 
 
 class DataSource(abc.ABC):
-    """What a rollout function is given as its third argument."""
+    """What a rollout function is given as its third argument.
+
+    The methods that are not abstract are optional; here they do nothing.
+    """
 
     @abc.abstractmethod
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
@@ -52,6 +55,18 @@ class DataSource(abc.ABC):
     @abc.abstractmethod
     def load(self, rollout_id: int | None = None) -> None:
         """Go back to the position after ``rollout_id``; None or -1 is the start."""
+
+    def mark(self, rollout_id: int) -> None:  # noqa: B027
+        """The rollout function has returned: note the position, because `save` of ``rollout_id`` comes after later rollouts."""
+
+    def weights_live(self, rollout_id: int, version: str) -> None:  # noqa: B027
+        """The engines answer with the weights that the step of ``rollout_id`` made."""
+
+    def check(self) -> None:  # noqa: B027
+        """Raise what ends the run; called every few seconds."""
+
+    def dispose(self) -> None:  # noqa: B027
+        """End what the data source has started."""
 
 
 def number_of_prompts(source: Any) -> int:

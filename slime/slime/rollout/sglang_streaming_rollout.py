@@ -6,7 +6,6 @@ built-in `generate` would ask for all of it again. Costs an event per token; use
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from typing import Any
@@ -45,7 +44,7 @@ async def generate_streaming(
     """
     state = GenerateState(args)
     url = f"{router_url(args)}/generate"
-    tries, delay = 0, http_utils.FIRST_DELAY_SECONDS
+    tries = http_utils.Tries(TRIES)
     while (payload := await request_of(state, sample, sampling_params, evaluation)) is not None:
         before = sample.response_length
         payload["stream"] = True
@@ -57,21 +56,13 @@ async def generate_streaming(
                 await _read(args, sample, response)
             if sample.status != Sample.Status.ABORTED or state.aborted:
                 return sample
-            error: Exception = httpx.RemoteProtocolError("the engine broke the request off")
-        except httpx.TransportError as failure:
-            error = failure
-        except HttpStatusError as failure:
-            if failure.status < 500:
-                raise
-            error = failure
-        if sample.response_length > before:
-            tries, delay = 0, http_utils.FIRST_DELAY_SECONDS
-        tries += 1
-        if tries >= TRIES:
-            raise error
-        logger.warning("sample %s goes on after %d tokens: %s", sample.index, sample.response_length, error)
-        await asyncio.sleep(delay)
-        delay = min(2 * delay, http_utils.LONGEST_DELAY_SECONDS)
+            raise httpx.RemoteProtocolError("the engine broke the request off")
+        except (httpx.TransportError, HttpStatusError) as error:
+            if sample.response_length > before:
+                tries.begin_again()
+            tries.failed(error)
+            logger.warning("sample %s goes on after %d tokens: %s", sample.index, sample.response_length, error)
+        await tries.pause()
     sample.status = Sample.Status.TRUNCATED
     return sample
 

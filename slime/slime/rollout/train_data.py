@@ -25,20 +25,16 @@ from slime.rollout.rewards import post_process_rewards
 from slime.rollout.routed_experts import replayed_experts
 from slime.rollout.step_wise import step_fields
 from slime.rollout.train_data_checks import (
-    COMPLETE_KEYS,
-    SPARSE_KEYS,
     check_response,
     check_rewards,
     check_token_lists,
     refuse_unsupported,
 )
 from slime.rollout.trajectories import mask_sums, rollout_ids
+from slime.utils.streams import carried
 from slime.utils.types import EXPERTS, Sample
 
 logger = logging.getLogger(__name__)
-
-# Optional keys that a sample may lack, and the attribute of Sample each is read from.
-_SPARSE_ATTRIBUTES = {**{key: key for key in SPARSE_KEYS}, "metadata": "train_metadata"}
 
 TrainData = dict[str, Any]
 
@@ -48,7 +44,7 @@ def convert(args: Arguments, samples: Sequence[Sample]) -> TrainData:
 
     Keys: tokens, response_lengths, total_lengths, rewards, raw_reward, truncated, sample_indices, group_indices,
     rollout_ids, rollout_mask_sums, loss_masks, step_wise_* with that estimator, rollout_routed_experts when they are replayed,
-    and rollout_log_probs, teacher_*, metadata and multimodal_train_inputs where samples have them.
+    multimodal_train_inputs, and every stream of `slime.utils.streams.SampleStreams`, where samples have them.
     """
     if not samples:
         raise ValueError("the rollout returned no samples to train on")
@@ -73,21 +69,7 @@ def convert(args: Arguments, samples: Sequence[Sample]) -> TrainData:
     }
     if args.advantage_estimator == "step_wise":
         data |= step_fields(args, samples, masks)
-    for key in COMPLETE_KEYS:
-        values = [plain_list(getattr(sample, key, None)) for sample in samples]
-        answered = [
-            (sample.index, value) for sample, value in zip(samples, values, strict=True) if sample.response_length
-        ]
-        missing = [index for index, value in answered if value is None]
-        if all(value is None for value in values) or (missing and len(missing) == len(answered)):
-            continue
-        if missing:
-            raise ValueError(f"{key} is missing on samples {missing} and present on the others")
-        data[key] = [[] if value is None else value for value in values]
-    for key, attribute in _SPARSE_ATTRIBUTES.items():
-        values = [getattr(sample, attribute, None) for sample in samples]
-        if any(value is not None for value in values):
-            data[key] = [value if isinstance(value, dict) else plain_list(value) for value in values]
+    data |= _carried_streams(samples)
     names = [f"sample {sample.index}" for sample in samples]
     check_rewards(names, rewards)
     check_token_lists(names, data, data["response_lengths"])
@@ -95,6 +77,30 @@ def convert(args: Arguments, samples: Sequence[Sample]) -> TrainData:
     data |= replayed_experts(args, names, given, data["tokens"], masks)
     if any("round_number" in sample.metadata for sample in samples):
         data["round_number"] = [sample.metadata.get("round_number") for sample in samples]
+    return data
+
+
+def _carried_streams(samples: Sequence[Sample]) -> TrainData:
+    """Return the streams that samples carry besides their masks, those that any of them has."""
+    data: TrainData = {}
+    for attribute, stream in carried():
+        if stream.presence == "always":
+            continue
+        values = [getattr(sample, attribute, None) for sample in samples]
+        if all(value is None for value in values):
+            continue
+        values = [plain_list(value) if stream.per_token else value for value in values]
+        if stream.presence == "all or none":
+            answered = [
+                (sample.index, value) for sample, value in zip(samples, values, strict=True) if sample.response_length
+            ]
+            missing = [index for index, value in answered if value is None]
+            if missing and len(missing) == len(answered):
+                continue
+            if missing:
+                raise ValueError(f"{stream.name} is missing on samples {missing} and present on the others")
+            values = [[] if value is None else value for value in values]
+        data[stream.name] = values
     return data
 
 

@@ -9,10 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# One number per response token, or K of them. Of the first all samples with a response have it or none; the others a
-# sample may lack: None there means that the term is zero for it.
-COMPLETE_KEYS = ("rollout_log_probs",)
-SPARSE_KEYS = ("teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices", "rollout_topk_log_probs")
+from slime.utils.streams import carried
+
 UNSUPPORTED_KEYS = ("rollout_top_p_token_ids",)
 
 
@@ -51,15 +49,15 @@ def check_rewards(names: Sequence[str], rewards: Sequence[Any]) -> None:
 
 
 def check_token_lists(names: Sequence[str], data: Mapping[str, Any], response_lengths: Sequence[int]) -> None:
-    """Check per-token lists: one per sample, as long as the response, and of `COMPLETE_KEYS` all or none."""
-    for key in (*COMPLETE_KEYS, *SPARSE_KEYS):
-        lists = data.get(key)
-        if lists is None:
+    """Check the per-token streams: an entry per sample, as long as the response, or None where that may be."""
+    for _, stream in carried():
+        key, lists = stream.name, data.get(stream.name)
+        if lists is None or not stream.per_token or stream.presence == "always":
             continue
         if len(lists) != len(names):
             raise TrainDataError("convert-7", f"{key} has {len(lists)} entries for {len(names)} samples")
         for name, values, length in zip(names, lists, response_lengths, strict=True):
-            if values is None and (key in SPARSE_KEYS or not length):
+            if values is None and (stream.presence == "optional" or not length):
                 continue
             if values is None:
                 raise TrainDataError("convert-7", f"{name}: {key} is missing, and other samples have it")

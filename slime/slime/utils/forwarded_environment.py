@@ -17,9 +17,11 @@ FORWARDED = frozenset(
         *("PYTHONPATH", "OMP_NUM_THREADS", "TQDM_DISABLE", "ROLLOUT_LOG_LEVEL"),
         *("HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
         *("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "SGLANG_USE_CPU_ENGINE"),
-        *("OPENCLAW_EVAL_MODE", "OPENCLAW_COMBINE_W_RL", "OPENCLAW_COMBINE_W_OPD", "ENV_SERVER_URL"),
+        *("OPENCLAW_EVAL_MODE", "ENV_SERVER_URL"),
     }
 )
+FORWARD_VARIABLE = "SLIME_FORWARD_ENV"
+"""Names of further variables, with spaces between; a launcher sets it to those of its method."""
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_", "OFI_NCCL_", "RDMAV_", "IBV_")
 """Of communication libraries and their transports: all their variables travel."""
 OF_MACHINE = frozenset(
@@ -56,6 +58,7 @@ def forwarded(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[
     missing = [name for name in wanted if name not in environment]
     if missing:
         raise ConfigurationError(f"--forward-env {' '.join(missing)}: not set here; export it, or leave it out")
+    wanted += environment.get(FORWARD_VARIABLE, "").split()
     return {name: value for name, value in environment.items() if travels(name) or name in wanted}
 
 

@@ -70,28 +70,45 @@ def shared_client() -> httpx.AsyncClient:
     return _http_client
 
 
+class Tries:
+    """The retry policy of calls to engines: ``allowed`` tries, and after each a pause about twice as long as the one before."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = max(1, allowed)
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Forget the failures, after something went well."""
+        self.failures, self._delay = 0, FIRST_DELAY_SECONDS
+
+    def failed(self, error: httpx.TransportError | HttpStatusError) -> None:
+        """Count a failure; raises ``error`` when it is a 4xx answer or no try is left."""
+        self.failures += 1
+        if (isinstance(error, HttpStatusError) and error.status < 500) or self.failures >= self.allowed:
+            raise error
+
+    async def pause(self) -> None:
+        """Wait before the next try."""
+        await asyncio.sleep(self._delay * random.uniform(0.5, 1.0))
+        self._delay = min(self._delay * 2, LONGEST_DELAY_SECONDS)
+
+
 async def _request(method: str, url: str, payload: Any, headers: dict | None, max_retries: int) -> Any:
-    delay = FIRST_DELAY_SECONDS
-    for attempt in range(1, max(1, max_retries) + 1):
+    tries = Tries(max_retries)
+    while True:
         try:
             response = await shared_client().request(method, url, json=payload, headers=headers)
-        except httpx.TransportError as error:
-            if attempt >= max_retries:
-                raise
-            logger.warning("%s %s failed (%s), attempt %d of %d", method, url, error, attempt, max_retries)
-        else:
-            if response.status_code < 400:
-                try:
-                    return response.json()
-                except ValueError:
-                    return response.text
-            failure = HttpStatusError(url, response.status_code, response.text)
-            if response.status_code < 500 or attempt >= max_retries:
-                raise failure
-            logger.warning("%s; attempt %d of %d", failure, attempt, max_retries)
-        await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-        delay = min(delay * 2, LONGEST_DELAY_SECONDS)
-    raise AssertionError("unreachable")
+            if response.status_code >= 400:
+                raise HttpStatusError(url, response.status_code, response.text)
+        except (httpx.TransportError, HttpStatusError) as error:
+            tries.failed(error)
+            logger.warning("%s %s failed (%s), attempt %d of %d", method, url, error, tries.failures, tries.allowed)
+            await tries.pause()
+            continue
+        try:
+            return response.json()
+        except ValueError:
+            return response.text
 
 
 async def post(url: str, payload: Any, max_retries: int = 60, headers: dict | None = None) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from slime.args import Arguments
 from slime.exceptions import EngineError, SampleError
+from slime.utils import streams
 from slime.utils.routed_experts import take_experts
 
 RolloutBatch = dict[str, list[Any]]
@@ -24,8 +25,6 @@ EXPERTS = "rollout_routed_experts"
 """The field of the experts that an engine chose, ``[rows, layers, K]``."""
 OWN_CHOICE = -1
 """Stands for a token without experts to replay: its router chooses."""
-# Per-token lists that are computed for a whole response and cannot grow with it.
-FIXED_STREAMS = ("teacher_log_probs", "teacher_topk_log_probs", "teacher_topk_indices", "rollout_topk_log_probs")
 
 
 @dataclass(frozen=True)
@@ -139,11 +138,11 @@ class SampleStatus(Enum):
 
 
 @dataclass
-class Sample:
+class Sample(streams.SampleStreams):
     """A prompt, its response, and everything training needs to know about it.
 
     ``tokens`` holds prompt and response ids; the last ``response_length`` of them are the response (tool results inside it
-    have mask 0). Per-token lists (``loss_mask``, ``rollout_log_probs``, ``teacher_log_probs``) have length ``response_length``.
+    have mask 0). Per-token lists (see `slime.utils.streams.SampleStreams`) have length ``response_length``.
     ``weight_spans`` says which weights sampled which tokens: ``[version, start, end]``, half open, within the response.
     """
 
@@ -162,10 +161,8 @@ class Sample:
     response_length: int = 0
     label: str | None = None
     reward: Any = None
-    loss_mask: list[int] | None = None
     weight_versions: list[str] = field(default_factory=list)
     weight_spans: list[list[Any]] = field(default_factory=list)
-    rollout_log_probs: list[float] | None = None
     rollout_routed_experts: Any = None
     rollout_top_p_token_ids: Any = None
     rollout_top_p_token_offsets: Any = None
@@ -174,15 +171,10 @@ class Sample:
     metadata: dict = field(default_factory=dict)
     generate_function_path: str | None = None
     custom_rm_path: str | None = None
-    train_metadata: dict | None = None
     apply_chat_template_kwargs: dict | None = None
     non_generation_time: float = 0.0
     rollout_id: int | None = None
     session_id: str | None = None
-    teacher_log_probs: Any = None
-    teacher_topk_log_probs: Any = None
-    teacher_topk_indices: Any = None
-    rollout_topk_log_probs: Any = None
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
 
@@ -311,11 +303,11 @@ class Sample:
             )
         if count and not self.tokens:
             raise SampleError(f"all {count} tokens are response: it needs a prompt token before it")
-        fixed = [name for name in FIXED_STREAMS if getattr(self, name) is not None] if count else []
-        if fixed:
-            raise SampleError(
-                f"{fixed[0]} is there for {self.response_length} response tokens; append before it is set"
-            )
+        for name, stream in streams.carried():
+            if count and stream.per_token and not stream.grows and getattr(self, name, None) is not None:
+                raise SampleError(
+                    f"{name} is there for {self.response_length} response tokens; append before it is set"
+                )
         if meta_info is not None and meta_info.get("routed_experts") is not None and args is None:
             raise SampleError("meta_info has routed_experts; pass args, which say how the model's experts are laid out")
 
@@ -338,12 +330,12 @@ class Sample:
             raise SampleError(f"response_length {self.response_length} does not fit {len(self.tokens)} tokens")
         if self.response_length and self.response_length == len(self.tokens):
             raise SampleError(f"all {len(self.tokens)} tokens are response: it needs a prompt token before it")
-        for name in ("loss_mask", "rollout_log_probs", *FIXED_STREAMS):
-            values = getattr(self, name)
+        for name, stream in streams.carried():
+            values = getattr(self, name, None) if stream.per_token else None
             if values is not None and len(values) != self.response_length:
                 raise SampleError(f"{name} has {len(values)} entries for {self.response_length} response tokens")
-        for name in ("rollout_log_probs", "teacher_log_probs"):
-            values = getattr(self, name)
+        for name, stream in streams.carried():
+            values = getattr(self, name, None) if stream.finite else None
             if values is not None and not all(math.isfinite(value) for value in values):
                 raise SampleError(f"{name} has a value that is not finite")
 

@@ -93,6 +93,7 @@ def test_what_is_dumped_is_what_is_loaded(words: list[str], tmp_path: Path, monk
         manager.args, manager._dp_size, manager._critic_size = around.args, 1, 0
         manager._generate = load_function(around.args.rollout_function_path)
         manager._data_source = load_function(around.args.data_source_path)(around.args)
+        manager._source_hooks = manager._data_source
         given, get_samples = [], manager._data_source.get_samples
         manager._data_source.get_samples = lambda count: given.extend(get_samples(count)) or given[-count:]
         collected = manager.generate(0)

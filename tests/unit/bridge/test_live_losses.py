@@ -10,13 +10,16 @@ import pytest
 from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
 from openclaw.training.live_losses import HYBRID_MODULE, TOPK_MODULE, unfed_loss
-from openclaw.training.rollout import LedgerDataSource, generate_rollout
+from openclaw.training.rollout import LedgerDataSource, generate_rollout, without_topk
 from slime.args import Arguments
 from tests.helpers.rollout_args import rollout_args
 
 HYBRID, TOPK = f"{HYBRID_MODULE}.hybrid_loss", f"{TOPK_MODULE}.forward_topk_distillation_loss"
 ALIAS = "topk_distillation_loss.topk_distillation_loss_function"
-OPD, COMBINE, RL = "openclaw_opd_method.OnPolicyDistillation", "openclaw_combine_method.Combine", "m.BinaryRL"
+OPD, COMBINE = "openclaw_opd_method.OnPolicyDistillation", "openclaw_combine_method.Combine"
+MINE = "builtins.object"
+"""A method that declares nothing."""
+RL = "openclaw_rl_method.BinaryRL"
 
 
 def arguments(path: str, topk: int) -> Arguments:
@@ -28,24 +31,24 @@ def arguments(path: str, topk: int) -> Arguments:
     [
         (OPD, HYBRID, 4, "rollout_topk_log_probs"),
         (COMBINE, HYBRID, 4, "turns of conversations have none"),
-        ("mine.Method", HYBRID, 4, "use openclaw-opd with --distill-topk 50"),
+        (MINE, HYBRID, 4, "use openclaw-opd with --distill-topk 50"),
         (COMBINE, TOPK, 50, "openclaw-combine keeps none"),
         (RL, ALIAS, 50, "openclaw-rl keeps none"),
         (OPD, TOPK, 0, "add --distill-topk 50"),
         (OPD, ALIAS, 0, "add --distill-topk 50"),
         (OPD, ALIAS, 50, None),
         (OPD, TOPK, 50, None),
-        ("mine.Method", TOPK, 50, None),
+        (MINE, TOPK, 50, None),
         (RL, "mine.loss", 0, None),
     ],
 )
 def test_what_a_method_feeds(method: str, path: str, topk: int, says: str | None) -> None:
-    problem = unfed_loss(arguments(path, topk), method)
+    problem = unfed_loss(arguments(path, topk), without_topk(method))
     assert problem is None if says is None else problem is not None and says in problem and path in problem
 
 
 def test_a_built_in_loss_is_fed() -> None:
-    assert unfed_loss(Arguments(loss_type="policy_loss", custom_loss_function_path=None, distill_topk=0), OPD) is None
+    assert unfed_loss(Arguments(loss_type="policy_loss", custom_loss_function_path=None, distill_topk=0), None) is None
 
 
 def test_the_rollout_refuses_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

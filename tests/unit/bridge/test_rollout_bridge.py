@@ -17,7 +17,6 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
-from openclaw.runtime import start as runtime_start
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import ledger_path, reachable_host, runtime_environment
 from openclaw.training import rollout
@@ -364,9 +363,32 @@ def test_runtime_that_dies_soon_after_each_good_start_is_an_error_too(
         child.dead.set()
     supervisor._thread.join(DEADLINE)
     assert supervisor.restarts == 4
-    monkeypatch.setitem(runtime_start._supervisors, "m.M", supervisor)
+    monkeypatch.setattr(rollout, "start_runtime", lambda args, method_path: supervisor)
+    source = LedgerDataSource(args)
+    source.check()  # before the process is started there is nothing to say
+    source.serve("m.M")
     with pytest.raises(RuntimeFailedError, match=r"ended 3 times within 60 s(.|\n)*first judged turn is a bug"):
-        LedgerDataSource(args).check()
+        source.check()
+
+
+def test_the_data_source_owns_one_runtime_process(
+    args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nursery = Nursery()
+
+    def start(args: Arguments, method_path: str) -> RuntimeSupervisor:
+        supervisor = supervise(nursery, tmp_path)
+        supervisor.start()
+        return supervisor
+
+    monkeypatch.setattr(rollout, "start_runtime", start)
+    first, second = LedgerDataSource(args), LedgerDataSource(args)
+    assert first.serve("m.M") is first.serve("m.M")
+    second.dispose()  # ends nothing of another one's
+    assert [child.stopped for child in nursery.children] == [False]
+    first.dispose()
+    first.dispose()
+    assert [child.stopped for child in nursery.children] == [True]
 
 
 def test_stop_before_start_does_nothing(tmp_path: Path) -> None:

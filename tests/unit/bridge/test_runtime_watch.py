@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from openclaw.exceptions import ConfigError
+from openclaw.runtime import start
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, answers
+from slime.args import Arguments
 
 
 def refuse(*_: Any) -> Any:
@@ -55,3 +58,10 @@ def test_a_health_check_does_not_go_through_a_proxy(monkeypatch: pytest.MonkeyPa
                 connection.sendall(answer)
             asking.join(30)
     assert found == [True, False, False]
+
+
+def test_an_unusable_variable_of_the_method_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "runtime_environment", lambda *_: {"OPENCLAW_COMBINE_W_RL": "-1"})
+    monkeypatch.setattr(start, "supervise", lambda *_: pytest.fail("a runtime was prepared"))
+    with pytest.raises(ConfigError, match="OPENCLAW_COMBINE_W_RL=-1"):
+        start.start_runtime(Arguments(), "openclaw_combine_method.Combine")

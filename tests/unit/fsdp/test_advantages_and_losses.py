@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses import LOSSES
-from slime.algorithms.losses.custom import BATCH_KEYS, custom_loss
+from slime.algorithms.losses.custom import custom_loss
 from slime.algorithms.losses.reduce import make_reducer, sum_of_sample_mean, token_sum
 from slime.args import Arguments
+from slime.utils.streams import batch_keys
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args
 
@@ -147,7 +148,7 @@ def test_custom_loss_gets_every_key_of_the_contract() -> None:
         return logits.sum() * 2, {"mine": torch.tensor(3.0)}
 
     loss, metrics = custom_loss(function, trainer_args(""), batch(), torch.ones(1, 5, 4), lambda x: x.sum())
-    assert set(BATCH_KEYS) <= set(seen)
+    assert set(batch_keys()) <= set(seen)
     assert seen["ref_log_probs"] is None
     assert seen["tokens"].tolist() == [[5, 6, 7, 8, 9]]
     assert seen["full_loss_masks"].tolist() == [[1, 0, 0, 1, 0]]

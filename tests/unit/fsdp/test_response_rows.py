@@ -6,9 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import combine_loss
 import pytest
 import torch
 from combine_loss import combine_loss_function
+from openclaw_combine_method import Config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -88,7 +90,7 @@ MARKED = [topk_distillation_loss, forward_topk_distillation_loss, hybrid_loss, c
 def test_rows_give_the_loss_and_gradients_of_whole_logits(
     function: Callable[..., Any], supports: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENCLAW_COMBINE_W_OPD", "0.4")
+    monkeypatch.setattr(combine_loss, "own_config", lambda: Config(w_opd=0.4))
     assert reads_response_rows(function)
     right = outcome(function, supports, on_rows=False, chunk=-1)
     for on_rows, chunk in ((True, 1), (True, 5), (True, 1000), (False, 2)):

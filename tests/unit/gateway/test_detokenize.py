@@ -50,6 +50,32 @@ def test_any_ids_decode_like_the_tokenizer_does(ids: list[int], cuts: list[int])
     assert pieces(ids, cuts, ByteDetokenizer)[-1].count("\ufffd") <= 1
 
 
+@cache
+def with_byte_fallback() -> Vocabulary:
+    """A vocabulary as SentencePiece makes it: rare characters are spelled in bytes, a token each."""
+    words = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁cat", "s", "▁", ",", "<unk>"]
+    backend = Tokenizer(
+        models.BPE({word: index for index, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return Vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+@given(st.lists(st.sampled_from([" the", " cat", "s", ","]) | st.text(min_size=1, max_size=6), max_size=8))
+def test_a_window_does_not_begin_inside_a_character(words: list[str]) -> None:
+    """Characters in bytes fill the window many times over; none of them may be lost or become U+FFFD."""
+    vocabulary = with_byte_fallback()
+    tokens = {token: index for token, index in vocabulary.tokenizer.get_vocab().items()}
+    ids = []
+    for word in words:
+        known = tokens.get(word.replace(" ", "▁"))
+        ids += [*word.encode()] if known is None else [known]
+    detokenizer = vocabulary.detokenizer()
+    assert isinstance(detokenizer, WindowDetokenizer)
+    text = "".join(detokenizer.push([index]) for index in ids) + detokenizer.finish()
+    assert text == "".join(words) == vocabulary.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
 def test_control_tokens_are_silent_and_markers_are_not() -> None:
     tokenizer = vocabulary().tokenizer
     ids = tokenizer.convert_tokens_to_ids(["<think>", "<|im_end|>", "</think>", "<|endoftext|>", "<tool_call>"])

@@ -267,9 +267,8 @@ async def test_a_stream_that_cannot_begin_is_given_up() -> None:
 async def test_a_reply_given_up_unread_is_recorded_once(stack: Stack) -> None:
     stack.say("one two three")
     request, raw = parse_request(_json({"model": "any", "messages": USER, "stream": True}))
-    reply = await stack.service.start(request, raw, {})
-    reply.give_up()
-    reply.give_up()
+    async with stack.service.reply(request, raw, {}) as reply:
+        assert await reply.begun()
     async with asyncio.timeout(10):
         while stack.metric("openclaw_turns_total", kind="main", outcome="abort") != 1:
             await asyncio.sleep(0)

@@ -12,12 +12,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.prompts import append_hint
-from openclaw.judge.teacher import TeacherScorer, score
-from openclaw.ledger.records import VersionSpan
+from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint
+from openclaw.ledger.records import Message, Turn, Verdict, VersionSpan
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.ledger_records import make_turn
 
 HINT = "Write plain prose without bold."
+
+
+def hinted_messages(turn: Turn) -> list[Message]:
+    return append_hint(turn.messages, HINT)
 
 
 class Forward:
@@ -94,7 +98,9 @@ async def test_advantage_is_the_log_ratio_at_temperature_one(forward: Forward, r
     response_ids = [300, 11, 12, 40, 41]
     turn = turn_of(forward, render, temperature=temperature, response_ids=response_ids)
     engine = FakeEngine(score=forward)
-    result = await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(turn, HINT)
+    result = await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(
+        turn, hinted_messages(turn)
+    )
     hinted = render(append_hint(turn.messages, HINT), None, {})
     teacher = forward([*hinted, *response_ids])[len(hinted) :]
     student = forward([*turn.prompt_ids, *response_ids])[len(turn.prompt_ids) :]
@@ -111,7 +117,9 @@ async def test_ids_are_joined_and_never_tokenised_again(forward: Forward, render
     assert tokenizer.encode("The", add_special_tokens=False) != split
     turn = turn_of(forward, render, temperature=1.0, response_ids=split)
     engine = FakeEngine(score=forward)
-    await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(turn, HINT)
+    await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(
+        turn, hinted_messages(turn)
+    )
     assert all(payload["input_ids"][-3:] == split for payload in engine.payloads)
 
 
@@ -119,7 +127,7 @@ async def test_top_k_is_that_of_the_model_with_the_hint_first_token_included(for
     turn = turn_of(forward, render, temperature=0.6, response_ids=[300, 11, 12, 40])
     engine = FakeEngine(score=forward, topk=forward.topk)
     scorer = TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1, topk=5)
-    topk = (await scorer.score_turn(turn, HINT)).topk
+    topk = (await scorer.score_turn(turn, hinted_messages(turn))).topk
     assert topk is not None
     hinted = render(append_hint(turn.messages, HINT), None, {})
     with torch.no_grad():
@@ -131,7 +139,7 @@ async def test_top_k_is_that_of_the_model_with_the_hint_first_token_included(for
     # only the teacher is asked for it
     assert sorted(payload.get("top_logprobs_num", 0) for payload in engine.payloads) == [0, 5]
     plain = TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1)
-    assert (await plain.score_turn(turn, HINT)).topk is None
+    assert (await plain.score_turn(turn, hinted_messages(turn))).topk is None
 
 
 @pytest.mark.parametrize(
@@ -151,18 +159,24 @@ async def test_a_top_k_that_does_not_fit_is_an_error(rows: Any, message: str) ->
 async def test_scores_of_different_weights_are_taken_again(forward: Forward, render: Any) -> None:
     turn = turn_of(forward, render, temperature=1.0, response_ids=[5, 6])
     engine = FakeEngine(score=forward, versions=["1", "2", "2"])
-    result = await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(turn, HINT)
+    result = await TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1).score_turn(
+        turn, hinted_messages(turn)
+    )
     assert len(engine.payloads) == 4
     assert result.versions == ("2",)
     restless = FakeEngine(score=forward, versions=[str(number) for number in range(20)])
     with pytest.raises(EngineUnavailableError, match="weights changed"):
-        await TeacherScorer(policy=restless, teacher=restless, render=render, concurrency=1).score_turn(turn, HINT)
+        await TeacherScorer(policy=restless, teacher=restless, render=render, concurrency=1).score_turn(
+            turn, hinted_messages(turn)
+        )
 
 
 async def test_another_models_teacher_scores_only_the_hinted_prompt(forward: Forward, render: Any) -> None:
     turn = turn_of(forward, render, temperature=1.0, response_ids=[5, 6])
     policy, teacher = FakeEngine(score=forward, versions=["9"]), FakeEngine(score=forward, versions=["default"])
-    result = await TeacherScorer(policy=policy, teacher=teacher, render=render, concurrency=1).score_turn(turn, HINT)
+    result = await TeacherScorer(policy=policy, teacher=teacher, render=render, concurrency=1).score_turn(
+        turn, hinted_messages(turn)
+    )
     assert (len(policy.payloads), len(teacher.payloads)) == (1, 1)
     assert policy.payloads[0]["input_ids"] == [*turn.prompt_ids, 5, 6]
     assert len(teacher.payloads[0]["input_ids"]) > len(policy.payloads[0]["input_ids"])
@@ -183,8 +197,7 @@ async def test_engine_that_scores_something_else_is_an_error(render: Any) -> Non
         await score(FakeEngine(score=lambda ids: [float("nan")] * len(ids)), [1, 2], [3, 4])
 
 
-async def test_turn_without_user_message_has_no_teacher(render: Any) -> None:
-    engine = FakeEngine(score=lambda ids: [-1.0] * len(ids))
-    scorer = TeacherScorer(policy=engine, teacher=engine, render=render, concurrency=1)
+def test_turn_without_user_message_has_no_teacher() -> None:
+    turn = make_turn(messages=[{"role": "system", "content": "x"}])
     with pytest.raises(TeacherMismatchError, match="no user message"):
-        await scorer.score_turn(make_turn(messages=[{"role": "system", "content": "x"}]), HINT)
+        context_of(under_hint, turn, Verdict(hint=HINT))

@@ -30,7 +30,7 @@ from tests.helpers.tiny_random import build_tokenizer
 HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
 LIMITS = Limits(temperature=0.6, min_response_tokens=2, max_tokens=100)
 SETTINGS = WorkerSettings(concurrency=3, timeout=60.0, poll_seconds=0.02, first_pause=0.0)
-CONFIG = SimpleNamespace(prm_m=1, rl_session_weight=0.1, combine_w_rl=1.0, combine_w_opd=1.0)
+CONFIG: Any = SimpleNamespace(prm_m=1)
 
 
 @dataclass

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openclaw_combine_method import Config
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.exceptions import ConfigError
-from openclaw.launch.guide_files import KEYS, read_guide_file
+from openclaw.launch.guide_files import known_keys, read_guide_file
 from openclaw.launch.plan import Plan, make_plan
 from openclaw.launch.profiles import GPU8
 from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS
@@ -48,7 +49,7 @@ def test_a_training_config_is_a_plan(tmp_path: Path) -> None:
     assert made.problems == ()
     assert (args.hf_checkpoint, args.prm_model_path, args.rollout_batch_size) == (str(model), str(model), 8)
     assert (args.lr, args.lr_warmup_iters, args.num_rollout, args.eps_clip, args.prm_m) == (3e-6, 5, 40, 0.1, 5)
-    assert (made.runtime.combine_w_rl, made.runtime.combine_w_opd) == (0.5, 2.0)
+    assert made.own == Config(w_rl=0.5, w_opd=2.0)
     assert (made.runtime.served_model_name, made.runtime.tokenizer) == ("my-policy", str(model))
     assert plan(file, "--lr", "1e-7", BATCH_SIZE="4").args.rollout_batch_size == 4
     assert plan(file, "--lr", "1e-7").args.lr == 1e-7
@@ -95,9 +96,9 @@ def test_a_key_that_cannot_be_honoured_says_what_to_do(tmp_path: Path, text: str
 
 
 def test_every_key_names_a_variable_or_a_flag_that_exists() -> None:
-    variables = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES) for name in variable.names}
+    variables = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *Config.variables()) for name in variable.names}
     flags = set(build_parser()._option_string_actions)
-    meanings: list[Any] = [meaning for meaning in KEYS.values() if isinstance(meaning, str)]
+    meanings: list[Any] = [meaning for meaning in known_keys().values() if isinstance(meaning, str)]
     assert [meaning for meaning in meanings if meaning not in variables | flags] == []
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import combine_loss
 import pytest
 import torch
 from combine_loss import combine_loss_function
+from openclaw_combine_method import Config
 
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.policy_loss import policy_loss
@@ -71,7 +73,7 @@ def built_in(args: Arguments, batch: dict[str, Any], logits: torch.Tensor, reduc
 )
 def test_same_loss_and_gradient(changes: dict[str, Any], per_token: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments(**changes)
-    monkeypatch.setenv("OPENCLAW_COMBINE_W_OPD", str(args.opd_kl_coef))
+    monkeypatch.setattr(combine_loss, "own_config", lambda: Config(w_opd=args.opd_kl_coef))
     batch, logits = micro_batch(args)
     reduce = make_reducer(per_token, RESPONSES, batch["loss_masks"])
     expected = built_in(args, batch, logits, reduce)
@@ -105,3 +107,12 @@ def test_flags_that_do_not_go_with_it_are_refused(flag: str, words: str) -> None
     setattr(args, flag, True)
     with pytest.raises(ValueError, match=words):
         combine_loss_function(args, batch, logits, lambda values: values.sum())
+
+
+def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    combine_loss.own_config.cache_clear()
+    monkeypatch.setenv("OPENCLAW_COMBINE_W_OPD", "0.4")
+    assert combine_loss.own_config().w_opd == 0.4
+    monkeypatch.setenv("OPENCLAW_COMBINE_W_OPD", "not a number")
+    assert combine_loss.own_config().w_opd == 0.4
+    combine_loss.own_config.cache_clear()

@@ -6,12 +6,14 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
+import openclaw_rl_method
 import pytest
-from openclaw_combine_method import Combine
+from openclaw_combine_method import Combine, Config
 from openclaw_opd_method import OnPolicyDistillation
 from openclaw_rl_method import BinaryRL
 
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import JudgedTurn, Verdict
 from openclaw.method import JudgePlan, Method, SampleDecision, load_method
 from tests.helpers.ledger_records import USER_NEXT, make_turn
@@ -71,10 +73,10 @@ def test_combine(score: int, hint: str | None, teacher: tuple[float, ...] | None
 
 
 def test_combine_weighs_the_score_once_and_logs_it_raw() -> None:
-    method = Combine(replace(CONFIG, combine_w_rl=0.25))
+    method = Combine(CONFIG, Config(w_rl=0.25))
     [sample] = method.samples(TURN, Verdict(score=-1)).samples
     assert (sample.reward, sample.metadata["raw_reward"]) == (-0.25, -1.0)
-    without = Combine(replace(CONFIG, combine_w_rl=0.0))
+    without = Combine(CONFIG, Config(w_rl=0.0))
     assert outcome(without.samples(TURN, Verdict(score=-1))) == "score_zero_no_hint"
 
 
@@ -99,7 +101,7 @@ def judged(turn_id: str, reason: str | None, score: int = 0) -> JudgedTurn:
 def test_session_of_zeros_contributes_its_last_scored_turn() -> None:
     session = [judged("a", "score_zero"), judged("b", "score_zero"), judged("c", "too_short")]
     [(turn_id, sample)] = BinaryRL(CONFIG).session_samples(session)
-    assert (turn_id, sample.reward) == ("b", CONFIG.rl_session_weight)
+    assert (turn_id, sample.reward) == ("b", openclaw_rl_method.Config().session_weight)
     assert sample.reward > 0
     assert sample.metadata["raw_reward"] == 0.0
 
@@ -113,7 +115,7 @@ def test_session_that_contributed_or_was_never_scored_gives_nothing_more(session
 
 
 def test_session_guarantee_can_be_turned_off() -> None:
-    method = BinaryRL(replace(CONFIG, rl_session_weight=0.0))
+    method = BinaryRL(CONFIG, openclaw_rl_method.Config(session_weight=0.0))
     assert method.session_samples([judged("a", "score_zero")]) == []
 
 
@@ -154,5 +156,15 @@ def test_plans_and_decisions_say_what_is_missing() -> None:
         JudgePlan()
     with pytest.raises(ValueError, match="hint_votes"):
         JudgePlan(prm_votes=1, needs_teacher=True)
+    with pytest.raises(ValueError, match="needs_teacher=True"):
+        JudgePlan(prm_votes=1, teacher_context=lambda turn, verdict: turn.messages)
     with pytest.raises(ValueError, match="not both"):
         SampleDecision()
+
+
+def test_a_method_is_built_with_its_own_variables() -> None:
+    method = load_method("openclaw_combine_method.Combine", CONFIG, {"OPENCLAW_COMBINE_W_RL": "0.5"})
+    [sample] = method.samples(TURN, Verdict(score=-1)).samples
+    assert sample.reward == -0.5
+    with pytest.raises(ConfigError, match="OPENCLAW_COMBINE_W_RL=-1"):
+        load_method("openclaw_combine_method.Combine", CONFIG, {"OPENCLAW_COMBINE_W_RL": "-1"})

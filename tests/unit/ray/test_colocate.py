@@ -23,6 +23,8 @@ from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts
 from slime.ray.rollout import RolloutManager
 from slime.ray.run import Run, Stopped
+from slime.ray.run_state import Phase, RunLife
+from slime.rollout.foreign_data_source import ForeignDataSource
 
 BOTH = {"colocate": True, "offload_train": True, "offload_rollout": True}
 ROUND = """sleep_engines; onload; train {0}; save {0}; saved {0}; offload; wake_engines weights; push;
@@ -103,11 +105,12 @@ def started(recorder: Recorder, **flags: Any) -> Run:
     values = {"save": "folder", "save_interval": 1, "num_rollout": 2, "update_weights_interval": 1}
     values |= {"rollout_batch_size": 1, "num_steps_per_rollout": 1, "global_batch_size": 1}
     run = Run(Arguments(**(values | BOTH | flags)))
-    run._reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
-    run._manager, run._loaded = recorder.manager(), True
+    run._life = RunLife(Phase.UP)
+    run._processes.reserved = ReservedPlacement(Placement((0,), (0,), ()), None, ())
+    run._processes.manager, run._processes.loaded = recorder.manager(), True
     run._restarts = Restarts("folder", 2)
     run._alternation.before_a_trainer()
-    run._trainer = recorder.trainer()
+    run._processes.trainer = recorder.trainer()
     run._hand_over(connect=True)
     return run
 
@@ -406,7 +409,7 @@ def test_a_manager_that_ends_ends_the_engines_that_do_not_fall_asleep() -> None:
     manager = manager_with(handles, revived, fault_tolerant=False)
     for group in manager._groups:
         group.stop = lambda: None
-    manager._generate = manager._data_source = None
+    manager._generate, manager._source_hooks = None, ForeignDataSource(None)
 
     def sleep_until_ended() -> None:
         with contextlib.suppress(EngineError):

@@ -16,6 +16,7 @@ from slime.backends.trainer.rollout_data import RolloutShard
 from slime.ray import rollout as manager_module
 from slime.ray.rollout import RolloutManager
 from slime.rollout.custom_conversion import ConversionError, convert_with
+from slime.rollout.foreign_data_source import ForeignDataSource
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.types import Sample
 
@@ -137,7 +138,7 @@ def test_a_dumped_rollout_is_replayed_with_its_images(monkeypatch: pytest.Monkey
         made = RolloutManager.__new__(RolloutManager)
         made.args = arguments(rollout_function_path="given", **flags)
         made._generate = lambda args, rollout_id, source, evaluation=False: given
-        made._data_source = None
+        made._data_source, made._source_hooks = None, ForeignDataSource(None)
         made._dp_size, made._critic_size = 1, 0
         return made
 

@@ -10,6 +10,7 @@ import pytest
 from slime.args import Arguments
 from slime.ray import rollout as manager_module
 from slime.ray.rollout import RolloutManager
+from slime.rollout.foreign_data_source import ForeignDataSource
 from slime.utils.types import Sample
 
 
@@ -34,7 +35,7 @@ def manager(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> RolloutManager:
     values = {"global_batch_size": 4, "rollout_function_path": "samples_of", "use_dynamic_global_batch_size": True}
     made.args = Arguments(**(values | flags))
     made._generate = samples_of
-    made._data_source = None
+    made._data_source, made._source_hooks = None, ForeignDataSource(None)
     made._dp_size, made._critic_size = 1, 0
     return made
 

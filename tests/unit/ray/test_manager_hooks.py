@@ -12,7 +12,8 @@ from slime.exceptions import ConfigurationError, PluginError
 from slime.ray import rollout
 from slime.ray.rollout import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-from slime.rollout.data_source import number_of_prompts
+from slime.rollout.data_source import DataSource, number_of_prompts
+from slime.rollout.foreign_data_source import ForeignDataSource, marks, with_optional_methods
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.utils.types import Sample
 from tests.helpers import recording_plugins
@@ -48,7 +49,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> RolloutManager:
     made._dp_size = 1
     made._critic_size = 0
     made._generate = made._evaluate = answered
-    made._data_source = Arguments()
+    made._data_source, made._source_hooks = None, ForeignDataSource(None)
     return made
 
 
@@ -100,7 +101,7 @@ def test_a_source_that_saves_what_is_under_way_is_told_of_once(
     manager: RolloutManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved: list[int] = []
-    manager._data_source = Arguments(save=saved.append)
+    manager._source_hooks = with_optional_methods(SimpleNamespace(save=saved.append))
     manager.generate(4)
     manager.save(4)  # as train.py does it: nothing was taken since
     assert not caplog.messages
@@ -111,12 +112,66 @@ def test_a_source_that_saves_what_is_under_way_is_told_of_once(
     [message] = caplog.messages
     assert "no mark(rollout_id)" in message
     assert "saved for rollout 4 may be after prompts that rollout 5 took" in message
-    manager._told_of_mark, manager._data_source = (
-        False,
-        SimpleNamespace(save=saved.append, mark=lambda rollout_id: None),
-    )
+    marking = SimpleNamespace(save=saved.append, mark=lambda rollout_id: None)
+    manager._told_of_mark, manager._source_hooks = False, with_optional_methods(marking)
     manager.save(6)
     assert len(caplog.messages) == 1
+
+
+class Plain:
+    """A data source of another family, with two of the optional methods."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        return [[Sample(index=index)] for index in range(num_samples)]
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        self.heard.append(len(samples))
+
+    def save(self, rollout_id: int) -> None:
+        self.heard.append(("save", rollout_id))
+
+    def load(self, rollout_id: int | None = None) -> None:
+        self.heard.append(("load", rollout_id))
+
+    def mark(self, rollout_id: int) -> None:
+        self.heard.append(("mark", rollout_id))
+
+    def dispose(self) -> None:
+        self.heard.append("dispose")
+
+
+def test_a_foreign_data_source_gets_the_optional_methods_it_lacks(manager: RolloutManager) -> None:
+    plain = Plain()
+    manager._data_source, manager._source_hooks = plain, with_optional_methods(plain)
+    assert marks(manager._source_hooks)
+    given: list[Any] = []
+
+    def generate(args: Arguments, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
+        given.append(source)
+        return answered(args, rollout_id, source, evaluation)
+
+    manager._generate = generate
+    manager.generate(3)
+    manager.on_weights_live(3, "4")
+    manager.save(3)
+    manager.load(3)
+    manager._source_hooks.check()
+    manager._source_hooks.add_samples(manager._source_hooks.get_samples(2))
+    manager._source_hooks.dispose()
+    assert given == [plain]
+    assert plain.heard == [("mark", 3), ("save", 3), ("load", 3), 2, "dispose"]
+
+
+def test_a_derived_data_source_is_called_directly() -> None:
+    class Derived(Plain, DataSource):
+        mark = DataSource.mark
+
+    derived = Derived()
+    assert with_optional_methods(derived) is derived
+    assert not marks(derived)
 
 
 def test_an_epoch_is_as_long_as_the_source_or_its_dataset(manager: RolloutManager) -> None:

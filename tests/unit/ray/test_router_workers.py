@@ -18,6 +18,7 @@ from slime.ray import router_workers
 from slime.ray.engines import EngineGroup
 from slime.ray.rollout import RolloutManager
 from slime.ray.router_workers import RouterWorkers
+from slime.rollout.foreign_data_source import ForeignDataSource
 
 URLS = ["http://10.0.0.1:1", "http://10.0.0.1:2", "http://10.0.0.2:1"]
 
@@ -164,7 +165,7 @@ def test_an_engine_is_back_in_the_router_after_the_push_that_knew_of_it() -> Non
     revived = iter([[0], [1], [], []])
     back: list[list[int]] = []
     manager = RolloutManager.__new__(RolloutManager)
-    manager.args, manager._data_source = Arguments(use_fault_tolerance=True), None
+    manager.args, manager._source_hooks = Arguments(use_fault_tolerance=True), ForeignDataSource(None)
     manager._engines_lock, manager._closing = threading.Lock(), threading.Event()
     manager._revived, manager._get_weights, manager._asleep = [], [], False
     manager._groups = [SimpleNamespace(role="policy", revive=lambda: next(revived), answers=back.append)]  # type: ignore[list-item]

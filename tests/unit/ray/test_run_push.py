@@ -47,8 +47,8 @@ def make_run(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, revived: list[in
     monkeypatch.setattr(run_module.ray, "get", lambda reference: reference)
     monkeypatch.setattr(run_module.ray, "wait", lambda references, timeout: (references, []))
     run = Run(Arguments(save=None, debug_train_only=False))
-    run._trainer = trainer  # type: ignore[assignment]
-    run._manager = SimpleNamespace(
+    run._processes.trainer = trainer  # type: ignore[assignment]
+    run._processes.manager = SimpleNamespace(
         recover_engines=Remote(lambda: revived.pop(0)),
         engine_handles=Remote(lambda: ["engine 0", "engine 1"]),
         weights_arrived=Remote(lambda: trainer.calls.append("arrived")),
@@ -76,7 +76,7 @@ def test_start_weights_are_evaluated_once(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], start: int, expected: list[int]
 ) -> None:
     run = Run(Arguments(**flags))
-    run.start_rollout_id = start
+    run._progress.start = start
     evaluated: list[int] = []
     monkeypatch.setattr(run, "evaluate", evaluated.append)
     run.evaluate_start()

@@ -20,6 +20,8 @@ from slime.ray.execute import execute
 from slime.ray.placement import ReservedPlacement
 from slime.ray.restarts import Restarts, death_line
 from slime.ray.run import Run, Stopped
+from slime.ray.run_processes import RunProcesses
+from slime.ray.run_state import Phase, RunLife
 
 NOWHERE = ReservedPlacement(Placement((0,), (), ()), None, ())
 
@@ -142,10 +144,11 @@ def make_run(world: World, *, save: bool = True, allowed: int = 2, interval: int
         **{"resume": False, "load": None, "run_dir": str(world.save)},
     )
     run = Run(args)
-    run._reserved = NOWHERE
-    run._manager = world.manager(args, NOWHERE)
-    run._loaded = True
-    run._trainer = world.trainer(args, NOWHERE)
+    run._life = RunLife(Phase.UP)
+    run._processes.reserved = NOWHERE
+    run._processes.manager = world.manager(args, NOWHERE)
+    run._processes.loaded = True
+    run._processes.trainer = world.trainer(args, NOWHERE)
     run._restarts = Restarts(args.save, args.max_trainer_restarts)
     run.weight_version = "0"
     return run
@@ -264,7 +267,7 @@ def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     run.args = run.args.changed(rollout_external_engine_addrs=["10.0.0.1:30000"])
     monkeypatch.setattr(run.stop, "install", lambda: run.stop)
     world.made = {"manager": 0, "trainer": 0}
-    run._manager, run._trainer, run._loaded = None, None, False
+    run._life, run._processes = RunLife(), RunProcesses()
     run._start()
     return run
 
@@ -323,7 +326,7 @@ def test_a_rank_that_dies_around_the_publication_goes_on_from_what_is_published(
     assert [line for line in steps(world) if "trainer 2" in line] == [
         f"trainer 2 train {number} on manager 1 batch {number}" for number in range(first, 4)
     ]
-    assert run._saved == 3
+    assert run._progress.saved == 3
 
 
 def test_a_rank_that_dies_while_the_run_starts_is_started_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +384,7 @@ def test_after_the_loss_of_a_machine_all_start_again_on_another(world: World, mo
     run.args.node_timeout = 5.0
     run.repeat(loop)
     assert asked == ["killed", ("node 10.0.0.2 left the cluster", 5.0)]
-    assert run._reserved is elsewhere
+    assert run._processes.reserved is elsewhere
     assert world.made == {"manager": 2, "trainer": 2}
     assert "manager 2 load 1" in world.log
     assert steps(world)[-2:] == [f"trainer 2 train {number} on manager 2 batch {number}" for number in (2, 3)]

@@ -19,7 +19,7 @@ def test_a_failed_last_checkpoint_still_ends_everything(monkeypatch: pytest.Monk
     run = Run(Arguments(save="somewhere"))
     ended: list[str] = []
     run._resources.callback(ended.append, "ended")
-    run._trained = 3
+    run._progress.trained = 3
 
     def fails(rollout_id: int | None) -> None:
         raise OSError("the disk is full")

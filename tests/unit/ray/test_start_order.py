@@ -98,7 +98,7 @@ def test_the_trainer_of_a_shared_gpu_waits_for_the_engines(
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: manager)
     monkeypatch.setattr(run_module, "Trainer", lambda *_: trainer)
     run = Run(Arguments(num_rollout=1, debug_train_only=True))
-    run._reserved = ReservedPlacement(placement, None, ())
+    run._processes.reserved = ReservedPlacement(placement, None, ())
     monkeypatch.setattr(run, "wait", lambda reference: reference)
     run._bring_up(run.args)
     assert events[0] == first

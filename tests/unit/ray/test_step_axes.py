@@ -151,7 +151,7 @@ def test_the_run_saves_and_evaluates_at_the_end_of_an_epoch(
     monkeypatch: pytest.MonkeyPatch, per_epoch: int | None, saved: list[int], evaluated: list[int]
 ) -> None:
     run = Run(Arguments(save="folder", save_interval=5, eval_interval=5, num_rollout=7))
-    run._rollouts_per_epoch = per_epoch
+    run._progress.per_epoch = per_epoch
     found: dict[str, list[int]] = {"save": [], "evaluate": []}
     for name, calls in found.items():
         monkeypatch.setattr(run, name, calls.append)

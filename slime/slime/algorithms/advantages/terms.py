@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def add_opd_term(advantages: list[Tensor], rollout: dict[str, Any], coef: float) -> list[Tensor]:
+def add_opd_term(advantages: list[Tensor], rollout: Mapping[str, Any], coef: float) -> list[Tensor]:
     """Return new advantages ``[R_i]``; reads ``teacher_log_probs`` (list, entries may be None) and ``log_probs``.
 
     The teacher's term on top of any estimator: ``A_t += coef * (log pi_teacher(a_t) - log pi_old(a_t))``.

@@ -6,7 +6,6 @@ A new one is a function and a line in :data:`LOSSES`; ``custom_loss`` is the esc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +13,8 @@ from slime.algorithms.losses.policy_loss import policy_loss
 from slime.algorithms.losses.reduce import Reducer
 from slime.algorithms.losses.supervised import sft_loss
 from slime.args import Arguments
+from slime.utils.streams import TrainBatch
 
-Loss = Callable[[Arguments, dict[str, Any], list[Tensor], list[Tensor], Reducer], tuple[Tensor, dict[str, Tensor]]]
+Loss = Callable[[Arguments, TrainBatch, list[Tensor], list[Tensor], Reducer], tuple[Tensor, dict[str, Tensor]]]
 
 LOSSES: dict[str, Loss] = {"policy_loss": policy_loss, "sft_loss": sft_loss}

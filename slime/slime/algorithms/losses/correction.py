@@ -19,6 +19,7 @@ from torch import Tensor
 from slime.algorithms.losses.reduce import Reducer, rebuild_reducer, sequence_mean
 from slime.args import Arguments
 from slime.utils.misc import load_function
+from slime.utils.streams import TrainBatch
 
 
 def truncated_weights(
@@ -56,7 +57,7 @@ def off_policy_mask(
 
 
 def correct(
-    args: Arguments, batch: dict[str, Any], losses: Tensor, reduce: Reducer
+    args: Arguments, batch: TrainBatch, losses: Tensor, reduce: Reducer
 ) -> tuple[Tensor, list[Tensor], Reducer, dict[str, Tensor]]:
     """Return the losses ``[sum R_i]``, the masks, the reducer that goes with them, and the reduced metrics."""
     masks = batch["loss_masks"]
@@ -83,7 +84,7 @@ def correct(
     return losses, masks, reduce, metrics
 
 
-def _custom(args: Arguments, batch: dict[str, Any], losses: Tensor) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
+def _custom(args: Arguments, batch: TrainBatch, losses: Tensor) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
     function = load_function(args.custom_tis_function_path)
     result = function(
         args=args,

@@ -1,8 +1,8 @@
 """A loss function given by path, called as its contract says.
 
 ``fn(args, batch, logits, sum_of_sample_mean) -> (scalar, dict of detached scalars)``. ``batch`` has every key of
-:data:`BATCH_KEYS`; one that the rollout does not have is present with the value None. ``logits`` is ``[1, T, V]`` float32 of
-the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
+`slime.utils.streams.batch_keys`; one that the rollout does not have is present with the value None. ``logits`` is
+``[1, T, V]`` float32 of the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
 holds and its part of every per-token list; its loss and metrics are a part too, and add up over the ranks.
 
 A loss that reads its logits only through the helpers of ``slime.logprobs.packed_logits`` and ``policy_loss_of_logits`` is marked
@@ -15,8 +15,8 @@ in chunks: whole logits never exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,30 +24,9 @@ from torch import Tensor
 from slime.algorithms.losses.reduce import Reducer
 from slime.args import Arguments
 from slime.logprobs.response_rows import ResponseRows
+from slime.utils.streams import TrainBatch, batch_keys
 
-BATCH_KEYS = (
-    "tokens",
-    "unconcat_tokens",
-    "packed_seq_params",
-    "full_loss_masks",
-    "total_lengths",
-    "response_lengths",
-    "loss_masks",
-    "log_probs",
-    "ref_log_probs",
-    "values",
-    "advantages",
-    "returns",
-    "rollout_log_probs",
-    "max_seq_lens",
-    "teacher_log_probs",
-    "teacher_topk_log_probs",
-    "teacher_topk_indices",
-    "multimodal_train_inputs",
-    "multimodal_num_items",
-)
-
-CustomLoss = Callable[[Arguments, dict[str, Any], Any, Reducer], tuple[Tensor, dict[str, Tensor]]]
+CustomLoss = Callable[[Arguments, TrainBatch, Any, Reducer], tuple[Tensor, dict[str, Tensor]]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "from_response_rows"
 
@@ -63,7 +42,7 @@ def reads_response_rows(function: Any) -> bool:
     return getattr(function, _MARK, False) is True
 
 
-def full_loss_mask(batch: dict[str, Any]) -> Tensor:
+def full_loss_mask(batch: Mapping[str, Any]) -> Tensor:
     """Return ``[1, T]``: the response masks at the positions that predict the response tokens, zero elsewhere."""
     parts = []
     for total, response, mask in zip(
@@ -75,20 +54,20 @@ def full_loss_mask(batch: dict[str, Any]) -> Tensor:
     return torch.cat(parts).unsqueeze(0)
 
 
-def contract_batch(batch: dict[str, Any]) -> dict[str, Any]:
+def contract_batch(batch: Mapping[str, Any]) -> TrainBatch:
     """Return ``batch`` with every key of the contract; ``batch`` has ``unconcat_tokens`` and the per-sample lists.
 
     A batch that is a context-parallel rank's part brings its own ``tokens`` and ``full_loss_masks``.
     """
-    result = dict.fromkeys(BATCH_KEYS) | batch
+    result: dict[str, Any] = {**dict.fromkeys(batch_keys()), **batch}
     if "tokens" not in batch:
         result["tokens"] = torch.cat(batch["unconcat_tokens"]).unsqueeze(0)
         result["full_loss_masks"] = full_loss_mask(batch)
-    return result
+    return cast(TrainBatch, result)
 
 
 def custom_loss(
-    function: CustomLoss, args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
+    function: CustomLoss, args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Call ``function`` and return its loss and metrics, with ``loss`` among the metrics; a wrong result is named."""
     result = function(args, contract_batch(batch), logits, reduce)

@@ -25,6 +25,7 @@ from slime.args import Arguments
 from slime.logprobs.packed_logits import log_probs_at, predicted_ids
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.ppo_utils import compute_policy_loss
+from slime.utils.streams import TrainBatch
 
 # Bound of the teacher's advantage on one token of the support.
 LARGEST_DIFFERENCE = 1.0
@@ -40,14 +41,14 @@ def support_surrogate(args: Arguments, new: Tensor, old: Tensor, teacher: Tensor
 
 @from_response_rows
 def hybrid_loss(
-    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
+    args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The reduced loss and its metrics, by the contract of custom losses."""
     before = batch.get("rollout_topk_log_probs")
     if before is None:
         raise ValueError("the hybrid loss needs rollout_topk_log_probs on samples; none of the batch has them")
     teachers = teacher_of(batch)
-    own = predicted_ids(*(batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")))
+    own = predicted_ids(batch["unconcat_tokens"], batch["total_lengths"], batch["response_lengths"])
     ids = [torch.cat([a.unsqueeze(-1), b], dim=-1) for a, b in zip(own, support_ids(batch), strict=True)]
     settings: dict[str, Any] = {"temperature": args.rollout_temperature, "chunk": args.log_probs_chunk_size}
     found, entropy = log_probs_at(logits, ids, batch, **settings, with_entropy=True)

@@ -8,7 +8,6 @@ It reads per-token streams and knows no method.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from slime.args import Arguments
 from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.ppo_utils import compute_approx_kl
+from slime.utils.streams import TrainBatch
 
 
 def with_entropy_bonus(loss: Tensor, entropy: Tensor, coef: float) -> Tensor:
@@ -55,7 +55,7 @@ SURROGATES: dict[str, Surrogate] = {"gspo": gspo_surrogate, "cispo": cispo_surro
 
 
 def policy_loss(
-    args: Arguments, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
+    args: Arguments, batch: TrainBatch, log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the reduced loss and its detached metrics (reduced the same way).
 
@@ -91,7 +91,7 @@ def policy_loss(
 
 
 def policy_loss_of_logits(
-    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
+    args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return :func:`policy_loss` of the packed logits ``[1, T, V]`` or the response rows, for custom losses that add something to it."""
     _, output = get_log_probs_and_entropy(

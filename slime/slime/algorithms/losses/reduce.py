@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from slime.args import Arguments
 from slime.utils.misc import load_function
+from slime.utils.streams import TrainBatch
 
 Reducer = Callable[[Tensor], Tensor]
 
@@ -68,7 +68,7 @@ def make_reducer(
     return sum_of_sample_mean(response_lengths, loss_masks, mask_sums)
 
 
-def rebuild_reducer(per_token: bool, batch: dict[str, Any], masks: Sequence[Tensor]) -> Reducer:
+def rebuild_reducer(per_token: bool, batch: TrainBatch, masks: Sequence[Tensor]) -> Reducer:
     """Return the reducer of ``batch`` with other masks; the step's number of rollouts or tokens stays what it was.
 
     A sample that is its whole rollout is divided by what is left of its mask. A piece of a larger rollout is still divided
@@ -84,7 +84,7 @@ def rebuild_reducer(per_token: bool, batch: dict[str, Any], masks: Sequence[Tens
     return make_reducer(per_token, batch["response_lengths"], masks, sums)
 
 
-def policy_reducer(args: Arguments, batch: dict[str, Any], masks: Sequence[Tensor], default: Reducer) -> Reducer:
+def policy_reducer(args: Arguments, batch: TrainBatch, masks: Sequence[Tensor], default: Reducer) -> Reducer:
     """Return what reduces the policy loss: ``default``, or the function of ``--custom-pg-loss-reducer-function-path``.
 
     ``fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> reducer``; it gets ``args`` too when it has

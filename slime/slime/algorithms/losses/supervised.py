@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer
 from slime.args import Arguments
+from slime.utils.streams import TrainBatch
 
 
 def sft_loss(
-    args: Arguments, batch: dict[str, Any], log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
+    args: Arguments, batch: TrainBatch, log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the reduced loss and its metrics; needs neither old log probabilities nor advantages.
 
@@ -26,7 +25,7 @@ def sft_loss(
 
 
 def value_loss(
-    args: Arguments, batch: dict[str, Any], values: list[Tensor], reduce: Reducer
+    args: Arguments, batch: TrainBatch, values: list[Tensor], reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the reduced loss and its detached metrics.
 

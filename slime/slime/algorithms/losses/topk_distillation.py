@@ -16,7 +16,6 @@ Use: ``--loss-type custom_loss --custom-loss-function-path slime.algorithms.loss
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from slime.algorithms.losses.reduce import Reducer
 from slime.args import Arguments
 from slime.logprobs.packed_logits import log_probs_at, predicted_ids
 from slime.logprobs.response_rows import ResponseRows
+from slime.utils.streams import TrainBatch
 
 # Smallest probability of the tail: float32 sums of a support that holds nearly everything may pass 1.
 SMALLEST_TAIL = 1e-6
@@ -52,7 +52,7 @@ def forward_kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 @from_response_rows
 def topk_distillation_loss(
-    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
+    args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The reverse KL as a custom loss: the reduced loss and its metrics, by the contract of custom losses."""
     return _loss(reverse_kl, args, batch, logits, sum_of_sample_mean)
@@ -60,14 +60,14 @@ def topk_distillation_loss(
 
 @from_response_rows
 def forward_topk_distillation_loss(
-    args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
+    args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The forward KL as a custom loss: the reduced loss and its metrics, by the contract of custom losses."""
     return _loss(forward_kl, args, batch, logits, sum_of_sample_mean)
 
 
 def _loss(
-    divergence: Divergence, args: Arguments, batch: dict[str, Any], logits: Tensor | ResponseRows, reduce: Reducer
+    divergence: Divergence, args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
     teachers, supports = teacher_of(batch), support_ids(batch)
     students, _ = log_probs_at(logits, supports, batch, temperature=1.0, chunk=args.log_probs_chunk_size)
@@ -84,7 +84,7 @@ def _loss(
     return loss, {"topk_kl": loss.detach(), "topk_tail": reduce(torch.cat(outside))}
 
 
-def teacher_of(batch: dict[str, Any]) -> list[Tensor | None]:
+def teacher_of(batch: TrainBatch) -> list[Tensor | None]:
     """Return the teacher's log probabilities ``[R, K]`` per sample, None for a sample without a teacher.
 
     Raises:
@@ -98,14 +98,14 @@ def teacher_of(batch: dict[str, Any]) -> list[Tensor | None]:
     return [None if tokens is None else log_probs for log_probs, tokens in zip(values, ids, strict=True)]
 
 
-def support_ids(batch: dict[str, Any]) -> list[Tensor]:
+def support_ids(batch: TrainBatch) -> list[Tensor]:
     """Return the teacher's ids ``[R, K]`` per sample, with the largest K of the batch.
 
     A sample with fewer has its response token in the missing columns, one without a teacher in all of them.
     """
     supports = batch["teacher_topk_indices"]
     width = max((ids.size(-1) for ids in supports if ids is not None), default=1)
-    tokens = predicted_ids(*(batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")))
+    tokens = predicted_ids(batch["unconcat_tokens"], batch["total_lengths"], batch["response_lengths"])
     found = []
     for own, ids in zip(tokens, supports, strict=True):
         missing = width - (0 if ids is None else ids.size(-1))

@@ -6,7 +6,7 @@ The layout is that of `slime.logprobs.context_parallel`. Pure functions, but for
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from slime.arguments.placement import padded_length
 from slime.backends.trainer.packing import MicroBatch
-from slime.backends.trainer.rollout_data import PER_TOKEN
 from slime.logprobs.context_parallel import held_positions, held_sources, predicting_rows
+from slime.utils import streams
+from slime.utils.streams import TrainBatch
 from slime.utils.vocab_parallel import megatron_state
 
 
@@ -88,7 +89,7 @@ def whole_responses(values: Tensor, owned: Tensor, count: int) -> Tensor:
     return whole.index_copy(0, owned, values)
 
 
-def own_part(batch: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+def own_part(batch: TrainBatch, rank: int, ranks: int) -> TrainBatch:
     """Return the batch of a custom loss with this rank's part of every per-token list, of ``tokens`` and ``full_loss_masks``.
 
     The mask sums stay those of whole samples, so that what the ranks' losses reduce to adds up to the whole loss.
@@ -97,15 +98,16 @@ def own_part(batch: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
         return batch
     lengths = list(zip(batch["total_lengths"], batch["response_lengths"], strict=True))
     owned = [predicting_rows(total, response, rank, ranks) for total, response in lengths]
-    result = dict(batch)
+    result: dict[str, Any] = dict(batch)
     result.setdefault("rollout_mask_sums", [float(mask.sum()) for mask in batch["loss_masks"]])
-    for name in PER_TOKEN:
-        if name in batch:
-            values = zip(batch[name], owned, strict=True)
+    for name in [stream.name for stream in streams.STREAMS if stream.per_token]:
+        if name in result:
+            values = zip(result[name], owned, strict=True)
             result[name] = [None if value is None else value[tokens.to(value.device)] for value, (_, tokens) in values]
     ids, masks = [], []
     for tokens, mask, (rows, _) in zip(batch["unconcat_tokens"], result["loss_masks"], owned, strict=True):
         places = held_positions(len(tokens), rank, ranks).to(tokens.device)
         ids.append(torch.where(places < len(tokens), tokens[places.clamp(max=len(tokens) - 1)], 0))
         masks.append(mask.new_zeros(len(places)).index_copy(0, rows.to(mask.device), mask))
-    return result | {"tokens": torch.cat(ids).unsqueeze(0), "full_loss_masks": torch.cat(masks).unsqueeze(0)}
+    result |= {"tokens": torch.cat(ids).unsqueeze(0), "full_loss_masks": torch.cat(masks).unsqueeze(0)}
+    return cast(TrainBatch, result)

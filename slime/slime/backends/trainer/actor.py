@@ -32,18 +32,13 @@ from slime.checkpoints.all_ranks import on_rank_zero
 from slime.checkpoints.hf_folder import export_hf
 from slime.exceptions import CheckpointError
 from slime.observability.metric_utils import STEPS
+from slime.utils import streams
 from slime.utils.hf_checkpoint import DTYPES, read_config
 from slime.utils.misc import load_function
 from slime.weight_sync import WeightSync
 from slime.weight_sync.transports import make_weight_sync
 
 logger = logging.getLogger(__name__)
-
-# Per-token streams whose means are logged; the first only with --kl-coef, without which it is all zero.
-_DESCRIBED = (
-    *("kl", "advantages", "returns", "values", "entropy"),
-    *("log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs"),
-)
 
 
 class TrainActor(TrainRank):
@@ -133,8 +128,11 @@ class TrainActor(TrainRank):
                 self._data = data = RolloutShard(fetch(shard))
             if values:
                 data.set_from_positions("values", [fetch(part) for part in values])
-            if self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss":
-                self._prepare(data)
+            advantages = self.args.compute_advantages_and_returns and self.args.loss_type != "sft_loss"
+            if advantages or (self.args.loss_type == "policy_loss" and self.args.use_rollout_logprobs):
+                self._choose_old_log_probs(data)
+            if advantages:
+                self._compute_advantages(data)
             postprocess(self.args, rollout_id, data)
             if self.args.save_debug_train_data:
                 data.dump(self.args.save_debug_train_data.format(rollout_id=rollout_id, rank=self.rank))
@@ -169,8 +167,8 @@ class TrainActor(TrainRank):
     def _watched(self) -> AbstractContextManager[None]:
         return nullcontext() if self._history is None else self._history.watched()
 
-    def _prepare(self, data: RolloutShard) -> None:
-        """Old and reference log probabilities, then advantages."""
+    def _choose_old_log_probs(self, data: RolloutShard) -> None:
+        """Set ``log_probs``, the old policy's, which advantages and loss read: the engine's, or those of a pass."""
         if self.args.use_rollout_logprobs:
             if "rollout_log_probs" not in data.fields:
                 raise ValueError("--use-rollout-logprobs needs rollout_log_probs on every sample")
@@ -181,6 +179,9 @@ class TrainActor(TrainRank):
                 data.set_computed("log_probs", log_probs)
                 if entropy is not None:
                     data.set_computed("entropy", entropy)
+
+    def _compute_advantages(self, data: RolloutShard) -> None:
+        """Set the reference's log probabilities, where they are needed, then advantages and returns."""
         if self._needs_reference():
             with self._timed("ref_log_probs"):
                 data.set_computed("ref_log_probs", self._log_probs(data, reference=True))
@@ -200,7 +201,9 @@ class TrainActor(TrainRank):
     def _describe(self, data: RolloutShard) -> Metrics:
         """Token-weighted means of the per-token streams and the token count, over all ranks."""
         sums: dict[str, list[float]] = {"tokens": [float(sum(data.fields["total_lengths"])), 1.0]}
-        for name in _DESCRIBED if self.args.kl_coef else _DESCRIBED[1:]:
+        for name in [stream.name for stream in streams.STREAMS if stream.logged]:
+            if name == "kl" and not self.args.kl_coef:  # all zero
+                continue
             total, count = 0.0, 0.0
             for values, mask in zip(data.fields.get(name, []), data.fields["loss_masks"], strict=False):
                 if values is not None:

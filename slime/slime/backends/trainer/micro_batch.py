@@ -18,6 +18,7 @@ from slime.backends.trainer.packing import MicroBatch, build
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.misc import load_function
+from slime.utils.streams import TrainBatch
 
 Metrics = dict[str, float]
 
@@ -53,7 +54,7 @@ def model_input(args: Arguments, shard: RolloutShard, indices: list[int], device
     )
 
 
-def reducer_of(args: Arguments, batch: dict[str, Any], response_lengths: list[int]) -> Reducer:
+def reducer_of(args: Arguments, batch: TrainBatch, response_lengths: list[int]) -> Reducer:
     """The reducer of a micro-batch, which may be empty."""
     masks, sums = batch.get("loss_masks", []), batch.get("rollout_mask_sums")
     return make_reducer(args.calculate_per_token_loss, response_lengths, masks, sums)
@@ -66,7 +67,7 @@ def micro_batch_loss(
     indices: list[int],
     device: torch.device,
     *,
-    part_of_logits: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    part_of_logits: Callable[[TrainBatch], TrainBatch] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the summed loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path.
 
@@ -86,14 +87,12 @@ def micro_batch_loss(
     )
     if inputs.is_filler or not sum(inputs.response_lengths):
         return (log_probs.sum() + entropy.sum()) * 0.0, {}
-    if args.loss_type == "policy_loss" and args.use_rollout_logprobs:
-        batch["log_probs"] = batch["rollout_log_probs"]
     loss = LOSSES[args.loss_type]
     return loss(args, batch, inputs.per_sample(log_probs), inputs.per_sample(entropy), reduce)
 
 
 def _custom_micro_batch_loss(
-    args: Arguments, model: Model, inputs: MicroBatch, batch: dict[str, Any]
+    args: Arguments, model: Model, inputs: MicroBatch, batch: TrainBatch
 ) -> tuple[Tensor, dict[str, Tensor]]:
     function = load_function(args.custom_loss_function_path)
 

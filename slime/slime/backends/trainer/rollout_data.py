@@ -10,13 +10,15 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from slime.args import Arguments
+from slime.utils import streams
 from slime.utils.misc import load_function
+from slime.utils.streams import Stream, TrainBatch
 from slime.utils.types import EXPERTS, GRID, IMAGES, PIXELS
 
 SampleImages = dict[str, Tensor]
@@ -47,21 +49,6 @@ def join_images(tokens: Sequence[Sequence[int]], images: Sequence[SampleImages |
     )
 
 
-# Per-sample lists of one number per response token, or K of them (None where a sample has none).
-_FLOAT_STREAMS = ("rollout_log_probs", "teacher_log_probs", "teacher_topk_log_probs", "rollout_topk_log_probs")
-_STREAMS = (*_FLOAT_STREAMS, "teacher_topk_indices", "loss_masks")
-# Per-sample values of other kinds that advantages, losses and plugins read.
-_AS_THEY_ARE = (
-    *("metadata", "sample_indices", "group_indices", "raw_reward", "round_number", "truncated"),
-    *("rollout_ids", "rollout_mask_sums"),
-    *("step_wise_step_rewards", "step_wise_step_token_spans", "step_wise_step_indices"),
-)
-# What a training step adds, under the names of the contract.
-_COMPUTED = ("log_probs", "ref_log_probs", "values", "entropy", "advantages", "returns")
-# All lists of a batch with an entry per response token of each sample.
-PER_TOKEN = (*_STREAMS, *_COMPUTED)
-
-
 # How many images a sample has.
 NUM_IMAGES = "multimodal_num_items"
 
@@ -80,12 +67,11 @@ class RolloutShard:
             "response_lengths": list(data["response_lengths"]),
             "rewards": list(data["rewards"]),
         }
-        for name in _STREAMS:
-            if name in data:
-                self.fields[name] = [self._stream(name, i, values) for i, values in enumerate(data[name])]
-        for optional in _AS_THEY_ARE:
-            if optional in data:
-                self.fields[optional] = list(data[optional])
+        known = {*self.fields, *streams.computed()}
+        for stream in streams.STREAMS:
+            if stream.name in data and stream.name not in known:
+                entries = enumerate(data[stream.name])
+                self.fields[stream.name] = [self._entry(stream, index, values) for index, values in entries]
         self.experts: list[Tensor] | None = None
         """Of each sample ``[total length - 1, layers, K]`` int16, where engines recorded them; see ``routed_experts``."""
         if EXPERTS in data:
@@ -94,15 +80,14 @@ class RolloutShard:
             self.fields[IMAGES] = [_tensors(arrays) for arrays in data[IMAGES]]
             self.fields[NUM_IMAGES] = [len(tensors[GRID]) if tensors else 0 for tensors in self.fields[IMAGES]]
 
-    def _stream(self, name: str, index: int, values: Any) -> Tensor | None:
-        if values is None:
-            return None
-        dtype = torch.float32 if name in _FLOAT_STREAMS else torch.int64
-        tensor = torch.as_tensor(values, dtype=dtype)
+    def _entry(self, stream: Stream, index: int, values: Any) -> Any:
+        if values is None or not stream.per_token:
+            return values
+        tensor = torch.as_tensor(values, dtype=getattr(torch, stream.dtype))
         expected = self.fields["response_lengths"][index]
         if len(tensor) != expected:
             raise ValueError(
-                f"sample {index} of the shard: {name} has {len(tensor)} entries for {expected} response tokens"
+                f"sample {index} of the shard: {stream.name} has {len(tensor)} entries for {expected} response tokens"
             )
         return tensor
 
@@ -111,9 +96,9 @@ class RolloutShard:
         return len(self.tokens)
 
     def set_computed(self, name: str, values: list[Tensor]) -> None:
-        """Store per-sample ``[R_i]`` results; ``name`` is one of the contract's computed fields."""
-        if name not in _COMPUTED:
-            raise KeyError(f"{name} is not one of {_COMPUTED}")
+        """Store per-sample ``[R_i]`` results; ``name`` is a per-token stream that the trainer computes."""
+        if name not in streams.computed():
+            raise KeyError(f"{name} is not one of {', '.join(streams.computed())}")
         self.fields[name] = values
 
     def dump(self, path: str) -> None:
@@ -133,7 +118,7 @@ class RolloutShard:
         values = {position: value for part in parts for position, value in part.items()}
         self.set_computed(name, [values[position] for position in self.partition])
 
-    def batch(self, indices: list[int], device: torch.device, *, images: bool = True) -> dict[str, Any]:
+    def batch(self, indices: list[int], device: torch.device, *, images: bool = True) -> TrainBatch:
         """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``.
 
         Without ``images`` the batch has no pixel values, which the model input has on the device already.
@@ -145,9 +130,9 @@ class RolloutShard:
             return value.to(device) if isinstance(value, Tensor) else value
 
         fields = {name: values for name, values in self.fields.items() if images or name != IMAGES}
-        batch = {name: [moved(values[i]) for i in indices] for name, values in fields.items()}
+        batch: dict[str, Any] = {name: [moved(values[i]) for i in indices] for name, values in fields.items()}
         batch["unconcat_tokens"] = [torch.tensor(self.tokens[i], device=device) for i in indices]
-        return batch
+        return cast(TrainBatch, batch)
 
 
 def _tensors(arrays: dict[str, Any] | None) -> SampleImages | None:

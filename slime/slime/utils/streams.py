@@ -1,0 +1,167 @@
+"""Every stream of values from a sample to the batch of a loss, declared once.
+
+Guarantees: these follow from `STREAMS`, so that a new stream is one declaration here and the code that reads it:
+
+* the checks of `Sample`, and which lists grow with its response;
+* the columns of the ledger;
+* training data, their checks and the tensors of a rank;
+* what a context-parallel rank takes of a batch;
+* the keys of a custom loss's batch, and the data that plugins are checked with.
+
+A stream that samples carry is a field of `SampleStreams`; its line has the type and the rules. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_type_hints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A field of training data with an entry per sample.
+
+    Attributes:
+        name: of its key in training data and in the batch of a loss; of the attribute, where a field leaves it out.
+        attribute: of `Sample` that holds it; None when the conversion or the trainer computes it.
+        dtype: of its tensors. Values per sample stay as they are.
+        per_token: an entry has a value per response token, else it is one value.
+        top_k: there are K values per token.
+        grows: appended tokens extend it. Other streams are computed for a whole response.
+        finite: NaN and infinity are refused.
+        presence: whether samples with a response have it always, all or none of them, or each as it likes. Where a sample
+            has none, the term that reads it is zero.
+        column: the ledger has a column for it, float64 or int32, which needs a migration. Others are in the sample's JSON.
+        in_contract: every batch of a custom loss has the key, with the value None where the rollout has no such stream.
+        logged: the trainer logs its mean over trained tokens.
+    """
+
+    name: str = ""
+    attribute: str | None = None
+    dtype: Literal["float32", "int64"] = "float32"
+    per_token: bool = True
+    top_k: bool = False
+    grows: bool = False
+    finite: bool = False
+    presence: Literal["always", "all or none", "optional"] = "optional"
+    column: bool = False
+    in_contract: bool = False
+    logged: bool = False
+
+
+@dataclass(kw_only=True)
+class SampleStreams:
+    """The streams that a sample carries: lists, or NumPy arrays and tensors where the type says Any."""
+
+    loss_mask: Annotated[
+        list[int] | None, Stream("loss_masks", dtype="int64", grows=True, presence="always", in_contract=True)
+    ] = None
+    rollout_log_probs: Annotated[
+        list[float] | None,
+        Stream(grows=True, finite=True, presence="all or none", column=True, in_contract=True, logged=True),
+    ] = None
+    teacher_log_probs: Annotated[Any, Stream(finite=True, column=True, in_contract=True, logged=True)] = None
+    teacher_topk_log_probs: Annotated[Any, Stream(top_k=True, column=True, in_contract=True)] = None
+    teacher_topk_indices: Annotated[Any, Stream(dtype="int64", top_k=True, column=True, in_contract=True)] = None
+    rollout_topk_log_probs: Annotated[Any, Stream(top_k=True)] = None
+    train_metadata: Annotated[dict | None, Stream("metadata", per_token=False)] = None
+
+
+def _of_samples() -> Iterator[Stream]:
+    for attribute, hint in get_type_hints(SampleStreams, include_extras=True).items():
+        [declared] = hint.__metadata__
+        yield replace(declared, name=declared.name or attribute, attribute=attribute)
+
+
+_OF_THE_CONVERSION = (
+    Stream("total_lengths", per_token=False, presence="always", in_contract=True),
+    Stream("response_lengths", per_token=False, presence="always", in_contract=True),
+    Stream("rewards", per_token=False, presence="always"),
+    Stream("raw_reward", per_token=False),
+    Stream("truncated", per_token=False),
+    Stream("sample_indices", per_token=False),
+    Stream("group_indices", per_token=False),
+    Stream("rollout_ids", per_token=False),
+    Stream("rollout_mask_sums", per_token=False),
+    Stream("round_number", per_token=False),
+    Stream("step_wise_step_rewards", per_token=False),
+    Stream("step_wise_step_token_spans", per_token=False),
+    Stream("step_wise_step_indices", per_token=False),
+)
+_OF_THE_TRAINER = (
+    Stream("log_probs", in_contract=True, logged=True),
+    Stream("ref_log_probs", in_contract=True, logged=True),
+    Stream("values", in_contract=True, logged=True),
+    Stream("advantages", in_contract=True, logged=True),
+    Stream("returns", in_contract=True, logged=True),
+    Stream("kl", logged=True),
+    Stream("entropy", logged=True),
+)
+STREAMS: tuple[Stream, ...] = (*_OF_THE_CONVERSION, *_of_samples(), *_OF_THE_TRAINER)
+"""Read it as ``streams.STREAMS`` when it is needed, never once at import: a test declares another stream here."""
+
+
+class TrainBatch(TypedDict):
+    """The dict that a loss gets: the streams of a micro-batch, per sample, tensors ``[R_i]`` or ``[R_i, K]`` on the device.
+
+    The types are those of streams that are there. A key that the rollout does not have is missing, or has the value None in
+    the batch of a custom loss.
+    """
+
+    tokens: Tensor
+    unconcat_tokens: list[Tensor]
+    packed_seq_params: Any
+    full_loss_masks: Tensor
+    max_seq_lens: Any
+    multimodal_train_inputs: list[dict[str, Tensor] | None]
+    multimodal_num_items: list[int]
+    total_lengths: list[int]
+    response_lengths: list[int]
+    rewards: list[float]
+    raw_reward: list[float]
+    truncated: list[int]
+    sample_indices: list[int]
+    group_indices: list[int]
+    rollout_ids: list[int]
+    rollout_mask_sums: list[float]
+    round_number: list[Any]
+    step_wise_step_rewards: list[list[float]]
+    step_wise_step_token_spans: list[list[list[int]]]
+    step_wise_step_indices: list[list[int]]
+    metadata: list[dict | None]
+    loss_masks: list[Tensor]
+    rollout_log_probs: list[Tensor]
+    teacher_log_probs: list[Tensor | None]
+    teacher_topk_log_probs: list[Tensor | None]
+    teacher_topk_indices: list[Tensor | None]
+    rollout_topk_log_probs: list[Tensor | None]
+    log_probs: list[Tensor]
+    ref_log_probs: list[Tensor]
+    values: list[Tensor]
+    advantages: list[Tensor]
+    returns: list[Tensor]
+    kl: list[Tensor]
+    entropy: list[Tensor]
+
+
+def carried() -> list[tuple[str, Stream]]:
+    """Return the streams that samples carry, each after the attribute of `Sample` that holds it."""
+    return [(stream.attribute, stream) for stream in STREAMS if stream.attribute is not None]
+
+
+def computed() -> list[str]:
+    """Return the names of the per-token streams that the trainer computes."""
+    return [stream.name for stream in STREAMS if stream.per_token and stream.attribute is None]
+
+
+def batch_keys() -> tuple[str, ...]:
+    """Return the keys that every batch of a custom loss has."""
+    return (
+        *("tokens", "unconcat_tokens", "packed_seq_params", "full_loss_masks"),
+        *(stream.name for stream in STREAMS if stream.in_contract),
+        *("max_seq_lens", "multimodal_train_inputs", "multimodal_num_items"),
+    )
