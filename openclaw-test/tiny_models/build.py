@@ -71,6 +71,7 @@ def _build(path: Path, seed: int, console: Console) -> None:
         model = new_model(tokenizer, settings, seed)
         stream = batches(tokenizer, seed, settings.batch_tokens)
         steps, rate, total = settings.steps, settings.learning_rate, 0
+        problems: list[str] = []
         for attempt in range(settings.extra_rounds + 1):
             with _progress(console, steps, "training" if not attempt else "training on") as advance:
                 loss = train(model, stream, steps=steps, learning_rate=rate, on_step=advance)

@@ -9,7 +9,7 @@ on; a change there invalidates its cache key.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 Variant = Literal["full", "brief"]
 Message = dict[str, str]
@@ -103,7 +103,7 @@ def parse_hint(answer: str) -> tuple[int | None, str | None]:
     return decision, hints[-1]
 
 
-def append_hint(messages: list[dict], hint: str) -> list[dict]:
+def append_hint(messages: list[dict[str, Any]], hint: str) -> list[dict[str, Any]]:
     """Return a copy of ``messages`` with ``hint`` at the end of the last user message; the teacher's view of the turn.
 
     Raises:
@@ -113,7 +113,7 @@ def append_hint(messages: list[dict], hint: str) -> list[dict]:
         message = messages[position]
         if message.get("role") != "user":
             continue
-        content = message.get("content") or ""
+        content: str | list[dict[str, Any]] = message.get("content") or ""
         if isinstance(content, list):
             content = [*content, {"type": "text", "text": HINT_TAG + hint}]
         else:

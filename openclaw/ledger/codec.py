@@ -10,7 +10,6 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 from openclaw.ledger.records import Feedback, Turn, Verdict, VersionSpan
@@ -121,8 +120,15 @@ def decode_turn(row: sqlite3.Row) -> Turn:
 
 def decode_feedback(row: sqlite3.Row) -> Feedback:
     """Return the feedback of a row of ``feedback``."""
-    values = {field.name: row[field.name] for field in fields(Feedback)}
-    return Feedback(**{**values, "applied": bool(row["applied"])})
+    return Feedback(
+        turn_id=row["turn_id"],
+        created_at=row["created_at"],
+        thumbs=row["thumbs"],
+        score=row["score"],
+        text=row["text"],
+        source=row["source"],
+        applied=bool(row["applied"]),
+    )
 
 
 def decode_verdict(row: sqlite3.Row) -> Verdict:

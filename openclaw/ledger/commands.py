@@ -7,7 +7,7 @@ Guarantees: each says in its last line what holds now; one that cannot be done r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
 
 from rich.console import Console
@@ -24,7 +24,7 @@ from openclaw.ledger.store import Ledger
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
     """Show a bar on a terminal's standard error; yield the function to call with (done, total)."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None)

@@ -59,7 +59,7 @@ def read_log(path: Path) -> Log | None:
         magic, _, page_size, _, *salts = LOG_HEADER.unpack(header)[:6]
         if magic not in LOG_MAGIC:
             return Log(None, ())
-        commits = []
+        commits: list[int] = []
         number = 1
         while len(frame := file.read(FRAME_HEADER.size)) == FRAME_HEADER.size:
             _, commit, *frame_salts = FRAME_HEADER.unpack(frame)[:4]

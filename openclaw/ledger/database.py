@@ -13,7 +13,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,7 +90,7 @@ class Database:
         migrate(self._connection, self.path)
 
     @contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def _named_errors(self) -> Generator[None]:
         """Raise what SQLite reports about file and disk as errors of the ledger."""
         try:
             yield
@@ -118,7 +118,7 @@ class Database:
             self._connection.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection]:
         """Run the body as one write transaction: all of it is committed, or none.
 
         Inside another transaction of the same thread it is a part of that one: undone alone when the body fails,

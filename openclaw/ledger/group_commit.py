@@ -106,7 +106,7 @@ class GroupCommit:
             return [_outcome(call) for call in calls]
 
     def _together(self, calls: list[Call]) -> list[Outcome]:
-        outcomes = []
+        outcomes: list[Outcome] = []
         with self._store.transaction() as connection:
             for call in calls:
                 value, error = _outcome(call)

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from openclaw.ledger.conversations import IMPORTED, IMPORTED_NOT_TRAINABLE
 from openclaw.ledger.exceptions import LedgerError
-from openclaw.ledger.records import Message, Turn
+from openclaw.ledger.records import Message, Turn, TurnKind
 from openclaw.ledger.store import Ledger
 
 FORMAT = '{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}'
@@ -36,6 +36,17 @@ class Imported:
     sessions: int = 0
     added: int = 0
     known: int = 0
+
+
+@dataclass(frozen=True)
+class ImportedTurn:
+    """A turn as a file describes it, its texts turned into messages."""
+
+    kind: TurnKind
+    trainable: bool
+    messages: list[Message]
+    response_message: Message
+    next_state: list[Message] | None
 
 
 def import_conversations(
@@ -56,9 +67,9 @@ def import_conversations(
     for number, (_, session_id, turns) in enumerate(parsed, start=1):
         held = Counter(_identity(record.turn) for record in ledger.export_turns(session_id))
         position = held.total()
-        new = []
-        for values in turns:
-            turn = _turn(session_id, position + len(new), values, ledger)
+        new: list[Turn] = []
+        for described in turns:
+            turn = _turn(session_id, position + len(new), described, ledger)
             identity = _identity(turn)
             if held[identity] > 0:
                 held[identity] -= 1
@@ -92,22 +103,31 @@ def _objects(path: Path) -> Iterator[tuple[str, Any]]:
                 raise ImportFormatError(f"{path} line {number} is not JSON ({error}); write {FORMAT}") from error
 
 
-def _session_id(value: Any, where: str) -> str:
-    found = value.get("session_id") if isinstance(value, dict) else None
+def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether a JSON value is an object, whose names are always texts."""
+    return isinstance(value, dict)
+
+
+def _is_array(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _session_id(value: object, where: str) -> str:
+    found = value.get("session_id") if _is_object(value) else None
     if not isinstance(found, str) or not found:
         raise ImportFormatError(f"{where}: session_id is missing; write {FORMAT}")
     return found
 
 
-def _turns(value: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def _turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
     """Return the turns with their fields checked, texts turned into messages."""
     turns = value.get("turns")
-    if not isinstance(turns, list):
+    if not _is_array(turns):
         raise ImportFormatError(f"{where}: turns is not a list; write {FORMAT}")
-    checked = []
+    checked: list[ImportedTurn] = []
     for number, turn in enumerate(turns):
         place = f"{where}, turn {number}"
-        if not isinstance(turn, dict):
+        if not _is_object(turn):
             raise ImportFormatError(f"{place} is not an object; write {FORMAT}")
         kind, trainable = turn.get("type", "main"), turn.get("trainable", True)
         if kind not in KINDS or not isinstance(trainable, bool):
@@ -117,47 +137,47 @@ def _turns(value: dict[str, Any], where: str) -> list[dict[str, Any]]:
             raise ImportFormatError(f"{place}: response is one message, got {len(reply)}")
         following = turn.get("next_state")
         checked.append(
-            {
-                "kind": kind,
-                "trainable": trainable,
-                "messages": _messages(turn.get("prompt"), "user", f"{place}: prompt"),
-                "response_message": reply[0],
-                "next_state": None if following is None else _messages(following, "user", f"{place}: next_state"),
-            }
+            ImportedTurn(
+                kind=kind,
+                trainable=trainable,
+                messages=_messages(turn.get("prompt"), "user", f"{place}: prompt"),
+                response_message=reply[0],
+                next_state=None if following is None else _messages(following, "user", f"{place}: next_state"),
+            )
         )
     return checked
 
 
-def _messages(value: Any, role: str, where: str) -> list[Message]:
+def _messages(value: object, role: str, where: str) -> list[Message]:
     """Return a text, a message or a list of messages as messages; a text is said by ``role``."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    found = [value] if isinstance(value, dict) else value
-    if not isinstance(found, list) or not all(isinstance(item, dict) and "role" in item for item in found):
+    found = [value] if _is_object(value) else value
+    if not _is_array(found) or not all(_is_object(item) and "role" in item for item in found):
         raise ImportFormatError(f"{where}: write a text, a message or a list of messages with role and content")
     return found
 
 
-def _turn(session_id: str, position: int, values: dict[str, Any], ledger: Ledger) -> Turn:
+def _turn(session_id: str, position: int, described: ImportedTurn, ledger: Ledger) -> Turn:
     now = ledger.clock()
     turn = Turn(
         id=f"imported-{uuid.uuid4().hex}",
         session_id=session_id,
         index=position,
-        kind=values["kind"],
+        kind=described.kind,
         created_at=now,
         finished_at=now,
-        messages=values["messages"],
+        messages=described.messages,
         prompt_ids=[],
         response_ids=[],
         response_logprobs=[],
         finish_reason="stop",
-        response_message=values["response_message"],
+        response_message=described.response_message,
         temperature=0.0,
         top_p=1.0,
-        reason=IMPORTED if values["trainable"] else IMPORTED_NOT_TRAINABLE,
-        next_state=values["next_state"],
-        next_state_at=None if values["next_state"] is None else now,
+        reason=IMPORTED if described.trainable else IMPORTED_NOT_TRAINABLE,
+        next_state=described.next_state,
+        next_state_at=None if described.next_state is None else now,
     )
     return turn if ledger.redaction is None else ledger.redaction.turn(turn)
 

@@ -71,9 +71,9 @@ class Turn:
     response_message: Message
     temperature: float
     top_p: float
-    weight_versions: list[VersionSpan] = field(default_factory=list)
+    weight_versions: list[VersionSpan] = field(default_factory=list[VersionSpan])
     tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     state: TurnState = "waiting"
     reason: str | None = None
     next_state: list[Message] | None = None

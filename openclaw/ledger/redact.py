@@ -32,6 +32,7 @@ from openclaw.ledger.records import Feedback, Turn
 
 Mode = Literal["secrets", "personal"]
 Span = tuple[int, int, str]
+Json = Mapping[str, "Json"] | list["Json"] | str | float | bool | None
 REDACTED = "redacted"
 REMEMBERED = 8192
 DIGEST_BYTES = 16
@@ -229,7 +230,8 @@ class Redactor:
     def text(self, text: str) -> str:
         """Return a text redacted."""
         spans = sorted({span for finder in self._finders for span in finder(text)})
-        parts, position = [], 0
+        parts: list[str] = []
+        position = 0
         for start, end, kind in spans:
             if start < position:
                 position = max(position, end)
@@ -243,22 +245,25 @@ class Redactor:
         try:
             key = blake2b(orjson.dumps(message), digest_size=DIGEST_BYTES).digest()
         except orjson.JSONEncodeError:  # lone surrogates
-            return self._value(message)
+            return self._object(message)
         if key in self._seen:
             self._seen.move_to_end(key)
             known = self._seen[key]
             return message if known is None else known
-        redacted = self._value(message)
+        redacted = self._object(message)
         self._seen[key] = None if redacted == message else redacted
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         return redacted
 
-    def _value(self, value: Any) -> Any:
+    def _object(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._value(item) for name, item in value.items()}
+
+    def _value(self, value: Json) -> Json:
         if isinstance(value, str):
             return value if value.startswith("data:") else self.text(value)
         if isinstance(value, Mapping):
-            return {name: self._value(item) for name, item in value.items()}
+            return self._object(value)
         if isinstance(value, list):
             return [self._value(item) for item in value]
         return value

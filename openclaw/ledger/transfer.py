@@ -55,7 +55,7 @@ class ChangedTurn:
         Raises:
             KeyError, TypeError: when it describes none.
         """
-        turn = {
+        turn: dict[str, Any] = {
             **values["turn"],
             "weight_versions": [VersionSpan(**span) for span in values["turn"]["weight_versions"]],
         }

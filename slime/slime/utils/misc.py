@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from slime.exceptions import PluginError
 
@@ -38,6 +38,11 @@ def load_function(path: str, default_name: str | None = None) -> Any:
     if not hasattr(module, attribute):
         raise PluginError(f"plugin path {path!r}: module {module_name} ({module.__file__}) has no {attribute!r}")
     return getattr(module, attribute)
+
+
+def is_tuple(result: object) -> TypeGuard[tuple[Any, ...]]:
+    """Return whether a plugin returned a tuple; what is in it is checked where it is read."""
+    return isinstance(result, tuple)
 
 
 def _load_from_file(path: str, default_name: str | None) -> Any:

@@ -68,7 +68,7 @@ class SampleStreams:
     teacher_topk_log_probs: Annotated[Any, Stream(top_k=True, column=True, in_contract=True)] = None
     teacher_topk_indices: Annotated[Any, Stream(dtype="int64", top_k=True, column=True, in_contract=True)] = None
     rollout_topk_log_probs: Annotated[Any, Stream(top_k=True)] = None
-    train_metadata: Annotated[dict | None, Stream("metadata", per_token=False)] = None
+    train_metadata: Annotated[dict[str, Any] | None, Stream("metadata", per_token=False)] = None
 
 
 def _of_samples() -> Iterator[Stream]:
@@ -109,7 +109,7 @@ class TrainBatch(TypedDict):
     """The dict that a loss gets: the streams of a micro-batch, per sample, tensors ``[R_i]`` or ``[R_i, K]`` on the device.
 
     The types are those of streams that are there. A key that the rollout does not have is missing, or has the value None in
-    the batch of a custom loss.
+    the batch of a custom loss; ``| None`` marks the streams that the losses here check for that.
     """
 
     tokens: Tensor
@@ -127,18 +127,18 @@ class TrainBatch(TypedDict):
     sample_indices: list[int]
     group_indices: list[int]
     rollout_ids: list[int]
-    rollout_mask_sums: list[float]
+    rollout_mask_sums: list[float] | None
     round_number: list[Any]
     step_wise_step_rewards: list[list[float]]
     step_wise_step_token_spans: list[list[list[int]]]
     step_wise_step_indices: list[list[int]]
-    metadata: list[dict | None]
+    metadata: list[dict[str, Any] | None]
     loss_masks: list[Tensor]
-    rollout_log_probs: list[Tensor]
+    rollout_log_probs: list[Tensor] | None
     teacher_log_probs: list[Tensor | None]
-    teacher_topk_log_probs: list[Tensor | None]
-    teacher_topk_indices: list[Tensor | None]
-    rollout_topk_log_probs: list[Tensor | None]
+    teacher_topk_log_probs: list[Tensor | None] | None
+    teacher_topk_indices: list[Tensor | None] | None
+    rollout_topk_log_probs: list[Tensor | None] | None
     log_probs: list[Tensor]
     ref_log_probs: list[Tensor]
     values: list[Tensor]

@@ -168,7 +168,7 @@ class Sample(streams.SampleStreams):
     rollout_top_p_token_offsets: Any = None
     remove_sample: bool = False
     status: SampleStatus = SampleStatus.PENDING
-    metadata: dict = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     generate_function_path: str | None = None
     custom_rm_path: str | None = None
     apply_chat_template_kwargs: dict | None = None
@@ -178,7 +178,7 @@ class Sample(streams.SampleStreams):
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return all attributes, those that are not fields too; status and counters as plain data."""
         data = dict(vars(self))
         data["status"] = self.status.value
@@ -187,7 +187,7 @@ class Sample(streams.SampleStreams):
         return data
 
     @staticmethod
-    def from_dict(data: dict) -> Sample:
+    def from_dict(data: dict[str, Any]) -> Sample:
         """Build a sample from `to_dict`'s answer; unknown keys become attributes."""
         data = dict(data)
         status = data.pop("status", SampleStatus.PENDING)

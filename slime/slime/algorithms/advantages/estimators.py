@@ -69,7 +69,7 @@ def ppo(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
     """
     if rollout.get("values") is None:
         raise ValueError("--advantage-estimator ppo needs the values of a critic; none came with the rollout")
-    advantages = []
+    advantages: list[Tensor] = []
     streams = zip(rollout["rewards"], rollout["kl"], rollout["values"], rollout["loss_masks"], strict=True)
     for reward, kl, values, mask in streams:
         kept = mask.bool()
@@ -101,7 +101,7 @@ def step_wise(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
             "--advantage-estimator step_wise needs step_wise_step_rewards and step_wise_step_token_spans in the training "
             "data: the function of --custom-convert-samples-to-train-data-path must return them"
         )
-    advantages = []
+    advantages: list[Tensor] = []
     for values, places, mask in zip(rewards, spans, rollout["loss_masks"], strict=True):
         advantage = torch.zeros(len(mask), dtype=torch.float32)
         for value, (start, end) in zip(values, places, strict=True):
@@ -138,7 +138,7 @@ def custom_advantages(
     ``rollout`` has the streams an estimator reads, ``kl`` among them. What is missing or has a wrong length is named.
     """
     function(args, rollout)
-    results = []
+    results: list[list[Tensor]] = []
     for name in ("advantages", "returns"):
         values = rollout.pop(name, None)
         where = f"custom advantage function {getattr(function, '__name__', repr(function))}"

@@ -50,7 +50,8 @@ def whiten(advantages: Sequence[Tensor], masks: Sequence[Tensor], sum_over_ranks
     """
     pairs = [(values.double(), mask.double()) for values, mask in zip(advantages, masks, strict=True)]
     sums = [torch.stack([(values * mask).sum(), mask.sum()]) for values, mask in pairs]
-    total, count = sum_over_ranks(torch.stack([torch.zeros(2, dtype=torch.float64), *sums]).sum(0)).tolist()
+    totals = sum_over_ranks(torch.stack([torch.zeros(2, dtype=torch.float64), *sums]).sum(0))
+    total, count = float(totals[0]), float(totals[1])
     mean = total / max(count, 1.0)
     squares = [((values - mean).square() * mask).sum() for values, mask in pairs]
     deviation = float(sum_over_ranks(torch.stack([torch.zeros((), dtype=torch.float64), *squares]).sum()))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer, rebuild_reducer, sequence_mean
 from slime.args import Arguments
-from slime.utils.misc import load_function
+from slime.utils.misc import is_tuple, load_function
 from slime.utils.streams import TrainBatch
 
 
@@ -61,12 +61,13 @@ def correct(
 ) -> tuple[Tensor, list[Tensor], Reducer, dict[str, Tensor]]:
     """Return the losses ``[sum R_i]``, the masks, the reducer that goes with them, and the reduced metrics."""
     masks = batch["loss_masks"]
-    if batch.get("rollout_log_probs") is None:
+    sampled = batch.get("rollout_log_probs")
+    if sampled is None:
         if args.use_tis or args.get_mismatch_metrics:
             flag = "--use-tis" if args.use_tis else "--get-mismatch-metrics"
             raise ValueError(f"{flag} needs rollout_log_probs on every sample: ask the engine for logprobs")
         return losses, masks, reduce, {}
-    old, rollout = torch.cat(batch["log_probs"]), torch.cat(batch["rollout_log_probs"])
+    old, rollout = torch.cat(batch["log_probs"]), torch.cat(sampled)
     metrics = {"train_rollout_logprob_abs_diff": reduce((old - rollout).abs())}
     if args.custom_tis_function_path:
         corrected, kept, found = _custom(args, batch, losses)
@@ -96,7 +97,7 @@ def _custom(args: Arguments, batch: TrainBatch, losses: Tensor) -> tuple[Tensor,
         response_lengths=batch["response_lengths"],
     )
     where = f"--custom-tis-function-path {args.custom_tis_function_path}"
-    if not (isinstance(result, tuple) and len(result) == 3):
+    if not (is_tuple(result) and len(result) == 3):
         raise TypeError(f"{where} must return (pg_loss, masks, metrics), not {type(result).__name__}")
     corrected, masks, metrics = result
     lengths = [len(mask) for mask in masks]

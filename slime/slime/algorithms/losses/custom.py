@@ -24,9 +24,11 @@ from torch import Tensor
 from slime.algorithms.losses.reduce import Reducer
 from slime.args import Arguments
 from slime.logprobs.response_rows import ResponseRows
+from slime.utils.misc import is_tuple
 from slime.utils.streams import TrainBatch, batch_keys
 
-CustomLoss = Callable[[Arguments, TrainBatch, Any, Reducer], tuple[Tensor, dict[str, Tensor]]]
+CustomLoss = Callable[[Arguments, TrainBatch, Any, Reducer], object]
+"""A plugin: it should return a scalar and a dict of metrics, which :func:`custom_loss` checks."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "from_response_rows"
 
@@ -44,7 +46,7 @@ def reads_response_rows(function: Any) -> bool:
 
 def full_loss_mask(batch: Mapping[str, Any]) -> Tensor:
     """Return ``[1, T]``: the response masks at the positions that predict the response tokens, zero elsewhere."""
-    parts = []
+    parts: list[Tensor] = []
     for total, response, mask in zip(
         batch["total_lengths"], batch["response_lengths"], batch["loss_masks"], strict=True
     ):
@@ -72,7 +74,7 @@ def custom_loss(
     """Call ``function`` and return its loss and metrics, with ``loss`` among the metrics; a wrong result is named."""
     result = function(args, contract_batch(batch), logits, reduce)
     name = getattr(function, "__name__", repr(function))
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)):
+    if not (is_tuple(result) and len(result) == 2 and isinstance(result[0], Tensor)):
         raise TypeError(f"custom loss {name} must return (scalar tensor, dict of metrics), not {type(result).__name__}")
     loss, metrics = result
     if loss.numel() != 1:

@@ -53,7 +53,8 @@ def hybrid_loss(
     settings: dict[str, Any] = {"temperature": args.rollout_temperature, "chunk": args.log_probs_chunk_size}
     found, entropy = log_probs_at(logits, ids, batch, **settings, with_entropy=True)
     loss, metrics = policy_loss(args, batch, [values[:, 0] for values in found], entropy, sum_of_sample_mean)
-    losses, clipped = [], []
+    losses: list[Tensor] = []
+    clipped: list[Tensor] = []
     for new, teacher, old in zip(found, teachers, before, strict=True):
         if teacher is None or old is None:
             losses.append(new.sum(-1) * 0.0)

@@ -30,7 +30,7 @@ def sum_of_sample_mean(
     """
 
     def reduce(values: Tensor) -> Tensor:
-        parts = values.split(list(response_lengths))
+        parts = torch.split(values, list(response_lengths))
         masks = [mask.to(values) for mask in loss_masks]
         sums = (
             [mask.sum() for mask in masks] if mask_sums is None else [values.new_tensor(total) for total in mask_sums]

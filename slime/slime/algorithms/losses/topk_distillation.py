@@ -71,7 +71,8 @@ def _loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     teachers, supports = teacher_of(batch), support_ids(batch)
     students, _ = log_probs_at(logits, supports, batch, temperature=1.0, chunk=args.log_probs_chunk_size)
-    divergences, outside = [], []
+    divergences: list[Tensor] = []
+    outside: list[Tensor] = []
     for student, teacher in zip(students, teachers, strict=True):
         if teacher is None:
             divergences.append(student.sum(-1) * 0.0)
@@ -90,12 +91,18 @@ def teacher_of(batch: TrainBatch) -> list[Tensor | None]:
     Raises:
         ValueError: no sample of the rollout has a teacher.
     """
+    values, ids = _given(batch)
+    return [None if tokens is None else log_probs for log_probs, tokens in zip(values, ids, strict=True)]
+
+
+def _given(batch: TrainBatch) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Return the teacher's log probabilities and ids as the batch has them; raise ValueError where it has none."""
     values, ids = batch["teacher_topk_log_probs"], batch["teacher_topk_indices"]
     if values is None or ids is None:
         raise ValueError(
             "top-K distillation needs teacher_topk_log_probs and teacher_topk_indices on samples; none of the batch has them"
         )
-    return [None if tokens is None else log_probs for log_probs, tokens in zip(values, ids, strict=True)]
+    return values, ids
 
 
 def support_ids(batch: TrainBatch) -> list[Tensor]:
@@ -103,10 +110,10 @@ def support_ids(batch: TrainBatch) -> list[Tensor]:
 
     A sample with fewer has its response token in the missing columns, one without a teacher in all of them.
     """
-    supports = batch["teacher_topk_indices"]
+    _, supports = _given(batch)
     width = max((ids.size(-1) for ids in supports if ids is not None), default=1)
     tokens = predicted_ids(batch["unconcat_tokens"], batch["total_lengths"], batch["response_lengths"])
-    found = []
+    found: list[Tensor] = []
     for own, ids in zip(tokens, supports, strict=True):
         missing = width - (0 if ids is None else ids.size(-1))
         padding = own.unsqueeze(-1).expand(-1, missing)
