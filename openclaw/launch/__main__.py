@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import NoReturn
 
 from openclaw.exceptions import ConfigError
-from openclaw.launch.methods import find_method, method_file, methods_of, recommended
-from openclaw.launch.plan import REPOSITORY, Plan, make_plan
+from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
+from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import describe
+from openclaw.launch.resolve import make_plan
 from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine

@@ -6,7 +6,8 @@ the trainer's own flags is left to the trainer. The environment wins over a file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ class GuideFile:
 
     variables: dict[str, str] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
+
+
+def with_guide_file(
+    method: str, environment: Mapping[str, str], extra: Sequence[str]
+) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Return environment and flags with what a guide's file behind ``--config`` says below them."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config")
+    found, rest = finder.parse_known_args(list(extra))
+    guide = read_guide_file(found.config, method) if found.config else None
+    if guide is None:
+        return environment, extra
+    given = {key: value for key, value in environment.items() if value}
+    return guide.variables | given, [*guide.flags, *rest]
 
 
 def read_guide_file(path: str, method: str) -> GuideFile | None:

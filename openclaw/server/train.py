@@ -17,8 +17,8 @@ from pathlib import Path
 
 from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import methods_of, recommended
-from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
+from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import parse_gpus
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.start import LEDGER_NAME, own_import_paths

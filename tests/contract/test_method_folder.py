@@ -23,8 +23,8 @@ from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.launch.methods import Undeclared, find_method
-from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import GPU8, TINY_CPU
+from openclaw.launch.resolve import make_plan
 from openclaw.ledger.store import Ledger
 from openclaw.method import load_method
 from slime.utils.forwarded_environment import forwarded

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
+from openclaw.launch.resolve import make_plan
 from openclaw.training.live_losses import HYBRID_MODULE, TOPK_MODULE, unfed_loss
 from openclaw.training.rollout import LedgerDataSource, generate_rollout, without_topk
 from slime.args import Arguments

@@ -12,8 +12,9 @@ from openclaw_combine_method import Config
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.exceptions import ConfigError
 from openclaw.launch.guide_files import known_keys, read_guide_file
-from openclaw.launch.plan import Plan, make_plan
+from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import GPU8
+from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS
 from slime.arguments import build_parser
 from tests.helpers.checkpoints import config_only

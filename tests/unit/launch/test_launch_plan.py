@@ -13,8 +13,9 @@ import pytest
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main
-from openclaw.launch.plan import Plan, make_plan
+from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import GPU8, TINY_CPU
+from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, REPLACED, parse_gpus
 from tests.helpers.checkpoints import config_only
 

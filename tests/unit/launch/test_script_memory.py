@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from openclaw.launch.__main__ import main
-from openclaw.launch.plan import Plan, make_plan
+from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import PROFILES
+from openclaw.launch.resolve import make_plan
 from slime.arguments.memory_budget.parts import GIB
 from tests.unit.launch.test_scripts import CLEAN, GPU_SCRIPTS, plan_words
 

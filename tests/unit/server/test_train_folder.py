@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from openclaw.exceptions import ConfigError
-from openclaw.launch.plan import make_plan
 from openclaw.launch.profiles import PROFILES
+from openclaw.launch.resolve import make_plan
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.server.train import gpu_variables, main, make_job, nothing_left

@@ -1,0 +1,231 @@
+"""How a plan is resolved: variables, profile, method and flags become every argument, the environment and the command.
+
+Guarantees: `make_plan` starts nothing and imports neither torch nor Ray. The environment wins over a guide's file, the file over the
+profile, the profile over the method's default; a flag wins over all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from openclaw.config.method_config import MethodConfig
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.variable import Value
+from openclaw.launch.flags import FlagInputs, flag_sections
+from openclaw.launch.gpus import check_listed, gpus_of_roles
+from openclaw.launch.guide_files import with_guide_file
+from openclaw.launch.memory import plan_budget
+from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method
+from openclaw.launch.nodes import check_nodes, node_command
+from openclaw.launch.plan import Plan, roles_of
+from openclaw.launch.profiles import Profile
+from openclaw.launch.variables import Resolved, check_replaced, resolve
+from openclaw.training.live_losses import unfed_loss
+from slime.args import Arguments
+from slime.arguments.cluster import check_asynchronous
+from slime.arguments.parser import parser_for, read_arguments
+from slime.utils.forwarded_environment import FORWARD_VARIABLE
+
+PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir")
+# Flags that problems name, and the variable that sets them.
+VARIABLE_OF_FLAG = {
+    "num-gpus": "NUM_GPUS",
+    "actor-num-gpus-per-node": "ACTOR_GPUS",
+    "rollout-num-gpus": "ROLLOUT_GPUS",
+    "rollout-num-gpus-per-engine": "TP",
+    "prm-num-gpus": "PRM_GPUS",
+    "prm-num-gpus-per-engine": "PRM_TP",
+    "prm-max-new-tokens": "PRM_MAX_NEW_TOKENS",
+    "sglang-context-length": "CONTEXT_LENGTH",
+    "rollout-max-context-len": "CONTEXT_LENGTH",
+    "rollout-max-response-len": "MAX_RESPONSE_LENGTH",
+    "hf-checkpoint": "HF_CKPT",
+    "ref-load": "REF_LOAD",
+    "prm-model-path": "PRM_MODEL_PATH",
+    "save": "SAVE_CKPT",
+    "resume": "RESUME=1",
+    "rotary-base": "MODEL_ARGS_ROTARY_BASE",
+}
+
+
+def make_plan(
+    profile: Profile,
+    method: str,
+    model: str | None,
+    extra: Sequence[str],
+    environment: Mapping[str, str],
+    name: str | None = None,
+) -> Plan:
+    """Resolve and validate a run.
+
+    Args:
+        profile: of the machine.
+        method: a method of this repository, or the path of a method folder.
+        model: file in ``slime/scripts/models`` whose shape is checked against the checkpoint, or None.
+        extra: flags given after the script's own; the last one wins.
+        environment: variables of the caller.
+        name: of the run's folder under ``runs/``; default: profile and method.
+
+    Raises:
+        ConfigError: for a variable that cannot be used.
+        SystemExit: for flags that do not parse.
+    """
+    environment, extra = with_guide_file(method, environment, extra)
+    found = find_method(method)
+    check_replaced(environment, built_in=not found.config.has_environments)
+    variables = _launch_variables(found, profile, model, environment)
+    live = _live_settings(found, profile, environment)
+    counts, ids = gpus_of_roles(variables)
+    values = _with_paths(variables) | ({} if ids is None else {"num_gpus": len(ids)})
+    inputs = FlagInputs(
+        name=name or f"{profile.name}-{Path(method).name}",
+        own=live.own,
+        profile=profile,
+        values=values,
+        runtime=live.runtime,
+        counts=counts,
+        model=model,
+        extra=extra,
+        environment=environment,
+    )
+    return _read_plan(method, found, variables, live, inputs, ids)
+
+
+def _read_plan(
+    method: str,
+    found: FoundMethod,
+    variables: Mapping[str, Resolved],
+    live: LiveSettings,
+    inputs: FlagInputs,
+    ids: tuple[int, ...] | None,
+) -> Plan:
+    """Return the plan of values that are settled: its flags are read as the trainer reads them, and checked together."""
+    sections = flag_sections(inputs)
+    args, problems = _read_flags(found, sections)
+    child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
+    check_nodes(inputs.values, ids, child)
+    if ids is not None:
+        check_listed(args)
+        child["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, ids))
+    elif args.share_gpu:
+        ids = (0,) * sum(count for _, count in roles_of(args))
+    budget = plan_budget(inputs.profile, args, ids, problems)
+    return Plan(
+        profile=inputs.profile,
+        method=method,
+        own=live.own,
+        variables=variables,
+        runtime=live.runtime,
+        runtime_sources=live.sources,
+        sections=sections,
+        args=args,
+        problems=(*problems, *budget.problems),
+        command=_command(args, inputs.values, sections),
+        environment=child,
+        gpu_ids=ids,
+        budget=budget,
+    )
+
+
+def _launch_variables(
+    found: FoundMethod, profile: Profile, model: str | None, environment: Mapping[str, str]
+) -> dict[str, Resolved]:
+    """Return the launcher's variables; defaults give way to those of the method, and HF_CKPT's to the model's folder."""
+    variables = resolve(environment, {**profile.variables, **found.config.profile_defaults.get(profile.name, {})})
+    for field, entry in variables.items():
+        if entry.source == "default" and entry.variable.name in found.config.defaults:
+            variables[field] = replace(entry, value=found.config.defaults[entry.variable.name], source="method")
+    if model and variables["hf_ckpt"].source == "default":
+        variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=_model_folder(model), source="model")
+    return variables
+
+
+def _model_folder(model: str) -> str:
+    """Return where the checkpoint of a shape is looked for unless ``HF_CKPT`` says: ``models/Qwen3-4B`` for ``qwen3-4B``."""
+    return "models/" + model.replace("qwen", "Qwen").replace("-vl-", "-VL-")
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """What the runtime process and the method read: the environment, its validated values, and each variable's source."""
+
+    environment: Mapping[str, str]
+    runtime: RuntimeConfig
+    own: MethodConfig
+    sources: Mapping[str, str]
+
+
+def _live_settings(found: FoundMethod, profile: Profile, environment: Mapping[str, str]) -> LiveSettings:
+    """Return the settings of the runtime and the method; a source is the name a variable was set under, or a word."""
+    by_method, of_method_and_profile = found.runtime_defaults(profile.name, environment)
+    by_profile = {**profile.runtime, **of_method_and_profile}
+    by_method = {key: value for key, value in by_method.items() if key not in by_profile}
+    whole = {**by_method, **by_profile, **{key: value for key, value in environment.items() if value}}
+    sources: dict[str, str] = {}
+    for variable in (*VARIABLES, *found.config.variables()):
+        given = [name for name in variable.names if environment.get(name)]
+        origin = "profile" if variable.name in by_profile else "method" if variable.name in by_method else "default"
+        sources[variable.name] = given[0] if given else origin
+    return LiveSettings(whole, RuntimeConfig.from_env(whole), found.config.from_env(whole), sources)
+
+
+def _with_paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
+    """Return the values with absolute paths: user paths resolve against the working directory, defaults against the repository."""
+    values = {field: entry.value for field, entry in variables.items()}
+    for field in PATH_FIELDS:
+        if values[field]:
+            base = REPOSITORY if variables[field].source in ("default", "profile", "model") else Path.cwd()
+            values[field] = str((base / Path(str(values[field])).expanduser()).resolve())
+    return values
+
+
+def _words(sections: Mapping[str, Sequence[str]]) -> list[str]:
+    return [word for section in sections.values() for word in section]
+
+
+def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tuple[Arguments, list[str]]:
+    """Return what the flags mean, and why a run of the method cannot work with them."""
+    words = _words(sections)
+    parser = parser_for(words)
+    parser.prog = "launch"
+    args, wrong = read_arguments(parser, words)
+    problems = [with_variables(problem) for problem in wrong]
+    if found.declared and (unfed := unfed_loss(args, found.without_topk)):
+        problems.append(unfed)
+    return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
+
+
+def with_variables(problem: str) -> str:
+    """Return a problem about flags with the variables that set them."""
+    names = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
+    if " actor + " in problem:
+        names = ["ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS", *names]
+    return f"{problem} (variables: {', '.join(dict.fromkeys(names))})" if names else problem
+
+
+def _child_environment(
+    found: FoundMethod, profile: Profile, environment: Mapping[str, str], live: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of the run's first process, and in it the names of variables that travel to all others."""
+    paths = [found.folder, REPOSITORY, REPOSITORY / "slime"]
+    inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    child = {**live, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}
+    may_travel = [name for each in found.config.variables() if not each.secret for name in each.names]
+    if names := [name for name in may_travel if live.get(name)]:
+        child[FORWARD_VARIABLE] = " ".join([*environment.get(FORWARD_VARIABLE, "").split(), *names])
+    if profile.device == "cpu":
+        child.setdefault("OMP_NUM_THREADS", "1")
+    return child
+
+
+def _command(args: Arguments, values: Mapping[str, Value], sections: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the driver's command; on a machine that is not the head, that of a Ray node."""
+    if values["node_rank"]:
+        return node_command(args, values)
+    return (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *_words(sections))
