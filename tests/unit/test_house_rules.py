@@ -58,8 +58,9 @@ def test_method_plugins_are_thin(repository: Path) -> None:
             assert lines <= LONGEST_PLUGIN, f"{path} has {lines} lines; move what is not the method to openclaw/"
 
 
-def test_core_imports_no_room_above_it(repository: Path) -> None:
-    for path in tracked(repository, "slime/*.py"):
+def test_programs_beside_the_core_import_no_room_above_it(repository: Path) -> None:
+    """`lint-imports` reads the package `slime` only, not `slime/train.py` and `slime/tools/`."""
+    for path in tracked(repository, "slime/*.py", ":!slime/slime"):
         for node in ast.walk(parsed(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -160,20 +161,9 @@ def test_a_second_default_is_found(text: str) -> None:
     assert list(second_defaults(ast.parse(text))) == [1]
 
 
-def test_request_path_imports_no_torch(repository: Path) -> None:
-    for path in tracked(repository, "openclaw/gateway/*.py", "openclaw/sessions/*.py", "openclaw/engine/*.py"):
-        for node in ast.walk(parsed(path)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-            assert not [name for name in names if name.split(".")[0] in ("torch", "ray", "sglang")], path
-
-
-@pytest.mark.parametrize("pattern", [r"/data_storage", r"/absolute/path", r"\b(TODO|FIX" + r"ME)\b"])
+@pytest.mark.parametrize("pattern", [r"/data_" + "storage", r"/absolute" + "/path", r"\b(TO" + r"DO|FIX" + r"ME)\b"])
 def test_no_path_of_somebody_else_and_nothing_unfinished(repository: Path, pattern: str) -> None:
     for path in tracked(repository, "*.py", "*.sh", "*.md"):
-        if path == Path(__file__):
-            continue
         assert not re.search(pattern, path.read_text()), f"{path} has {pattern}"
 
 

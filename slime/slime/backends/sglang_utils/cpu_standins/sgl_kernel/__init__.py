@@ -6,9 +6,8 @@ host memory with CUDA, without asking for a device.
 
 from __future__ import annotations
 
-from ._missing import missing_operator
+from ._operators import missing_operator, register_placeholders
 from ._pinned_memory import ignore_pinning
-from ._registered import register_placeholders
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._missing import missing_operator
+from ._operators import missing_operator
 
 
 def __getattr__(name: str) -> object:
