@@ -10,11 +10,17 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from openclaw.ledger.records import Feedback, Turn, Verdict, VersionSpan
 from slime.utils.streams import Stream, carried
 from slime.utils.types import Sample
+
+
+class Row(Protocol):
+    """A row's columns by name: `sqlite3.Row`, or a dict."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -89,7 +95,7 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
     }
 
 
-def decode_turn(row: sqlite3.Row) -> Turn:
+def decode_turn(row: Row) -> Turn:
     """Return the turn of a row of ``turns``."""
     return Turn(
         id=row["id"],

@@ -42,7 +42,7 @@ class Salvage:
 
 
 def _decode_turn(row: sqlite3.Row) -> None:
-    decode_turn({"signal": None, "conversation": None, **dict(row)})  # type: ignore[arg-type]
+    decode_turn({"signal": None, "conversation": None, **dict(row)})
 
 
 READABLE: dict[str, Callable[[sqlite3.Row], Any]] = {
