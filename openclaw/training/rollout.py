@@ -82,7 +82,7 @@ class LedgerDataSource(DataSource):
         """Refuse: samples come from conversations, not from prompts."""
         raise RuntimeError(
             "the ledger holds judged turns, not prompts; use --rollout-function-path of a method folder, "
-            "for example openclaw_combine_rollout.generate_rollout_openclaw_combine"
+            "openclaw_*_rollout.generate_rollout_*"
         )
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
