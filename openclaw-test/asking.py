@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI, DefaultAsyncHttpxClient
 
+from openclaw.config.runtime_variables import client_key
 from slime.utils.http_utils import direct_transports
 
 
@@ -14,6 +13,6 @@ def server_client(base_url: str, timeout: float) -> AsyncOpenAI:
 
     Its key is ``SGLANG_API_KEY`` or ``OPENCLAW_API_KEY``. It does not ask twice, so that refusals show, nor a proxy for this machine.
     """
-    key = os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY") or "none"
+    key = client_key() or "none"
     http = DefaultAsyncHttpxClient(mounts=direct_transports(DEFAULT_CONNECTION_LIMITS))
     return AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=timeout, http_client=http)

@@ -29,6 +29,7 @@ from tiny_models.build import BuildError, ensure_built
 from tiny_models.cache import is_built, model_path
 
 from openclaw.launch.__main__ import main as launch
+from openclaw.launch.methods import methods_of, recommended
 from openclaw.ledger.store import Ledger
 
 MODEL_NAME = "tiny"
@@ -190,7 +191,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="run_tiny_cpu.sh", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
     )
-    parser.add_argument("--method", choices=["combine", "opd", "rl"], default="combine", help="(default: %(default)s)")
+    names = sorted(each.config.name for each in methods_of() if not each.variant)
+    parser.add_argument("--method", choices=names, default=recommended().config.name, help="(default: %(default)s)")
     parser.add_argument("--updates", type=int, default=16, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the run and the student (default: %(default)s)")
     parser.add_argument(

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import uuid
 from collections.abc import Sequence
@@ -18,6 +17,8 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
+from openclaw.config.runtime_variables import client_key
+from openclaw.exceptions import ConfigError
 from openclaw.server.collect import CollectError, Collector
 from openclaw_combine.utils import inspect_sessions, session_rows
 
@@ -68,7 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     url = options.api_endpoint.rstrip("/").removesuffix("/v1")
-    key = os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY")
+    try:
+        key = client_key()
+    except ConfigError as error:
+        print(f"test_rollout: {error}", file=sys.stderr)
+        return 2
     client = httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
     if key:
         client.headers["authorization"] = f"Bearer {key}"

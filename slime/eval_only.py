@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
             bars.update(bar, completed=answers, total=answers)
         found.update(metrics, **{"perf/evaluation_time": time.monotonic() - start})
 
-    code = execute(args, evaluate)
+    code = execute(args, evaluate, collects=False)
     if not found:
         return code or 1
     Console(width=None if sys.stdout.isatty() else PAPER_WIDTH).print(table(found))

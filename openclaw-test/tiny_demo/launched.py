@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 
+from openclaw.config.runtime_variables import client_key
 from slime.utils.process import ChildProcess, spawn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -131,7 +132,7 @@ class LaunchedRun:
     async def gateway_counts(self) -> dict[str, float]:
         """Return the gateway's own counts of requests, refusals and generated tokens."""
         headers = {}
-        if key := os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY"):
+        if key := client_key():
             headers["Authorization"] = f"Bearer {key}"
         async with httpx.AsyncClient(trust_env=False, timeout=10.0, headers=headers) as client:
             text = (await client.get(f"http://{HOST}:{self.settings.port}/metrics")).raise_for_status().text

@@ -7,33 +7,23 @@ are declared with `variable`. Imports only the standard library.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from types import ModuleType, NoneType
-from typing import Any, ClassVar, Self, cast, get_args, get_type_hints
+from dataclasses import dataclass
+from types import ModuleType
+from typing import ClassVar
 
-from openclaw.config.variable import Value, Variable
+from openclaw.config.environment_config import EnvironmentConfig, variable
+from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
+
+__all__ = ["MethodConfig", "config_of", "declared_configs", "variable"]
 
 CONFIG_CLASS = "Config"
 
 
-def variable(name: str, default: Value, help: str, **limits: Any) -> Any:
-    """Declare a field of a `MethodConfig` that the environment variable ``name`` sets.
-
-    Args:
-        name: of the environment variable.
-        default: value when the variable is unset or empty.
-        help: one line.
-        limits: ``choices``, ``minimum``, ``maximum``, ``above``, ``aliases`` or ``secret`` of `Variable`.
-    """
-    return field(default=default, metadata={"name": name, "help": help, **limits})
-
-
 @dataclass(frozen=True, kw_only=True)
-class MethodConfig:
+class MethodConfig(EnvironmentConfig):
     """The variables of a method; the class attributes say what else the launcher has to know.
 
     Attributes:
@@ -61,37 +51,6 @@ class MethodConfig:
     def launch_flags(self) -> Sequence[str]:
         """Return the flags of estimator and loss; the launcher adds those that all methods share."""
         return ()
-
-    @classmethod
-    def variables(cls) -> tuple[Variable, ...]:
-        """Return the declared variables in the order of the fields."""
-        types = get_type_hints(cls)
-        return tuple(
-            Variable(
-                field=each.name, type=_plain_type(types[each.name]), default=cast(Value, each.default), **each.metadata
-            )
-            for each in fields(cls)
-            if "name" in each.metadata
-        )
-
-    @classmethod
-    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Return the configuration that the environment describes; an empty value counts as unset.
-
-        Raises:
-            ConfigError: naming the first variable that cannot be used, and what to type.
-        """
-        return cls(**{each.field: each.read(environment)[0] for each in cls.variables()})
-
-    def values(self) -> list[tuple[Variable, Value]]:
-        """Return each variable with its value."""
-        return [(each, getattr(self, each.field)) for each in self.variables()]
-
-
-def _plain_type(declared: Any) -> type:
-    """Return the type of a variable: ``float`` for ``float | None``."""
-    (plain,) = [each for each in get_args(declared) or (declared,) if each is not NoneType]
-    return plain
 
 
 def declared_configs(module: ModuleType) -> list[type[MethodConfig]]:

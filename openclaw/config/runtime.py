@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self
 
-from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
 from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
 
@@ -22,65 +22,16 @@ __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeConfig:
-    """The values of `VARIABLES`; build it with `from_env`, change one for a test with ``dataclasses.replace``.
+class RuntimeConfig(RuntimeVariables):
+    """The values of the runtime's variables; build it with `from_env`, change one for a test with ``dataclasses.replace``.
 
     ``sources`` says for each variable where its value came from: the name under which it was set, or ``default``.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 30000
-    api_key: str | None = field(default=None, repr=False)
-    api_keys_file: str | None = None
-    rate_limit_requests: int | None = None
-    rate_limit_tokens: int | None = None
-    rate_limit_concurrent: int | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    serve_rollouts: bool = False
-    log_contents: bool = False
-    served_model_name: str | None = None
-    context_length: int = 32768
-    reasoning_parser: str | None = None
-    reasoning_tags: str | None = None
-    tool_call_parser: str | None = None
-    temperature: float = 0.6
-    top_p: float = 1.0
-    max_tokens: int = 8192
-    policy_url: str | None = None
-    judge_url: str | None = None
-    tokenizer: str | None = None
-    judge_tokenizer: str | None = None
-    ledger: str | None = None
-    method: str | None = None
-    eval_mode: bool = False
-    engine_wait_seconds: float = 60.0
-    grace_seconds: int = 8
-    session_idle_seconds: float = 3600.0
-    max_sessions: int = 10000
-    regenerated: Literal["exclude", "negative"] = "exclude"
-    max_requests: int = 1024
-    keepalive_seconds: float = 2.0
-    max_body_bytes: int = 33554432
-    redact: Literal["secrets", "personal", "off"] = "secrets"
-    retention_days: float | None = None
-    prm_m: int | None = None
-    prm_temperature: float = 0.6
-    prm_max_new_tokens: int = 4096
-    majority_vote_threshold: float = 0.6
-    judge_prompts: Literal["full", "brief"] = "full"
-    judge_concurrency: int = 8
-    judge_timeout: float = 120.0
-    min_response_tokens: int = 8
-    max_train_tokens: int | None = None
-    opd_teacher: Literal["policy", "prm"] = "policy"
-    distill_topk: int = 0
-    opd_teacher_lp_max_concurrency: int = 4
-    log_level: str = "INFO"
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
-    @staticmethod
-    def from_env(environment: Mapping[str, str] = os.environ) -> RuntimeConfig:
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Return the configuration that the environment describes; an empty value counts as unset.
 
         Raises:
@@ -90,7 +41,7 @@ class RuntimeConfig:
         sources: dict[str, str] = {}
         for variable in VARIABLES:
             values[variable.field], sources[variable.name] = variable.read(environment)
-        config = RuntimeConfig(**values, sources=sources)
+        config = cls(**values, sources=sources)
         config.validate()
         return config
 

@@ -1,269 +1,182 @@
 """The environment variables of the runtime process: name, type, default and meaning of each.
 
-The one place where they are declared; `openclaw.config.runtime.RuntimeConfig` has a field for each and is what the code reads.
+The one place where they are declared. `openclaw.config.runtime.RuntimeConfig` adds the checks and is what the code reads.
 A method declares its own (`openclaw.config.method_config`).
 """
 
 from __future__ import annotations
 
-from openclaw.config.variable import Variable
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
 
-VARIABLES: tuple[Variable, ...] = (
-    Variable(
+from openclaw.config.environment_config import EnvironmentConfig, variable
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeVariables(EnvironmentConfig):
+    """A field for each variable."""
+
+    host: str = variable(
         "HOST",
-        "host",
-        str,
         "127.0.0.1",
         "address the gateway binds; any other than loopback needs a key",
         aliases=("OPENCLAW_HOST",),
-    ),
-    Variable("PORT", "port", int, 30000, "port of the gateway", minimum=0, maximum=65535, aliases=("OPENCLAW_PORT",)),
-    Variable(
+    )
+    port: int = variable("PORT", 30000, "port of the gateway", minimum=0, maximum=65535, aliases=("OPENCLAW_PORT",))
+    api_key: str | None = variable(
         "SGLANG_API_KEY",
-        "api_key",
-        str,
         None,
         "key that clients send as a Bearer token; unset: no key is needed",
         aliases=("OPENCLAW_API_KEY",),
         secret=True,
-    ),
-    Variable(
+    )
+    api_keys_file: str | None = variable(
         "OPENCLAW_API_KEYS_FILE",
-        "api_keys_file",
-        str,
         None,
         "file of keys, one `name:key` or `name: sha256:HEX` a line, readable by its owner only; read again when it changes",
-    ),
-    Variable(
-        "OPENCLAW_RATE_LIMIT_REQUESTS",
-        "rate_limit_requests",
-        int,
-        None,
-        "requests per minute and key; unset: no limit",
-        minimum=1,
-    ),
-    Variable(
-        "OPENCLAW_RATE_LIMIT_TOKENS",
-        "rate_limit_tokens",
-        int,
-        None,
-        "tokens, prompt and reply, per minute and key; unset: no limit",
-        minimum=1,
-    ),
-    Variable(
-        "OPENCLAW_RATE_LIMIT_CONCURRENT",
-        "rate_limit_concurrent",
-        int,
-        None,
-        "concurrent requests per key; unset: no limit",
-        minimum=1,
-    ),
-    Variable(
-        "OPENCLAW_TLS_CERT", "tls_cert", str, None, "certificate chain (PEM) of the gateway; set: it serves https"
-    ),
-    Variable("OPENCLAW_TLS_KEY", "tls_key", str, None, "private key (PEM) of OPENCLAW_TLS_CERT"),
-    Variable(
-        "OPENCLAW_SERVE_ROLLOUTS",
-        "serve_rollouts",
-        bool,
-        False,
-        "1: GET /v1/rollouts hands recorded turns to everybody with a key",
-    ),
-    Variable(
-        "OPENCLAW_LOG_CONTENTS",
-        "log_contents",
-        bool,
-        False,
-        "1: the log holds every conversation in clear, for debugging",
-    ),
-    Variable("SERVED_MODEL_NAME", "served_model_name", str, None, "model name in replies; default: the checkpoint's"),
-    Variable("CONTEXT_LENGTH", "context_length", int, 32768, "most tokens of prompt and reply together", minimum=16),
-    Variable(
+    )
+    rate_limit_requests: int | None = variable(
+        "OPENCLAW_RATE_LIMIT_REQUESTS", None, "requests per minute and key; unset: no limit", minimum=1
+    )
+    rate_limit_tokens: int | None = variable(
+        "OPENCLAW_RATE_LIMIT_TOKENS", None, "tokens, prompt and reply, per minute and key; unset: no limit", minimum=1
+    )
+    rate_limit_concurrent: int | None = variable(
+        "OPENCLAW_RATE_LIMIT_CONCURRENT", None, "concurrent requests per key; unset: no limit", minimum=1
+    )
+    tls_cert: str | None = variable(
+        "OPENCLAW_TLS_CERT", None, "certificate chain (PEM) of the gateway; set: it serves https"
+    )
+    tls_key: str | None = variable("OPENCLAW_TLS_KEY", None, "private key (PEM) of OPENCLAW_TLS_CERT")
+    serve_rollouts: bool = variable(
+        "OPENCLAW_SERVE_ROLLOUTS", False, "1: GET /v1/rollouts hands recorded turns to everybody with a key"
+    )
+    log_contents: bool = variable(
+        "OPENCLAW_LOG_CONTENTS", False, "1: the log holds every conversation in clear, for debugging"
+    )
+    served_model_name: str | None = variable(
+        "SERVED_MODEL_NAME", None, "model name in replies; default: the checkpoint's"
+    )
+    context_length: int = variable("CONTEXT_LENGTH", 32768, "most tokens of prompt and reply together", minimum=16)
+    reasoning_parser: str | None = variable(
         "REASONING_PARSER",
-        "reasoning_parser",
-        str,
         None,
         "format of the model's reasoning; default: qwen3 when the chat template has </think>, else none",
         choices=("qwen3", "deepseek-r1", "deepseek_r1", "generic", "none"),
-    ),
-    Variable(
+    )
+    reasoning_tags: str | None = variable(
         "OPENCLAW_REASONING_TAGS",
-        "reasoning_tags",
-        str,
         None,
         "first and last tag of a thought with a space between, for REASONING_PARSER=generic",
-    ),
-    Variable(
+    )
+    tool_call_parser: str | None = variable(
         "TOOL_CALL_PARSER",
-        "tool_call_parser",
-        str,
         None,
-        "format of the model's tool calls: JSON in <tool_call> tags (qwen25, qwen, qwen3, hermes), XML in them "
-        "(qwen3_coder, qwen3_xml), a JSON object as the answer (generic); default: as the chat template shows",
+        "format of the model's tool calls: JSON in <tool_call> tags (qwen25, qwen, qwen3, hermes), XML in them (qwen3_coder, qwen3_xml), a JSON object as the answer (generic); default: as the chat template shows",
         choices=("qwen25", "qwen", "qwen3", "hermes", "qwen3_coder", "qwen3_xml", "generic", "none"),
-    ),
-    Variable("OPENCLAW_TEMPERATURE", "temperature", float, 0.6, "temperature of requests that name none", minimum=0.0),
-    Variable("OPENCLAW_TOP_P", "top_p", float, 1.0, "top_p of requests that name none", above=0.0, maximum=1.0),
-    Variable("OPENCLAW_MAX_TOKENS", "max_tokens", int, 8192, "longest reply of requests that set no limit", minimum=1),
-    Variable("OPENCLAW_POLICY_URL", "policy_url", str, None, "URL of the policy engine or the router before it"),
-    Variable("OPENCLAW_JUDGE_URL", "judge_url", str, None, "URL of the judge engine"),
-    Variable("OPENCLAW_TOKENIZER", "tokenizer", str, None, "folder or name of the policy's tokenizer"),
-    Variable("OPENCLAW_JUDGE_TOKENIZER", "judge_tokenizer", str, None, "folder or name of the judge's tokenizer"),
-    Variable("OPENCLAW_LEDGER", "ledger", str, None, "file of the ledger (SQLite)"),
-    Variable("OPENCLAW_METHOD", "method", str, None, "learning method as module.attribute"),
-    Variable(
-        "OPENCLAW_EVAL_MODE",
-        "eval_mode",
-        bool,
-        False,
-        "1: turns are recorded with the reason 'evaluation' and never judged or trained",
-    ),
-    Variable(
-        "OPENCLAW_ENGINE_WAIT_SECONDS",
-        "engine_wait_seconds",
-        float,
-        60.0,
-        "how long requests are held while the engine is away",
-        minimum=0.0,
-    ),
-    Variable(
+    )
+    temperature: float = variable("OPENCLAW_TEMPERATURE", 0.6, "temperature of requests that name none", minimum=0.0)
+    top_p: float = variable("OPENCLAW_TOP_P", 1.0, "top_p of requests that name none", maximum=1.0, above=0.0)
+    max_tokens: int = variable("OPENCLAW_MAX_TOKENS", 8192, "longest reply of requests that set no limit", minimum=1)
+    policy_url: str | None = variable("OPENCLAW_POLICY_URL", None, "URL of the policy engine or the router before it")
+    judge_url: str | None = variable("OPENCLAW_JUDGE_URL", None, "URL of the judge engine")
+    tokenizer: str | None = variable("OPENCLAW_TOKENIZER", None, "folder or name of the policy's tokenizer")
+    judge_tokenizer: str | None = variable("OPENCLAW_JUDGE_TOKENIZER", None, "folder or name of the judge's tokenizer")
+    ledger: str | None = variable("OPENCLAW_LEDGER", None, "file of the ledger (SQLite)")
+    method: str | None = variable("OPENCLAW_METHOD", None, "learning method as module.attribute")
+    eval_mode: bool = variable(
+        "OPENCLAW_EVAL_MODE", False, "1: turns are recorded with the reason 'evaluation' and never judged or trained"
+    )
+    engine_wait_seconds: float = variable(
+        "OPENCLAW_ENGINE_WAIT_SECONDS", 60.0, "how long requests are held while the engine is away", minimum=0.0
+    )
+    grace_seconds: int = variable(
         "OPENCLAW_GRACE_SECONDS",
-        "grace_seconds",
-        int,
         8,
         "seconds that running replies may take to finish when the runtime is told to stop",
         minimum=0,
-    ),
-    Variable(
-        "OPENCLAW_SESSION_IDLE_SECONDS",
-        "session_idle_seconds",
-        float,
-        3600.0,
-        "a session ends after this long without a request",
-        above=0.0,
-    ),
-    Variable(
-        "OPENCLAW_MAX_SESSIONS",
-        "max_sessions",
-        int,
-        10000,
-        "sessions kept in memory; older ones are read back from the ledger",
-        minimum=1,
-    ),
-    Variable(
+    )
+    session_idle_seconds: float = variable(
+        "OPENCLAW_SESSION_IDLE_SECONDS", 3600.0, "a session ends after this long without a request", above=0.0
+    )
+    max_sessions: int = variable(
+        "OPENCLAW_MAX_SESSIONS", 10000, "sessions kept in memory; older ones are read back from the ledger", minimum=1
+    )
+    regenerated: Literal["exclude", "negative"] = variable(
         "OPENCLAW_REGENERATED",
-        "regenerated",
-        str,
         "exclude",
         "a turn whose reply the user asked to be replaced: exclude from training, or negative: judge it by that",
-        choices=("exclude", "negative"),
-    ),
-    Variable(
+    )
+    max_requests: int = variable(
         "OPENCLAW_MAX_REQUESTS",
-        "max_requests",
-        int,
         1024,
         "concurrent requests, running or waiting; one more gets 503 with Retry-After",
         minimum=1,
-    ),
-    Variable(
+    )
+    keepalive_seconds: float = variable(
         "OPENCLAW_KEEPALIVE_SECONDS",
-        "keepalive_seconds",
-        float,
         2.0,
         "a stream that was silent for this long gets a comment, also before its first token",
         above=0.0,
-    ),
-    Variable("OPENCLAW_MAX_BODY_BYTES", "max_body_bytes", int, 33554432, "largest request body in bytes", minimum=1024),
-    Variable(
+    )
+    max_body_bytes: int = variable("OPENCLAW_MAX_BODY_BYTES", 33554432, "largest request body in bytes", minimum=1024)
+    redact: Literal["secrets", "personal", "off"] = variable(
         "OPENCLAW_REDACT",
-        "redact",
-        str,
         "secrets",
         "what is replaced before a turn is stored; such turns are not trained; personal needs pip install 'openclaw-rl[privacy]'",
-        choices=("secrets", "personal", "off"),
-    ),
-    Variable(
+    )
+    retention_days: float | None = variable(
         "OPENCLAW_RETENTION_DAYS",
-        "retention_days",
-        float,
         None,
         "delete sessions idle for longer than this many days (default: keep)",
         above=0.0,
-    ),
-    Variable(
-        "PRM_M",
-        "prm_m",
-        int,
-        None,
-        "votes of each judge; default: the method's",
-        minimum=1,
-        aliases=("MAJORITY_VOTE_N",),
-    ),
-    Variable("PRM_TEMPERATURE", "prm_temperature", float, 0.6, "temperature of the judge", minimum=0.0),
-    Variable("PRM_MAX_NEW_TOKENS", "prm_max_new_tokens", int, 4096, "longest answer of the judge in tokens", minimum=1),
-    Variable(
-        "MAJORITY_VOTE_THRESHOLD",
-        "majority_vote_threshold",
-        float,
-        0.6,
-        "least share of valid votes for a majority",
-        above=0.0,
-        maximum=1.0,
-    ),
-    Variable(
-        "OPENCLAW_JUDGE_PROMPTS",
-        "judge_prompts",
-        str,
-        "full",
-        "wording of the judge's prompts; brief is for tiny judges",
-        choices=("full", "brief"),
-    ),
-    Variable("OPENCLAW_JUDGE_CONCURRENCY", "judge_concurrency", int, 8, "most turns judged at a time", minimum=1),
-    Variable(
-        "OPENCLAW_JUDGE_TIMEOUT", "judge_timeout", float, 120.0, "seconds that judging a turn may take", above=0.0
-    ),
-    Variable(
-        "OPENCLAW_MIN_RESPONSE_TOKENS", "min_response_tokens", int, 8, "shorter replies are not trained", minimum=1
-    ),
-    Variable(
+    )
+    prm_m: int | None = variable(
+        "PRM_M", None, "votes of each judge; default: the method's", minimum=1, aliases=("MAJORITY_VOTE_N",)
+    )
+    prm_temperature: float = variable("PRM_TEMPERATURE", 0.6, "temperature of the judge", minimum=0.0)
+    prm_max_new_tokens: int = variable("PRM_MAX_NEW_TOKENS", 4096, "longest answer of the judge in tokens", minimum=1)
+    majority_vote_threshold: float = variable(
+        "MAJORITY_VOTE_THRESHOLD", 0.6, "least share of valid votes for a majority", maximum=1.0, above=0.0
+    )
+    judge_prompts: Literal["full", "brief"] = variable(
+        "OPENCLAW_JUDGE_PROMPTS", "full", "wording of the judge's prompts; brief is for tiny judges"
+    )
+    judge_concurrency: int = variable("OPENCLAW_JUDGE_CONCURRENCY", 8, "most turns judged at a time", minimum=1)
+    judge_timeout: float = variable("OPENCLAW_JUDGE_TIMEOUT", 120.0, "seconds that judging a turn may take", above=0.0)
+    min_response_tokens: int = variable("OPENCLAW_MIN_RESPONSE_TOKENS", 8, "shorter replies are not trained", minimum=1)
+    max_train_tokens: int | None = variable(
         "OPENCLAW_MAX_TRAIN_TOKENS",
-        "max_train_tokens",
-        int,
         None,
         "longer turns (prompt and reply) are not trained; default: CONTEXT_LENGTH",
         minimum=2,
-    ),
-    Variable(
-        "OPENCLAW_OPD_TEACHER",
-        "opd_teacher",
-        str,
-        "policy",
-        "engine whose model is the teacher",
-        choices=("policy", "prm"),
-    ),
-    Variable(
+    )
+    opd_teacher: Literal["policy", "prm"] = variable(
+        "OPENCLAW_OPD_TEACHER", "policy", "engine whose model is the teacher"
+    )
+    distill_topk: int = variable(
         "OPENCLAW_DISTILL_TOPK",
-        "distill_topk",
-        int,
         0,
         "tokens per position whose probabilities the teacher gives too; 0: only those of the reply",
         minimum=0,
-    ),
-    Variable(
-        "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY",
-        "opd_teacher_lp_max_concurrency",
-        int,
-        4,
-        "most turns scored by the teacher at a time",
-        minimum=1,
-    ),
-    Variable(
-        "ROLLOUT_LOG_LEVEL",
-        "log_level",
-        str,
-        "INFO",
-        "log level of the runtime",
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-    ),
-)
+    )
+    opd_teacher_lp_max_concurrency: int = variable(
+        "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY", 4, "most turns scored by the teacher at a time", minimum=1
+    )
+    log_level: str = variable(
+        "ROLLOUT_LOG_LEVEL", "INFO", "log level of the runtime", choices=("DEBUG", "INFO", "WARNING", "ERROR")
+    )
+
+
+VARIABLES = RuntimeVariables.variables()
+
+
+def client_key(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the key with which a client asks the gateway; None without one.
+
+    Raises:
+        ConfigError: when its two names have different values.
+    """
+    return cast(str | None, RuntimeVariables.declared("api_key").read(environment)[0])

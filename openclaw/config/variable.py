@@ -50,6 +50,10 @@ class Variable:
         """The variable's name and its aliases."""
         return (self.name, *self.aliases)
 
+    def is_set(self, environment: Mapping[str, str]) -> bool:
+        """Return whether one of the names has a value."""
+        return any(environment.get(name) for name in self.names)
+
     def read(self, environment: Mapping[str, str]) -> tuple[Value, str]:
         """Return the value and the name it was set under; the default and ``default`` where the variable is unset or empty.
 

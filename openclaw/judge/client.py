@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import httpx
 
+from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.prompts import Variant, judge_messages
 from openclaw.judge.votes import read_vote
@@ -143,9 +144,9 @@ class Question:
 class JudgeSampling:
     """How a judge answers."""
 
-    temperature: float = 0.6
+    temperature: float = RuntimeVariables.prm_temperature
     top_p: float = 1.0
-    max_new_tokens: int = 4096
+    max_new_tokens: int = RuntimeVariables.prm_max_new_tokens
 
 
 class JudgeClient:

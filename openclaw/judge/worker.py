@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.client import JudgeClient, Question, together
 from openclaw.judge.hygiene import Limits, defect
@@ -47,9 +48,9 @@ class WorkerSettings:
         longest_pause: bound of that pause, seconds.
     """
 
-    concurrency: int = 8
-    timeout: float = 120.0
-    vote_threshold: float = 0.6
+    concurrency: int = RuntimeVariables.judge_concurrency
+    timeout: float = RuntimeVariables.judge_timeout
+    vote_threshold: float = RuntimeVariables.majority_vote_threshold
     poll_seconds: float = 0.5
     first_pause: float = 1.0
     longest_pause: float = 60.0

@@ -60,11 +60,7 @@ class FoundMethod:
 
         A default gives way to a variable that ``environment`` sets under any of its names.
         """
-        given = {
-            each.name
-            for each in (*VARIABLES, *self.config.variables())
-            if any(environment.get(name) for name in each.names)
-        }
+        given = {each.name for each in (*VARIABLES, *self.config.variables()) if each.is_set(environment)}
         of_profile = self.config.profile_defaults.get(profile, {})
         return _for_runtime(self.config.defaults, given), _for_runtime(of_profile, given)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
 from slime.args import Arguments, required
+from slime.arguments.machines import missing_secret
 
 DEFAULT_PORT = 6379
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -35,11 +36,8 @@ def check_nodes(values: Mapping[str, Value], gpu_ids: tuple[int, ...] | None, en
         problems.append(f"NNODES={count} needs MASTER_ADDR, the address at which the others reach the head")
     if gpu_ids is not None:
         problems.append("lists of GPUs are for one machine; write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts")
-    if not environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_MODE") != "token":
-        problems.append(
-            "several machines need a secret: make one with `openssl rand -hex 32`, and on all of them export RAY_AUTH_MODE=token "
-            "RAY_AUTH_TOKEN=SECRET"
-        )
+    if problem := missing_secret(environment):
+        problems.append(problem)
     if problems:
         raise ConfigError("\n  - ".join(["several machines:", *problems]) if len(problems) > 1 else problems[0])
 

@@ -9,111 +9,87 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from openclaw.config.environment_config import EnvironmentConfig, variable
 from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
 
-LAUNCH_VARIABLES: tuple[Variable, ...] = (
-    Variable("NUM_GPUS", "num_gpus", int, 8, "GPUs of the machine", minimum=1, aliases=("GPUS_PER_NODE",)),
-    Variable(
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchVariables(EnvironmentConfig):
+    """A field for each variable."""
+
+    num_gpus: int = variable("NUM_GPUS", 8, "GPUs of the machine", minimum=1, aliases=("GPUS_PER_NODE",))
+    gpu_memory_gb: float | None = variable(
         "GPU_MEMORY_GB",
-        "gpu_memory_gb",
-        float,
         None,
         "GiB of one GPU, for the memory budget; default: what nvidia-smi says, else the profile's",
         above=0.0,
-    ),
-    Variable(
-        "ACTOR_GPUS", "actor_gpus", str, "4", "GPUs that train: a count, or a list 0,1,2,3", aliases=("TRAIN_GPUS",)
-    ),
-    Variable("ROLLOUT_GPUS", "rollout_gpus", str, "2", "GPUs that serve the policy: a count, or a list"),
-    Variable("PRM_GPUS", "prm_gpus", str, "2", "GPUs that serve the judge: a count, or a list"),
-    Variable("NNODES", "nnodes", int, 1, "machines; the counts of GPUs above are those of each", minimum=1),
-    Variable("NODE_RANK", "node_rank", int, 0, "rank of this machine among NNODES; 0 is the head", minimum=0),
-    Variable("MASTER_ADDR", "master_addr", str, None, "address of the head, with NNODES above 1"),
-    Variable("MASTER_PORT", "master_port", int, 6379, "port of Ray on the head", minimum=1),
-    Variable("NODE_ADDR", "node_addr", str, None, "address of this machine; default: of the interface to the head"),
-    Variable("TP", "tp", int, 2, "GPUs per policy engine", minimum=1),
-    Variable("PRM_TP", "prm_tp", int, 2, "GPUs per judge engine", minimum=1),
-    Variable(
+    )
+    actor_gpus: str = variable(
+        "ACTOR_GPUS", "4", "GPUs that train: a count, or a list 0,1,2,3", aliases=("TRAIN_GPUS",)
+    )
+    rollout_gpus: str = variable("ROLLOUT_GPUS", "2", "GPUs that serve the policy: a count, or a list")
+    prm_gpus: str = variable("PRM_GPUS", "2", "GPUs that serve the judge: a count, or a list")
+    nnodes: int = variable("NNODES", 1, "machines; the counts of GPUs above are those of each", minimum=1)
+    node_rank: int = variable("NODE_RANK", 0, "rank of this machine among NNODES; 0 is the head", minimum=0)
+    master_addr: str | None = variable("MASTER_ADDR", None, "address of the head, with NNODES above 1")
+    master_port: int = variable("MASTER_PORT", 6379, "port of Ray on the head", minimum=1)
+    node_addr: str | None = variable(
+        "NODE_ADDR", None, "address of this machine; default: of the interface to the head"
+    )
+    tp: int = variable("TP", 2, "GPUs per policy engine", minimum=1)
+    prm_tp: int = variable("PRM_TP", 2, "GPUs per judge engine", minimum=1)
+    hf_ckpt: str = variable(
         "HF_CKPT",
-        "hf_ckpt",
-        str,
         "models/Qwen3-4B",
         "policy checkpoint (Hugging Face folder)",
         aliases=("MODEL_PATH", "BASE_MODEL_PATH"),
-    ),
-    Variable("REF_LOAD", "ref_load", str, None, "reference checkpoint; default: HF_CKPT"),
-    Variable(
-        "SAVE_CKPT",
-        "save_ckpt",
-        str,
-        None,
-        "where checkpoints go; default: runs/<script>/checkpoints",
-        aliases=("CKPT_SAVE_DIR",),
-    ),
-    Variable(
-        "PRM_MODEL_PATH",
-        "prm_model_path",
-        str,
-        None,
-        "judge checkpoint; default: HF_CKPT",
-        aliases=("JUDGE_MODEL_PATH",),
-    ),
-    Variable("RUN_DIR", "run_dir", str, None, "logs, metrics and ledger; default: runs/<script>"),
-    Variable("RESUME", "resume", bool, False, "1: go on from the newest checkpoint in SAVE_CKPT"),
-    Variable("SAVE_INTERVAL", "save_interval", int, 10, "steps between checkpoints", minimum=1),
-    Variable(
-        "NUM_ROLLOUT",
-        "num_rollout",
-        int,
-        100_000_000,
-        "optimizer steps until the run ends",
-        minimum=1,
-        aliases=("UPDATES",),
-    ),
-    Variable("BATCH_SIZE", "batch_size", int, 16, "judged turns per optimizer step", minimum=1),
-    Variable("LEARNING_RATE", "learning_rate", float, 1e-5, "learning rate", above=0.0),
-    Variable("WEIGHT_DECAY", "weight_decay", float, 0.1, "weight decay", minimum=0.0),
-    Variable(
-        "KL_LOSS_COEF",
-        "kl_loss_coef",
-        float,
-        0.0,
-        "weight of the KL to the reference; 0: the reference is not loaded",
-        minimum=0.0,
-    ),
-    Variable("CLIP_GRAD_NORM", "clip_grad_norm", float, 1.0, "largest gradient norm", minimum=0.0),
-    Variable("PPO_CLIP_RATIO", "ppo_clip_ratio", float, 0.2, "lower clip of the ratio", above=0.0),
-    Variable(
+    )
+    ref_load: str | None = variable("REF_LOAD", None, "reference checkpoint; default: HF_CKPT")
+    save_ckpt: str | None = variable(
+        "SAVE_CKPT", None, "where checkpoints go; default: runs/<script>/checkpoints", aliases=("CKPT_SAVE_DIR",)
+    )
+    prm_model_path: str | None = variable(
+        "PRM_MODEL_PATH", None, "judge checkpoint; default: HF_CKPT", aliases=("JUDGE_MODEL_PATH",)
+    )
+    run_dir: str | None = variable("RUN_DIR", None, "logs, metrics and ledger; default: runs/<script>")
+    resume: bool = variable("RESUME", False, "1: go on from the newest checkpoint in SAVE_CKPT")
+    save_interval: int = variable("SAVE_INTERVAL", 10, "steps between checkpoints", minimum=1)
+    num_rollout: int = variable(
+        "NUM_ROLLOUT", 100_000_000, "optimizer steps until the run ends", minimum=1, aliases=("UPDATES",)
+    )
+    batch_size: int = variable("BATCH_SIZE", 16, "judged turns per optimizer step", minimum=1)
+    learning_rate: float = variable("LEARNING_RATE", 1e-05, "learning rate", above=0.0)
+    weight_decay: float = variable("WEIGHT_DECAY", 0.1, "weight decay", minimum=0.0)
+    kl_loss_coef: float = variable(
+        "KL_LOSS_COEF", 0.0, "weight of the KL to the reference; 0: the reference is not loaded", minimum=0.0
+    )
+    clip_grad_norm: float = variable("CLIP_GRAD_NORM", 1.0, "largest gradient norm", minimum=0.0)
+    ppo_clip_ratio: float = variable("PPO_CLIP_RATIO", 0.2, "lower clip of the ratio", above=0.0)
+    max_weight_staleness: int | None = variable(
         "MAX_WEIGHT_STALENESS",
-        "max_weight_staleness",
-        int,
         None,
         "replies sampled more than this many updates ago are not trained on (reason stale); default: no bound",
         minimum=0,
-    ),
-    Variable("USE_GRADIENT_CHECKPOINTING", "gradient_checkpointing", bool, True, "recompute activations"),
-    Variable(
-        "MAX_TOKENS_PER_GPU", "max_tokens_per_gpu", int, 32768, "tokens per micro-batch and training GPU", minimum=16
-    ),
-    Variable("MAX_RESPONSE_LENGTH", "max_response_length", int, 8192, "longest reply in tokens", minimum=1),
-    Variable(
-        "MEM_FRACTION_STATIC",
-        "mem_fraction_static",
-        float,
-        0.8,
-        "share of GPU memory for weights and KV cache",
-        above=0.0,
-        maximum=1.0,
-    ),
-    Variable("SEED", "seed", int, 1234, "seed of everything random"),
-    Variable("USE_LORA", "use_lora", bool, False, "train LoRA adapters"),
-    Variable("LORA_RANK", "lora_rank", int, 16, "LoRA rank", minimum=1),
-    Variable("LORA_ALPHA", "lora_alpha", int, 32, "LoRA scale", minimum=1),
-    Variable("LORA_DROPOUT", "lora_dropout", float, 0.0, "LoRA dropout", minimum=0.0, maximum=1.0),
-    Variable("USE_WANDB", "use_wandb", bool, False, "log to Weights & Biases (key in WANDB_API_KEY or WANDB_KEY)"),
-    Variable("WANDB_PROJECT", "wandb_project", str, "openclaw_rl", "W&B project"),
-)
+    )
+    gradient_checkpointing: bool = variable("USE_GRADIENT_CHECKPOINTING", True, "recompute activations")
+    max_tokens_per_gpu: int = variable(
+        "MAX_TOKENS_PER_GPU", 32768, "tokens per micro-batch and training GPU", minimum=16
+    )
+    max_response_length: int = variable("MAX_RESPONSE_LENGTH", 8192, "longest reply in tokens", minimum=1)
+    mem_fraction_static: float = variable(
+        "MEM_FRACTION_STATIC", 0.8, "share of GPU memory for weights and KV cache", maximum=1.0, above=0.0
+    )
+    seed: int = variable("SEED", 1234, "seed of everything random")
+    use_lora: bool = variable("USE_LORA", False, "train LoRA adapters")
+    lora_rank: int = variable("LORA_RANK", 16, "LoRA rank", minimum=1)
+    lora_alpha: int = variable("LORA_ALPHA", 32, "LoRA scale", minimum=1)
+    lora_dropout: float = variable("LORA_DROPOUT", 0.0, "LoRA dropout", minimum=0.0, maximum=1.0)
+    use_wandb: bool = variable("USE_WANDB", False, "log to Weights & Biases (key in WANDB_API_KEY or WANDB_KEY)")
+    wandb_project: str = variable("WANDB_PROJECT", "openclaw_rl", "W&B project")
+
+
+LAUNCH_VARIABLES = LaunchVariables.variables()
 
 # Variables of other guides that mean nothing here, each with what to use instead.
 REPLACED: dict[str, str] = {
@@ -162,11 +138,11 @@ def resolve(environment: Mapping[str, str], profile: Mapping[str, Value]) -> dic
         ConfigError: naming the variable that cannot be used, and what to type.
     """
     resolved = {}
-    for variable in LAUNCH_VARIABLES:
-        value, source = variable.read(environment)
-        if source == "default" and variable.name in profile:
-            value, source = profile[variable.name], "profile"
-        resolved[variable.field] = Resolved(variable, value, source)
+    for each in LAUNCH_VARIABLES:
+        value, source = each.read(environment)
+        if source == "default" and each.name in profile:
+            value, source = profile[each.name], "profile"
+        resolved[each.field] = Resolved(each, value, source)
     return resolved
 
 

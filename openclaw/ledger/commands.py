@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from rich.console import Console
 from rich.progress import Progress
 
-from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import UnknownRecordError
@@ -56,7 +56,7 @@ def check_command(options: argparse.Namespace) -> Iterable[str]:
 
 def import_command(options: argparse.Namespace) -> Iterable[str]:
     """Add conversations of a file."""
-    mode = RuntimeConfig.from_env().redact
+    mode = RuntimeVariables.from_env().redact
     redactor = None if mode == "off" else Redactor(mode)
     with closing(Ledger(options.ledger, redaction=redactor)) as ledger, progress_bar("importing") as on_progress:
         result = import_conversations(ledger, options.file, on_progress)

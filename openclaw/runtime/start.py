@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 LEDGER_NAME = "ledger.sqlite"
 RUNTIME_LOG_NAME = "runtime.log"
-PORT_ALIASES = {"OPENCLAW_PORT": ""}
+PORT_ALIASES = dict.fromkeys(RuntimeConfig.declared("port").aliases, "")
 # Variables that arguments give a value to when the caller does not; the first argument that is set counts.
 PROPOSED_BY_ARGUMENTS = {
     "OPENCLAW_TOP_P": ("rollout_top_p",),
@@ -38,8 +38,9 @@ PROPOSED_BY_ARGUMENTS = {
 
 def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path:
     """Return the ledger file: ``OPENCLAW_LEDGER``, else next to the checkpoints (``--save``), else in ``--run-dir``."""
-    if environment.get("OPENCLAW_LEDGER"):
-        return Path(environment["OPENCLAW_LEDGER"]).absolute()
+    named, _ = RuntimeConfig.declared("ledger").read(environment)
+    if named:
+        return Path(str(named)).absolute()
     return Path(args.save or args.run_dir).absolute() / LEDGER_NAME
 
 

@@ -7,7 +7,6 @@ feedback as soon as the server has them; asking again, after a crash of either s
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 
 import httpx
 
-from openclaw.exceptions import OpenClawError
+from openclaw.config.runtime_variables import client_key
+from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.ledger.conversations import conversations, write_conversations, write_lines
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
@@ -126,8 +126,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "collect_rollouts.py") -
     )
     parser.add_argument("--once", action="store_true", help="take what there is and end")
     arguments = parser.parse_args(argv)
-    key = os.environ.get("SGLANG_API_KEY") or os.environ.get("OPENCLAW_API_KEY")
-    collector = Collector(arguments.api_endpoint, arguments.output_dir, key=key)
+    try:
+        collector = Collector(arguments.api_endpoint, arguments.output_dir, key=client_key())
+    except ConfigError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
     stop = StopRequested().install()
     try:
         return _follow(collector, stop, arguments)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
-from openclaw.launch.variables import parse_gpus
+from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.runtime.start import LEDGER_NAME, own_import_paths
 from slime.arguments.derive import visible_gpus
 
@@ -88,9 +88,10 @@ def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) 
     Raises:
         ConfigError: when that cannot be started.
     """
-    model = arguments.model_path or environment.get("BASE_MODEL_PATH") or environment.get("HF_CKPT")
-    if not model:
+    checkpoint = LaunchVariables.declared("hf_ckpt")
+    if not arguments.model_path and not checkpoint.is_set(environment):
         raise ConfigError("no model; write --model-path FOLDER or set BASE_MODEL_PATH")
+    model = arguments.model_path or str(checkpoint.read(environment)[0])
     model = str(Path(model).absolute()) if Path(model).is_dir() else model
     if arguments.rl_buffer_dir is not None and not arguments.enable_rl_intercept:
         raise ConfigError("--rl-buffer-dir records turns; add --enable-rl-intercept, or leave it out to record nothing")
@@ -134,16 +135,18 @@ def _runtime_variables(
 ) -> dict[str, str]:
     """Return the gateway's variables that the command line and the model decide."""
     decided = {"OPENCLAW_TOKENIZER": model, "PYTHONPATH": os.pathsep.join(own_import_paths()), "OPENCLAW_METHOD": ""}
-    for name, option in (("HOST", arguments.host), ("PORT", arguments.port)):
+    for field, option in (("host", arguments.host), ("port", arguments.port)):
         if option is not None:
-            decided |= {name: str(option), f"OPENCLAW_{name}": ""}
+            variable = RuntimeConfig.declared(field)
+            decided |= {variable.name: str(option), **dict.fromkeys(variable.aliases, "")}
     if folder is not None:
         decided["OPENCLAW_LEDGER"] = str(folder / LEDGER_NAME)
-        decided["OPENCLAW_SERVE_ROLLOUTS"] = environment.get("OPENCLAW_SERVE_ROLLOUTS") or "1"
-    if not environment.get("CONTEXT_LENGTH"):
+        if not RuntimeConfig.declared("serve_rollouts").is_set(environment):
+            decided["OPENCLAW_SERVE_ROLLOUTS"] = "1"
+    if not RuntimeConfig.declared("context_length").is_set(environment):
         decided["CONTEXT_LENGTH"] = str(_context_length(model))
     context = int(decided.get("CONTEXT_LENGTH") or RuntimeConfig.from_env({**environment, **decided}).context_length)
-    if not environment.get("PRM_MAX_NEW_TOKENS"):
+    if not RuntimeConfig.declared("prm_max_new_tokens").is_set(environment):
         decided["PRM_MAX_NEW_TOKENS"] = str(min(RuntimeConfig.prm_max_new_tokens, context // JUDGE_SHARE))
     return decided
 

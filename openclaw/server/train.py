@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import methods_of, recommended
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
-from openclaw.launch.variables import parse_gpus
+from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.start import LEDGER_NAME, own_import_paths
 from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
@@ -32,7 +33,8 @@ END_SECONDS = 600.0
 CORRECTED = ("--max-weight-staleness", "1", "--stale-samples", "correct")
 """Recorded turns are older than the weights from the second step on; the loss weighs them instead of dropping them."""
 HF_FOLDER = "hf-{rollout_id}"
-UNBOUNDED = "100000000"
+DEFAULTS = {RuntimeVariables.declared("port"): "0", LaunchVariables.declared("num_rollout"): "100000000"}
+"""What a job without them gets: any free port, and no bound on its steps."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,11 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
         "OPENCLAW_LEDGER": str(ledger),
         "SAVE_CKPT": str(save),
         "RUN_DIR": str(save / "run"),
-        "PORT": environment.get("PORT") or "0",
-        "NUM_ROLLOUT": environment.get("NUM_ROLLOUT") or UNBOUNDED,
         "PYTHONPATH": os.pathsep.join(own_import_paths()),
     }
+    for variable, default in DEFAULTS.items():
+        if not variable.is_set(environment):
+            variables[variable.name] = default
     if arguments.model_path:
         variables |= {"HF_CKPT": arguments.model_path, "MODEL_PATH": "", "BASE_MODEL_PATH": ""}
     flags = (*CORRECTED, "--save-hf", str(save / HF_FOLDER), *extra)

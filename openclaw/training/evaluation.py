@@ -6,7 +6,7 @@ majority, or 0 with its reason (``no_next_state``): without a next state there i
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
@@ -19,6 +19,12 @@ from slime.utils.types import Sample
 
 NEXT_STATE = "next_state"
 load_judge_tokenizer = lru_cache(maxsize=1)(load_tokenizer)
+
+
+@cache
+def runtime_config() -> RuntimeConfig:
+    """Return the variables of this process, which are read once."""
+    return RuntimeConfig.from_env()
 
 
 async def generate(
@@ -45,7 +51,7 @@ async def judge_reward(args: Arguments, sample: Sample | list[Sample], **kwargs:
         raise ValueError(
             "scoring replies needs a judge engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH"
         )
-    config = RuntimeConfig.from_env()
+    config = runtime_config()
     engine = EngineHttp(
         f"http://{args.prm_router_ip}:{args.prm_router_port}", timeout=config.judge_timeout, concurrency=args.prm_m
     )

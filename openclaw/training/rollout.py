@@ -2,8 +2,8 @@
 
 Guarantees: a batch is ``--rollout-batch-size`` samples that all carry gradient, leased to its rollout id in the ledger;
 what exceeds it waits for the next batch. Nothing leaves the ledger silently: a sample that is too stale is dropped with
-that reason, or trained with an importance weight and counted. The runtime process is up from the first batch on
-and belongs to the data source. The ledger file holds all other state.
+that reason, or trained with an importance weight and counted. The driver's bring-up starts the runtime process through
+`LedgerDataSource.before_rollouts`, and it belongs to the data source. The ledger file holds all other state.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
-from openclaw.method import method_config
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import ledger_path, start_runtime
-from openclaw.training.live_losses import unfed_loss
+from openclaw.training.live_arguments import check_arguments
 from slime.args import Arguments
-from slime.arguments.cluster import check_asynchronous
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.data_source import DataSource
 from slime.rollout.sglang_rollout import eval_rollout
@@ -32,7 +30,6 @@ from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
 
-RolloutOutput = RolloutFnTrainOutput | RolloutFnEvalOutput
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.2
 LEDGER_PAUSE_SECONDS = 2.0
@@ -43,7 +40,7 @@ T = TypeVar("T")
 class LedgerDataSource(DataSource):
     """``--data-source-path openclaw.training.rollout.LedgerDataSource``: ties the ledger to checkpoints and live weights.
 
-    Owns the runtime process: `serve` starts it, `dispose` ends it.
+    Owns the runtime process: `before_rollouts` starts it, `dispose` ends it.
     """
 
     def __init__(self, args: Arguments) -> None:
@@ -53,22 +50,39 @@ class LedgerDataSource(DataSource):
         self._runtime: RuntimeSupervisor | None = None
         self._runtime_lock = threading.Lock()
 
-    def serve(self, method_path: str) -> RuntimeSupervisor:
-        """Return the supervisor of the runtime process; the first call starts it and returns when it serves.
+    def before_rollouts(self) -> None:
+        """Start the runtime process with the method of the rollout function and return when it serves; no-op when it runs.
+
+        A rollout function that is no `LiveRollout` reads the ledger without a runtime process.
 
         Raises:
-            RuntimeFailedError: when it does not.
+            ValueError: when the arguments do not fit live training, with what to change.
+            RuntimeFailedError: when the process does not stay up.
         """
+        function = load_function(self.args.rollout_function_path)
+        if not isinstance(function, LiveRollout):
+            logger.info("%s names no method: no runtime process is started", self.args.rollout_function_path)
+            return
+        check_arguments(self.args, function.method_path)
         with self._runtime_lock:
             if self._runtime is None:
-                self._runtime = start_runtime(self.args, method_path)
-            return self._runtime
+                self._runtime = start_runtime(self.args, function.method_path)
+
+    @property
+    def runtime(self) -> RuntimeSupervisor:
+        """The supervisor of the runtime process; RuntimeError when nobody has started one."""
+        if self._runtime is None:
+            raise RuntimeError(
+                f"no runtime process was started for --rollout-function-path {self.args.rollout_function_path}; the driver "
+                "starts it for a LiveRollout: write generate_rollout_mymethod = LiveRollout('mymethod_module.MyMethod')"
+            )
+        return self._runtime
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         """Refuse: samples come from conversations, not from prompts."""
         raise RuntimeError(
             "the ledger holds judged turns, not prompts; use --rollout-function-path of a method folder, "
-            "for example openclaw_combine_rollout.generate_rollout_openclaw_combine"
+            "openclaw_*_rollout.generate_rollout_*"
         )
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
@@ -111,67 +125,49 @@ class LedgerDataSource(DataSource):
         return self.ledger.ready_count()
 
 
-def generate_rollout(
-    args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False, *, method_path: str
-) -> RolloutOutput:
-    """Return the batch of ``rollout_id``, waiting until the conversations gave enough samples.
+class LiveRollout:
+    """The rollout function of a method that learns from conversations.
 
-    Args:
-        args: of the run.
-        rollout_id: the samples are leased to it.
-        data_source: a `LedgerDataSource`.
-        evaluation: evaluate on ``--eval-prompt-data`` instead.
+    Attributes:
         method_path: ``module.attribute`` of the method that the runtime process runs.
-
-    Raises:
-        ValueError: when ``args`` do not fit live training, with what to change.
-        RuntimeFailedError: when the runtime process does not stay up.
-        InterruptedError: when the data source was disposed of meanwhile.
     """
-    if evaluation:
-        output, _ = run(eval_rollout(args, rollout_id))
-        return output
-    check_arguments(args, data_source, method_path)
-    source = cast(LedgerDataSource, data_source)
-    supervisor = source.serve(method_path)
-    started = time.monotonic()
-    samples, dropped = collect(args, rollout_id, source, supervisor)
-    metrics = batch_metrics(source.ledger, samples, args.max_weight_staleness)
-    metrics |= {
-        "openclaw/wait_seconds": time.monotonic() - started,
-        "openclaw/dropped_stale": float(dropped),
-        "openclaw/runtime_restarts": float(supervisor.restarts),
-    }
-    return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
 
+    def __init__(self, method_path: str) -> None:
+        self.method_path = method_path
 
-def check_arguments(args: Arguments, data_source: Any, method_path: str) -> None:
-    """Raise ValueError for arguments under which judged turns would not be trained as they are."""
-    path = args.custom_loss_function_path
-    problem = (
-        unfed_loss(args, without_topk(method_path), getattr(load_function(path), "__module__", None)) if path else None
-    )
-    if problem:
-        raise ValueError(problem)
-    if problems := check_asynchronous(args, "a method on live conversations"):
-        raise ValueError(problems[0])
-    if not isinstance(data_source, LedgerDataSource):
-        raise ValueError(
-            "live training reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource"
-        )
-    if args.n_samples_per_prompt != 1:
-        raise ValueError(f"a turn is one sample; replace --n-samples-per-prompt {args.n_samples_per_prompt} by 1")
-    if args.global_batch_size and args.rollout_batch_size % args.global_batch_size:
-        raise ValueError(
-            f"--rollout-batch-size {args.rollout_batch_size} is not a multiple of --global-batch-size "
-            f"{args.global_batch_size}: the rest of each batch would be leased and never trained"
-        )
+    def __call__(
+        self, args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
+    ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+        """Return the batch of ``rollout_id``, waiting until the conversations gave enough samples.
 
+        Args:
+            args: of the run.
+            rollout_id: the samples are leased to it.
+            data_source: a `LedgerDataSource` whose runtime process is started.
+            evaluation: evaluate on ``--eval-prompt-data`` instead.
 
-def without_topk(method_path: str) -> str | None:
-    """Return the method's name when it declares that its samples never have the teacher's top K."""
-    own = method_config(method_path)
-    return None if own is None or own.keeps_topk else getattr(load_function(method_path), "name", method_path)
+        Raises:
+            ValueError: when the data source is another one.
+            RuntimeFailedError: when the runtime process does not stay up.
+            InterruptedError: when the data source was disposed of meanwhile.
+        """
+        if evaluation:
+            output, _ = run(eval_rollout(args, rollout_id))
+            return output
+        if not isinstance(data_source, LedgerDataSource):
+            raise ValueError(
+                "live training reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource"
+            )
+        supervisor = data_source.runtime
+        started = time.monotonic()
+        samples, dropped = collect(args, rollout_id, data_source, supervisor)
+        metrics = batch_metrics(data_source.ledger, samples, args.max_weight_staleness)
+        metrics |= {
+            "openclaw/wait_seconds": time.monotonic() - started,
+            "openclaw/dropped_stale": float(dropped),
+            "openclaw/runtime_restarts": float(supervisor.restarts),
+        }
+        return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
 
 
 def collect(

@@ -81,13 +81,9 @@ class Foresight:
         return []
 """
 ROLLOUT = """
-from openclaw.training.rollout import generate_rollout
+from openclaw.training.rollout import LiveRollout
 
-
-def generate_rollout_foresight(args, rollout_id, data_source, evaluation=False):
-    return generate_rollout(
-        args, rollout_id, data_source, evaluation, method_path="openclaw_foresight_method.Foresight"
-    )
+generate_rollout_foresight = LiveRollout("openclaw_foresight_method.Foresight")
 """
 SCRIPT = """#!/usr/bin/env bash
 source "{root}/scripts/launch.sh"

@@ -13,6 +13,7 @@ def rollout_args(run_dir: Path, **changes: Any) -> Arguments:
     values: dict[str, Any] = {
         "save": None,
         "run_dir": str(run_dir),
+        "rollout_function_path": "openclaw_rollout.generate_rollout_openclaw",
         "rollout_batch_size": 2,
         "global_batch_size": 2,
         "n_samples_per_prompt": 1,

@@ -16,14 +16,14 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from openclaw.training.rollout import LedgerDataSource, generate_rollout
+from openclaw.training.rollout import LedgerDataSource, LiveRollout
 from slime.args import Arguments
 from slime.utils.http_utils import find_available_port, is_port_available
 from tests.helpers.mock_engine import logprob_of, serve
 from tests.helpers.policy_and_judge import REPLY, PolicyAndJudge
 from tests.helpers.rollout_args import rollout_args
 
-METHOD = "openclaw_combine_method.Combine"
+LIVE = LiveRollout("openclaw_combine_method.Combine")
 DEADLINE = 120.0
 
 
@@ -58,6 +58,7 @@ def args(
         prm_router_port=engine_port,
         hf_checkpoint=str(tiny_random_model),
         prm_model_path=str(tiny_random_model),
+        rollout_function_path=f"{__name__}.LIVE",
         rollout_max_response_len=64,
         rollout_max_context_len=2048,
         prm_m=1,
@@ -87,8 +88,9 @@ async def test_conversations_become_batches_across_a_kill(
     source = LedgerDataSource(args)
     source.load(None)
     try:
-        supervisor = await asyncio.to_thread(source.serve, METHOD)
-        batch = asyncio.create_task(asyncio.to_thread(generate_rollout, args, 0, source, method_path=METHOD))
+        await asyncio.to_thread(source.before_rollouts)
+        supervisor = source.runtime
+        batch = asyncio.create_task(asyncio.to_thread(LIVE, args, 0, source))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE) as client:
             await converse(client, "first")
             problem = {"role": "user", "content": "second: what is 2 + 3?"}

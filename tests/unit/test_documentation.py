@@ -13,11 +13,10 @@ import reference_pages
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.methods import methods_of
 from openclaw.launch.variables import LAUNCH_VARIABLES
-from slime.arguments.machines import ADDRESS_VARIABLE
+from slime.arguments.machines import ADDRESS_VARIABLE, MODE_VARIABLE, TOKEN_VARIABLE
 from slime.arguments.parser import build_parser
 from slime.arguments.process_environment import NOSET
 from slime.contract import CLAUSES
-from slime.ray.ray_start import MODE_VARIABLE, TOKEN_VARIABLE
 from slime.utils.forwarded_environment import FORWARD_VARIABLE, FORWARDED, PREFIXES, travels
 
 WORDS_OF_OTHER_PROGRAMS = {

@@ -13,6 +13,8 @@ from slime.args import Arguments
 from slime.arguments.critic import critic_gpus
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
+TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
+MODE_VARIABLE = "RAY_AUTH_MODE"
 OWN_CLUSTER = "local"
 _NO_CLUSTER = {
     "ray://": "the address of Ray's client, whose program runs on no machine of the cluster",
@@ -67,6 +69,16 @@ def named_cluster(environment: Mapping[str, str]) -> str | None:
     """Return the address of the Ray cluster that the variable names; None without one."""
     address = environment.get(ADDRESS_VARIABLE)
     return None if address in (None, "", OWN_CLUSTER) else address
+
+
+def missing_secret(environment: Mapping[str, str]) -> str | None:
+    """Return what to type when the secret of a cluster of several machines is missing; None where it is there."""
+    if environment.get(TOKEN_VARIABLE) and environment.get(MODE_VARIABLE) == "token":
+        return None
+    return (
+        "several machines need a secret: make one with `openssl rand -hex 32`, and on all of them "
+        f"export {MODE_VARIABLE}=token {TOKEN_VARIABLE}=SECRET"
+    )
 
 
 def _existing(args: Arguments) -> str | None:

@@ -18,13 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime.args import Arguments, required
-from slime.arguments.machines import missing_machines
+from slime.arguments.machines import TOKEN_VARIABLE, missing_machines
 from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 from slime.exceptions import ConfigurationError, NodeError
 from slime.ray.ray_start import (
     CPU_OBJECT_STORE_BYTES,
     EXTRA_CPUS,
-    TOKEN_VARIABLE,
     Part,
     answers,
     node_of_cluster,

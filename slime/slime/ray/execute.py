@@ -17,13 +17,13 @@ from slime.utils.process import Stopped
 logger = logging.getLogger(__name__)
 
 
-def execute(args: Arguments, loop: Callable[[Run], None]) -> int:
+def execute(args: Arguments, loop: Callable[[Run], None], *, collects: bool = True) -> int:
     """Run a control loop until it returns or a signal stops it, and return the exit code.
 
     A failure of the trainer, the engines, a machine or a plugin ends the output with one line that names it; its traceback stands above,
-    unless it is the arguments' fault.
+    unless it is the arguments' fault. ``collects``: whether the loop asks for rollouts.
     """
-    run = Run(args)
+    run = Run(args, collects=collects)
     try:
         with run:
             run.repeat(loop)

@@ -20,12 +20,11 @@ from pathlib import Path
 
 import psutil
 
+from slime.arguments.machines import missing_secret
 from slime.arguments.process_environment import NOSET
 from slime.exceptions import ConfigurationError, NodeError
 from slime.utils.cleanup import entrust, start_janitor
 
-TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
-MODE_VARIABLE = "RAY_AUTH_MODE"
 RAY_VARIABLES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", NOSET: "0"}
 """What Ray starts with on a machine, whatever its shell says."""
 EXTRA_CPUS = 16
@@ -101,11 +100,8 @@ def answers(head: str, seconds: float = 2.0) -> bool:
 
 def check_token(environment: Mapping[str, str]) -> None:
     """Raise ConfigurationError unless the secret of the cluster is there; Ray reads the mode when it is imported."""
-    if not environment.get(TOKEN_VARIABLE) or environment.get(MODE_VARIABLE) != "token":
-        raise ConfigurationError(
-            f"several machines need a secret: make one with `openssl rand -hex 32`, and on all of them "
-            f"export {MODE_VARIABLE}=token {TOKEN_VARIABLE}=SECRET"
-        )
+    if problem := missing_secret(environment):
+        raise ConfigurationError(problem)
 
 
 def start_command(part: Part, folder: Path) -> list[str]:

@@ -277,6 +277,10 @@ class RolloutManager:
         """Restore the data source to its state after ``rollout_id``."""
         self._source_hooks.load(rollout_id)
 
+    def before_rollouts(self) -> None:
+        """Let the data source start what rollouts need; the engines have the trainer's weights."""
+        self._source_hooks.before_rollouts()
+
     def on_weights_live(self, rollout_id: int, version: str) -> None:
         """Note that engines serve the weights that ``rollout_id`` produced; the data source hears of it."""
         self._source_hooks.weights_live(rollout_id, version)

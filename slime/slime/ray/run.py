@@ -51,8 +51,15 @@ WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
 class Run:
     """Enter it to start everything; the loops call its methods. Owned by the driver's main thread."""
 
-    def __init__(self, args: Arguments) -> None:
+    def __init__(self, args: Arguments, *, collects: bool = True) -> None:
+        """Start nothing yet.
+
+        Args:
+            args: of the command line.
+            collects: whether the loop asks for rollouts; a mere evaluation does not.
+        """
         self.args = args
+        self._collects = collects
         self.stop = StopRequested()
         self.weight_version = ""
         self._life = RunLife()
@@ -138,7 +145,16 @@ class Run:
             processes.loaded = True
         if self._serves_engines():
             self._hand_over(connect=True)
+        if self._rollouts_follow():
+            self.wait(processes.manager.before_rollouts.remote())
         self._progress.free_since = time.monotonic()
+
+    def _rollouts_follow(self) -> bool:
+        """Whether the data source has to be ready: rollouts are left to collect, or the run serves without any."""
+        args = self.args
+        if not self._collects or args.load_debug_rollout_data:
+            return False
+        return self.start_rollout_id < required("--num-rollout", args.num_rollout) or args.serve_when_done
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         """Save what a stopped run has trained, and end everything."""

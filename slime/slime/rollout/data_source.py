@@ -56,6 +56,9 @@ class DataSource(abc.ABC):
     def load(self, rollout_id: int | None = None) -> None:
         """Go back to the position after ``rollout_id``; None or -1 is the start."""
 
+    def before_rollouts(self) -> None:  # noqa: B027
+        """Start what rollouts need: engines are up with the trainer's weights. Called again after a restart of the trainer."""
+
     def mark(self, rollout_id: int) -> None:  # noqa: B027
         """The rollout function has returned: note the position, because `save` of ``rollout_id`` comes after later rollouts."""
 

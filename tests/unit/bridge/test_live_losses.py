@@ -9,8 +9,8 @@ import pytest
 
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
+from openclaw.training.live_arguments import check_arguments, without_topk
 from openclaw.training.live_losses import HYBRID_MODULE, TOPK_MODULE, unfed_loss
-from openclaw.training.rollout import LedgerDataSource, generate_rollout, without_topk
 from slime.args import Arguments
 from tests.helpers.rollout_args import rollout_args
 
@@ -51,16 +51,14 @@ def test_a_built_in_loss_is_fed() -> None:
     assert unfed_loss(Arguments(loss_type="policy_loss", custom_loss_function_path=None, distill_topk=0), None) is None
 
 
-def test_the_rollout_refuses_before_it_starts_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENCLAW_LEDGER", raising=False)
+def test_the_loss_is_refused_before_anything_starts(tmp_path: Path) -> None:
     args = rollout_args(tmp_path)
     args.loss_type, args.custom_loss_function_path = "custom_loss", HYBRID
-    source = LedgerDataSource(args)
     with pytest.raises(ValueError, match="needs the policy's own top K"):
-        generate_rollout(args, 0, source, method_path=OPD)
+        check_arguments(args, OPD)
     args.custom_loss_function_path = f"{__name__}.renamed"
     with pytest.raises(ValueError, match=f"{__name__}.renamed needs the teacher's top K"):
-        generate_rollout(args, 0, source, method_path=COMBINE)
+        check_arguments(args, COMBINE)
 
 
 def __getattr__(name: str) -> Any:

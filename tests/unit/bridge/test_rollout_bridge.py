@@ -20,13 +20,14 @@ from openclaw.exceptions import ConfigError
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import ledger_path, reachable_host, runtime_environment
 from openclaw.training import rollout
-from openclaw.training.rollout import LedgerDataSource, generate_rollout, staleness
+from openclaw.training.rollout import LedgerDataSource, LiveRollout, staleness
 from slime.args import Arguments
 from slime.utils.types import Sample
 from tests.helpers.ledger_records import judged_sample
 from tests.helpers.rollout_args import rollout_args
 
 DEADLINE = 20.0
+LIVE = LiveRollout("m.M")
 
 
 class FakeChild:
@@ -79,7 +80,7 @@ def supervise(nursery: Nursery, tmp_path: Path, **changes: Any) -> RuntimeSuperv
 @pytest.fixture
 def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arguments:
     monkeypatch.delenv("OPENCLAW_LEDGER", raising=False)
-    return rollout_args(tmp_path)
+    return rollout_args(tmp_path, rollout_function_path=f"{__name__}.LIVE")
 
 
 @pytest.fixture
@@ -88,12 +89,14 @@ def source(args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     supervisor.start()
     monkeypatch.setattr(rollout, "start_runtime", lambda args, method_path: supervisor)
     monkeypatch.setattr(rollout, "POLL_SECONDS", 0.005)
-    yield LedgerDataSource(args)
+    source = LedgerDataSource(args)
+    source.before_rollouts()
+    yield source
     supervisor.stop()
 
 
 def claim(args: Arguments, source: LedgerDataSource, rollout_id: int) -> Any:
-    return generate_rollout(args, rollout_id, source, method_path="m.M")
+    return LIVE(args, rollout_id, source)
 
 
 def ids(output: Any) -> list[int]:
@@ -230,6 +233,7 @@ def test_checkpoint_and_restore_move_the_ledger(args: Arguments, source: LedgerD
     lost = ids(claim(args, source, 1))
     restarted = LedgerDataSource(args)
     restarted.load(0)
+    restarted.before_rollouts()
     assert source.ledger.counts()["samples"] == {"ready": 2, "trained": 2}
     assert ids(claim(args, restarted, 1)) == lost
     restarted.load(None)
@@ -244,16 +248,32 @@ def test_checkpoint_and_restore_move_the_ledger(args: Arguments, source: LedgerD
     ],
 )
 def test_arguments_that_would_waste_samples_are_refused(
-    args: Arguments, source: LedgerDataSource, changes: dict[str, Any], words: str
+    args: Arguments, changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vars(args).update(changes)
+    monkeypatch.setattr(rollout, "start_runtime", None)
     with pytest.raises(ValueError, match=words):
-        claim(args, source, 0)
+        LedgerDataSource(args).before_rollouts()
 
 
 def test_another_data_source_is_refused(args: Arguments) -> None:
     with pytest.raises(ValueError, match="--data-source-path openclaw"):
-        generate_rollout(args, 0, object(), method_path="m.M")
+        LIVE(args, 0, object())
+
+
+def test_a_rollout_without_a_runtime_process_says_so_and_starts_none(
+    args: Arguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "start_runtime", None)
+    source = LedgerDataSource(args)
+    with pytest.raises(RuntimeError, match=r"no runtime process was started for --rollout-function-path .*\.LIVE"):
+        claim(args, source, 0)
+    args.rollout_function_path = "slime.rollout.sleep_rollout.sleep"
+    source.before_rollouts()
+    with pytest.raises(RuntimeError, match=r"sleep_rollout\.sleep.*LiveRollout\('mymethod_module\.MyMethod'\)"):
+        claim(args, source, 0)
+    source.check()
+    source.dispose()
 
 
 def test_prompts_are_not_in_the_ledger(source: LedgerDataSource) -> None:
@@ -366,7 +386,7 @@ def test_runtime_that_dies_soon_after_each_good_start_is_an_error_too(
     monkeypatch.setattr(rollout, "start_runtime", lambda args, method_path: supervisor)
     source = LedgerDataSource(args)
     source.check()  # before the process is started there is nothing to say
-    source.serve("m.M")
+    source.before_rollouts()
     with pytest.raises(RuntimeFailedError, match=r"ended 3 times within 60 s(.|\n)*first judged turn is a bug"):
         source.check()
 
@@ -377,13 +397,17 @@ def test_the_data_source_owns_one_runtime_process(
     nursery = Nursery()
 
     def start(args: Arguments, method_path: str) -> RuntimeSupervisor:
+        assert method_path == LIVE.method_path
         supervisor = supervise(nursery, tmp_path)
         supervisor.start()
         return supervisor
 
     monkeypatch.setattr(rollout, "start_runtime", start)
     first, second = LedgerDataSource(args), LedgerDataSource(args)
-    assert first.serve("m.M") is first.serve("m.M")
+    first.before_rollouts()
+    runtime = first.runtime
+    first.before_rollouts()  # as after a restart of the trainer
+    assert first.runtime is runtime
     second.dispose()  # ends nothing of another one's
     assert [child.stopped for child in nursery.children] == [False]
     first.dispose()

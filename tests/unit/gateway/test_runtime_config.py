@@ -8,7 +8,7 @@ import os
 import pytest
 
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.runtime_variables import VARIABLES, client_key
 from openclaw.exceptions import ConfigError
 from openclaw.runtime import serve as runtime
 
@@ -33,6 +33,13 @@ def test_values_and_sources() -> None:
 def test_secrets_are_hidden() -> None:
     config = RuntimeConfig.from_env({"SGLANG_API_KEY": "s3cret"})
     assert "s3cret" not in repr(config) + str(config.describe())
+
+
+def test_a_client_reads_the_key_alone() -> None:
+    assert client_key({"OPENCLAW_API_KEY": "k", "PORT": "of the server"}) == "k"
+    assert client_key({"SGLANG_API_KEY": ""}) is None
+    with pytest.raises(ConfigError, match="SGLANG_API_KEY and OPENCLAW_API_KEY name the same thing and differ"):
+        client_key({"OPENCLAW_API_KEY": "a", "SGLANG_API_KEY": "b"})
 
 
 @pytest.mark.parametrize(

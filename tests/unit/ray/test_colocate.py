@@ -58,6 +58,7 @@ class Recorder:
             "weights_arrived": lambda: None,
             "hold_engines": lambda: self.note("hold"),
             "load": lambda _: None,
+            "before_rollouts": lambda: None,
             "on_weights_live": lambda rollout_id, version: self.note("live", rollout_id),
             "sleep_engines": lambda: self.note("sleep_engines"),
             "end_engines": lambda: self.note("end_engines"),

@@ -156,6 +156,7 @@ def test_a_foreign_data_source_gets_the_optional_methods_it_lacks(manager: Rollo
     manager._generate = generate
     manager.generate(3)
     manager.on_weights_live(3, "4")
+    manager.before_rollouts()
     manager.save(3)
     manager.load(3)
     manager._source_hooks.check()

@@ -64,6 +64,7 @@ class World:
         return SimpleNamespace(
             addresses=method("addresses", {}),
             load=method("load"),
+            before_rollouts=method("before_rollouts"),
             save=method("save"),
             hold_engines=method("hold_engines"),
             recover_engines=Remote(lambda: 0),
@@ -174,12 +175,13 @@ def test_a_lost_rank_goes_back_to_the_checkpoint_and_trains_on_the_same_batches(
         *(f"trainer 2 train {number} on manager 1 batch {number}" for number in (2, 3)),
     ]
     after = world.log[world.log.index("trainer 1 killed") :]
-    assert after[:5] == [
+    assert after[:6] == [
         "trainer 1 killed",
         "manager 1 addresses",
         "trainer 2 init",
         "trainer 2 connect",
         "trainer 2 push",
+        "manager 1 before_rollouts",
     ]
     assert world.made == {"manager": 1, "trainer": 2}
 
@@ -278,6 +280,49 @@ def test_a_rank_that_dies_in_the_first_push_is_started_again(world: World, monke
     assert world.made == {"manager": 1, "trainer": 2}
     assert "manager 1 hold_engines" in world.log
     assert [line.split(" on ")[0] for line in steps(world)] == [f"trainer 2 train {number}" for number in range(4)]
+
+
+def test_rollouts_begin_after_the_first_push(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(world, monkeypatch)
+    assert world.log[-2:] == ["trainer 1 push", "manager 1 before_rollouts"]
+    run.repeat(loop)
+    assert world.log.count("manager 1 before_rollouts") == 1
+
+
+@pytest.mark.parametrize(
+    ("collects", "done", "changes", "told"),
+    [
+        (False, 0, {}, False),
+        (True, 0, {"load_debug_rollout_data": "dump"}, False),
+        (True, 4, {}, False),
+        (True, 4, {"serve_when_done": True}, True),
+        (True, 3, {}, True),
+    ],
+)
+def test_the_data_source_starts_nothing_for_a_run_without_rollouts(
+    world: World, monkeypatch: pytest.MonkeyPatch, collects: bool, done: int, changes: dict[str, Any], told: bool
+) -> None:
+    (world.save / "latest_checkpointed_iteration.txt").write_text(str(done))
+    values = {"num_rollout": 4, "resume": True, "load": None, "rollout_num_gpus": 1, **changes}
+    run = Run(Arguments(**values), collects=collects)
+    run._processes.reserved = NOWHERE
+    run._bring_up(run.args)
+    assert ("manager 1 before_rollouts" in world.log) == told
+
+
+def test_a_data_source_that_cannot_start_ends_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = world.manager
+
+    def refusing(args: Arguments, reserved: ReservedPlacement) -> Any:
+        made = manager(args, reserved)
+        vars(made)["before_rollouts"] = Remote(lambda: RuntimeError("the runtime process ended 6 times"))
+        return made
+
+    monkeypatch.setattr(world, "manager", refusing)
+    monkeypatch.setattr(run_module, "create_rollout_manager", refusing)
+    with pytest.raises(RuntimeError, match="ended 6 times"):
+        start(world, monkeypatch)
+    assert steps(world) == []
 
 
 def test_a_rank_that_dies_in_the_first_push_ends_a_run_without_restarts(
@@ -420,7 +465,7 @@ def test_without_checkpoints_or_restarts_one_line_ends_the_run(
 ) -> None:
     run = make_run(world, save=save, allowed=allowed)
     world.deaths = [("train 1", RankLostError("training rank 0 died in train: killed\nmore", "train"))]
-    monkeypatch.setattr(execute_module, "Run", lambda args: run)
+    monkeypatch.setattr(execute_module, "Run", lambda args, collects: run)
     monkeypatch.setattr(Run, "_start", lambda self: None)
     assert execute(run.args, loop) == 1
     last = capsys.readouterr().out.splitlines()[-1]

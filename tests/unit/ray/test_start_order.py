@@ -92,7 +92,11 @@ def test_the_trainer_of_a_shared_gpu_waits_for_the_engines(
     monkeypatch: pytest.MonkeyPatch, placement: Placement, first: str
 ) -> None:
     events: list[str] = []
-    answers = {"addresses": lambda: events.append("engines are up") or {}, "load": lambda _: None}
+    answers = {
+        "addresses": lambda: events.append("engines are up") or {},
+        "load": lambda _: None,
+        "before_rollouts": lambda: None,
+    }
     manager = SimpleNamespace(**{name: SimpleNamespace(remote=answer) for name, answer in answers.items()})
     trainer = SimpleNamespace(init=lambda: events.append("trainer") or 0)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda *_: manager)

@@ -42,7 +42,8 @@ def words(tmp_path: Path) -> list[str]:
 def test_scores_are_printed_and_written(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def execute(args: Any, loop: Callable[[Any], None]) -> int:
+    def execute(args: Any, loop: Callable[[Any], None], *, collects: bool) -> int:
+        assert not collects, "an evaluation starts no gateway"
         assert args.debug_rollout_only
         assert [one.name for one in args.eval_datasets] == ["aime", "facts"]
         loop(FakeRun())
@@ -67,7 +68,7 @@ def test_scores_are_printed_and_written(
 def test_a_run_that_failed_is_no_success(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = ["--eval-prompt-data", "aime", "a.jsonl", "--json", str(tmp_path / "scores.json")]
     for code in (1, 0):  # a failure, and a signal before there was a result
-        monkeypatch.setattr(eval_only, "execute", lambda args, loop, code=code: code)
+        monkeypatch.setattr(eval_only, "execute", lambda args, loop, collects, code=code: code)
         assert eval_only.main([*words, *sets]) == 1
     assert not (tmp_path / "scores.json").exists()
 

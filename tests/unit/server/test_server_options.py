@@ -55,6 +55,13 @@ def test_variables_stand_in_for_options_and_options_win(model: Path) -> None:
     assert (config.port, config.host) == (9001, "::1")
 
 
+def test_the_model_has_every_name_that_the_launcher_knows(model: Path) -> None:
+    for name in ("BASE_MODEL_PATH", "HF_CKPT", "MODEL_PATH"):
+        assert read(**{name: str(model)}).model == str(model)
+    with pytest.raises(ConfigError, match="HF_CKPT and BASE_MODEL_PATH name the same thing and differ"):
+        read(HF_CKPT="one", BASE_MODEL_PATH="other")
+
+
 def test_without_the_intercept_nothing_is_kept(model: Path) -> None:
     found = read("--model-path", str(model))
     assert found.folder is None

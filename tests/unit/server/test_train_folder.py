@@ -56,6 +56,16 @@ def test_the_run_of_a_folder(ledger: Ledger, tmp_path: Path) -> None:
     )
 
 
+def test_the_callers_port_and_bound_stay_under_any_name(ledger: Ledger, tmp_path: Path) -> None:
+    arguments = SimpleNamespace(
+        rollout_dir=ledger.path.parent, checkpoint_dir=tmp_path / "c", method="binary", gpus="cpu", model_path="/m"
+    )
+    environment = {"OPENCLAW_PORT": "31000", "UPDATES": "7"}
+    job = make_job(arguments, [], environment)
+    plan = make_plan(PROFILES[job.profile], job.method, None, job.extra, {**environment, **job.variables})
+    assert (plan.runtime.port, plan.args.num_rollout) == (31000, 7)
+
+
 def test_a_folder_without_turns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rollout-dir", str(tmp_path), "--checkpoint-dir", str(tmp_path / "c"), "--gpus", "cpu"]) == 2
     assert "collect_rollouts.py writes it" in capsys.readouterr().err
