@@ -3,7 +3,7 @@
 `python -m benchmarks.paths [--path request|sample] [--functions] [--json FILE]` runs the real code on the CPU, with a
 stand-in for the engine and one FSDP rank with a tiny random model, and records each function of the repository that is
 entered, in order. The traced request and sample follow a warm-up of each, so nothing of the start is in the figures.
-`instructions/paths.md` explains the same hops; a test compares the two.
+`instructions/path_of_a_request.md` and `path_of_a_sample.md` explain the same hops; a test compares them with the recording.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import argparse
 import json
 import logging
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,10 +23,14 @@ from benchmarks.path_parts.recorder import REPOSITORY, Entry
 
 PATHS = ("request", "sample")
 METHOD_FOLDER = REPOSITORY / "openclaw-combine"
+PAGE_ROW = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
+PAGE_TABLE = re.compile(r"<!-- path:begin -->\n(.*?)<!-- path:end -->", re.DOTALL)
 
 
 def trace(path: str) -> list[Entry]:
     """Return the entries of one of `PATHS`."""
+    if str(METHOD_FOLDER) not in sys.path:
+        sys.path.append(str(METHOD_FOLDER))
     with tempfile.TemporaryDirectory() as folder:
         if path == "request":
             from benchmarks.path_parts.request import trace_request
@@ -33,6 +39,12 @@ def trace(path: str) -> list[Entry]:
         from benchmarks.path_parts.sample import trace_sample
 
         return trace_sample(Path(folder))
+
+
+def modules_of_page(path: str) -> list[str]:
+    """Return the modules that the page of one of `PATHS` explains, in its order."""
+    text = (REPOSITORY / "instructions" / f"path_of_a_{path}.md").read_text()
+    return [module for rows in PAGE_TABLE.findall(text) for module in PAGE_ROW.findall(rows)]
 
 
 def by_module(entries: Iterable[Entry]) -> list[dict[str, Any]]:

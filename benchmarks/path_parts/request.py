@@ -57,6 +57,7 @@ async def talk(recorder: Recorder, folder: Path) -> int:
         )
         registry = CollectorRegistry()
         ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry))
+        recorder.install()
         service = build_service(config, tokenizer, ledger, registry, renderer=Renderer(tokenizer))
         watched = Watched(create_app(service, registry), recorder)
         async with serve(watched) as url, httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE) as client:
@@ -82,7 +83,6 @@ async def say(client: httpx.AsyncClient, messages: list[dict[str, Any]]) -> None
 def trace_request(folder: Path) -> list[Entry]:
     """Return the functions that one streamed main turn enters, after another one of the same session."""
     recorder = Recorder()
-    recorder.install()
     try:
         turns = asyncio.run(talk(recorder, folder))
     finally:

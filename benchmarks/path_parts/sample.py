@@ -6,6 +6,7 @@ a stand-in takes the place of the runtime process. What the driver does between 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -77,6 +78,7 @@ def trace_sample(folder: Path) -> list[Entry]:
         backward(tensor, *values, **options)
 
     with (
+        mock.patch.dict(os.environ, {"OPENCLAW_LEDGER": str(folder / "ledger.sqlite")}),
         mock.patch("openclaw.training.rollout.start_runtime", return_value=mock.Mock(restarts=0)),
         mock.patch("slime.ray.rollout.ray.put", side_effect=lambda shard: shard),
         mock.patch.object(torch.Tensor, "backward", loss_is_there),
