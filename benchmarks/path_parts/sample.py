@@ -84,18 +84,18 @@ def trace_sample(folder: Path) -> list[Entry]:
         mock.patch.object(torch.Tensor, "backward", loss_is_there),
     ):
         manager, actor = manager_of(args), FSDPTrainActor(1, 0, "127.0.0.1")
-        actor.init(args)
         source = LedgerDataSource(args)
         judge(source, "warm-up")
         judge(source, "recorded")
-        actor.train(WARM_UP, manager.generate(WARM_UP)["shards"][0])
-        recorder.install()
         try:
+            actor.init(args)
+            actor.train(WARM_UP, manager.generate(WARM_UP)["shards"][0])
+            recorder.install()
             with recorder.recording():
                 [shard] = manager.generate(RECORDED)["shards"]
                 actor.train(RECORDED, shard)
         finally:
             recorder.remove()
-        actor.shutdown()
-        manager.dispose()
+            actor.shutdown()
+            manager.dispose()
     return recorder.entries
