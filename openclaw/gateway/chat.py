@@ -61,6 +61,7 @@ class ChatService:
         self.metrics = metrics
         self.clock = clock
         self.replies = Replies(engine, sessions, metrics, clock)
+        self._model_name = config.model_name
         self._renderer = renderer
         self._vocabulary = vocabulary
         self._format = reply_format
@@ -142,7 +143,7 @@ class ChatService:
 
     def _head(self, reply: Reply) -> dict[str, Any]:
         prompt = reply.capture.prompt
-        return head(prompt.id, self.config.model_name, prompt.created_at, reply.capture.weight_version)
+        return head(prompt.id, self._model_name, prompt.created_at, reply.capture.weight_version)
 
     async def close(self) -> None:
         """Carry the work of clients that left through, then let go of the engine and the ledger's thread."""

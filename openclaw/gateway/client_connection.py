@@ -28,19 +28,22 @@ async def read_body(request: Request, limit: int) -> bytes:
         ApiError: 413 when it has more than ``limit`` bytes; the rest is not read.
         ClientGoneError: when the client closed the connection before it had sent all.
     """
-    too_large = ApiError(413, f"the body has more than {limit} bytes; send less", code="request_too_large")
     stated = request.headers.get("content-length", "0")
     if stated.isdigit() and int(stated) > limit:
-        raise too_large
+        raise _too_large(limit)
     body = bytearray()
     try:
         async for part in request.stream():
             body += part
             if len(body) > limit:
-                raise too_large
+                raise _too_large(limit)
     except ClientDisconnect as error:
         raise ClientGoneError from error
     return bytes(body)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body has more than {limit} bytes; send less", code="request_too_large")
 
 
 def json_response(value: object, headers: dict[str, str] | None = None) -> Response:

@@ -1,8 +1,7 @@
 """Several streams read as one, as their items come.
 
-Guarantees: items of one source keep their order; a single source is read directly, without a task in between. When a
-source fails or the reader leaves, every source is closed before control returns. What the reader has not taken yet is
-kept; it is as long as the sources are.
+Guarantees: items of one source keep their order. When a source fails or the reader leaves, every source is closed before
+control returns. What the reader has not taken yet is kept; it is as long as the sources are.
 """
 
 from __future__ import annotations
@@ -15,12 +14,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Return the items of all sources until the last one ends; the first error of a source is raised."""
-    return sources[0] if len(sources) == 1 else _together(sources)
-
-
-async def _together(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield the items of all sources until the last one ends; the first error of a source is raised."""
     queue: asyncio.Queue[tuple[T] | asyncio.Task[None]] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
     for task in tasks:

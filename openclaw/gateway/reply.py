@@ -134,7 +134,8 @@ class Reply:
     async def _begin(self, opening: Opening) -> None:
         """Wait for the first tokens and for what the request says about earlier turns."""
         self.captures = opening.captures
-        self._steps = interleave([self._read(capture) for capture in self.captures])
+        sources = [self._read(capture) for capture in self.captures]
+        self._steps = sources[0] if len(sources) == 1 else interleave(sources)  # one is read without a task in between
         self._replies.under_way += 1
         first = asyncio.ensure_future(anext(self._steps))
         context = self._replies.spawn(opening.find_session())

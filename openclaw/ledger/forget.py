@@ -15,13 +15,12 @@ import sqlite3
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import LedgerUnavailableError, UnknownRecordError
+from openclaw.ledger.turns import session_digest
 
-DIGEST_BYTES = 16
 ERASE_SECONDS = 2.0
 """How long `ForgetQueries.erase` waits for other connections."""
 ERASE_PAUSE_SECONDS = 0.05
@@ -34,11 +33,6 @@ class Forgotten:
     turns: int
     samples: int
     trained: int
-
-
-def session_digest(session_id: str) -> bytes:
-    """Return what stands for a session id after it was forgotten."""
-    return blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 class ForgetQueries(Database):

@@ -10,17 +10,23 @@ import json
 import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from openclaw.ledger.codec import decode_feedback, decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
-from openclaw.ledger.forget import session_digest
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
 from slime.utils.types import Sample
 
 NO_NEXT_STATE = "no_next_state"
 FEEDBACK_OF_TURN = "SELECT * FROM feedback WHERE turn_id = ? ORDER BY id"
+SESSION_DIGEST_BYTES = 16
+
+
+def session_digest(session_id: str) -> bytes:
+    """Return what stands for a session id after it was forgotten."""
+    return blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=SESSION_DIGEST_BYTES).digest()
 
 
 class TurnQueries(Database):

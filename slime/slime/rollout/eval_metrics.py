@@ -9,8 +9,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from slime.rollout.rm_hub import grader_problems
-from slime.rollout.sample_metrics import pass_at_k
+from slime.rollout.sample_metrics import grader_problems, pass_at_k
 
 PREFIX = "eval/"
 _COUNT = "/answers"

@@ -14,8 +14,7 @@ from typing import Any
 from slime.args import Arguments
 from slime.rollout.multimodal_requests import CUT
 from slime.rollout.rewards import constant_groups
-from slime.rollout.rm_hub import grader_problems
-from slime.rollout.sample_metrics import requested_metrics
+from slime.rollout.sample_metrics import grader_problems, requested_metrics
 from slime.utils.types import Sample
 
 REPETITIVE_CHARACTERS, REPETITIVE_TIMES = 1000, 10

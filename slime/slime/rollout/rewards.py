@@ -5,6 +5,10 @@ unit deviation unless ``grpo_std_normalization`` is off); a group of one keeps i
 compare it with and zero would drop it silently. Equal rewards become zero. ``reinforce_plus_plus_baseline`` subtracts the
 group mean. All other estimators get the raw reward. With ``--dynamic-history`` the members of a group are its trajectories:
 each has the reward of its first sample, which all its samples get.
+
+A trajectory, or rollout, is an agent's run that was cut into a sample per step, or per branch. Samples with the same
+``rollout_id`` belong together; without one, samples with the same group and the same index do. Every other sample is a
+rollout of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 from slime.args import Arguments
-from slime.rollout.trajectories import rollout_ids
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -80,3 +83,25 @@ def _reward(args: Arguments, sample: Sample) -> float:
     if value is None:
         raise ValueError(f"sample {sample.index} has no reward; give it one, or set remove_sample and reward 0.0")
     return float(value)
+
+
+def rollout_ids(samples: Sequence[Sample]) -> list[int]:
+    """Return a number per sample, counted from 0 in order of appearance and shared by the samples of one rollout."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(_key(sample, position), len(numbers)) for position, sample in enumerate(samples)]
+
+
+def _key(sample: Sample, position: int) -> Hashable:
+    if sample.rollout_id is not None:
+        return ("rollout", sample.rollout_id)
+    if sample.group_index is not None and sample.index is not None:
+        return ("sample", sample.group_index, sample.index)
+    return ("alone", position)
+
+
+def mask_sums(ids: Sequence[int], masks: Sequence[Sequence[int]]) -> list[int]:
+    """Return per sample the unmasked tokens of its whole rollout."""
+    sums: dict[int, int] = defaultdict(int)
+    for number, mask in zip(ids, masks, strict=True):
+        sums[number] += sum(mask)
+    return [sums[number] for number in ids]

@@ -15,13 +15,13 @@ import numpy as np
 
 from slime.args import Arguments
 from slime.rollout.train_data_checks import TrainDataError
-from slime.utils.routed_experts import ExpertShape, expert_shape, wants_experts
+from slime.utils.routed_experts import ExpertShape, expert_shape
 from slime.utils.types import EXPERTS, OWN_CHOICE, Sample
 
 
 def request_fields(args: Arguments, sample: Sample) -> dict[str, Any]:
     """Return what ``/generate`` is asked besides, for the rows that ``sample`` lacks."""
-    if not wants_experts(args):
+    if not args.use_rollout_routing_replay:
         return {}
     held = getattr(sample, EXPERTS)
     return {"return_routed_experts": True, "routed_experts_start_len": 0 if held is None else len(held)}
@@ -39,7 +39,7 @@ def replayed_experts(
     Raises:
         TrainDataError: naming the sample, when a row that a trained token depends on is missing or an array does not fit.
     """
-    if not wants_experts(args):
+    if not args.use_rollout_routing_replay:
         for name, array in zip(names, given, strict=True):
             if array is not None:
                 raise TrainDataError("convert-8", f"{name}: {EXPERTS} needs --use-rollout-routing-replay")

@@ -1,4 +1,4 @@
-"""Numbers about a batch that are logged on request: turns, pass rates, kinds of rewards, correct samples.
+"""Numbers about a batch: what graders could not grade, and on request turns, pass rates, kinds of rewards, correct samples.
 
 Guarantee: pure; a flag that is off adds nothing.
 """
@@ -8,12 +8,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from slime.args import Arguments
+from slime.rollout.rm_hub import PROBLEM
 from slime.utils.types import Sample
 
 PASSING_REWARD = 1.0
+
+
+def grader_problems(samples: Iterable[Sample]) -> dict[str, int]:
+    """Count the samples that got the lowest reward without a grade, by reason."""
+    return dict(Counter(sample.metadata[PROBLEM] for sample in samples if PROBLEM in sample.metadata))
 
 
 def pass_at_k(groups: Sequence[Hashable], rewards: Sequence[float]) -> dict[int, float]:

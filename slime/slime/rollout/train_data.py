@@ -21,7 +21,7 @@ from typing import Any
 from slime.args import Arguments, required
 from slime.arguments.placement import padded_length
 from slime.rollout.media import image_fields, mask_lost_images
-from slime.rollout.rewards import post_process_rewards
+from slime.rollout.rewards import mask_sums, post_process_rewards, rollout_ids
 from slime.rollout.routed_experts import replayed_experts
 from slime.rollout.step_wise import step_fields
 from slime.rollout.train_data_checks import (
@@ -30,7 +30,6 @@ from slime.rollout.train_data_checks import (
     check_token_lists,
     refuse_unsupported,
 )
-from slime.rollout.trajectories import mask_sums, rollout_ids
 from slime.utils.streams import carried
 from slime.utils.types import EXPERTS, Sample
 

@@ -40,11 +40,6 @@ def expert_shape(checkpoint: str) -> ExpertShape:
     return ExpertShape(config["num_hidden_layers"], config["num_experts_per_tok"], number_of_experts(config) or 0)
 
 
-def wants_experts(args: Arguments) -> bool:
-    """Whether the run replays what engines report."""
-    return bool(args.use_rollout_routing_replay)
-
-
 def take_experts(args: Arguments, sample: Sample, meta: Mapping[str, Any], seen: int) -> None:
     """Append the rows of an engine's answer to those of ``sample``.
 
@@ -58,7 +53,7 @@ def take_experts(args: Arguments, sample: Sample, meta: Mapping[str, Any], seen:
         EngineError: when the rows do not fit tokens and model.
     """
     encoded = meta.get("routed_experts")
-    if not wants_experts(args) or encoded is None:
+    if not args.use_rollout_routing_replay or encoded is None:
         return
     shape, held = expert_shape(args.hf_checkpoint), sample.rollout_routed_experts
     rows = max(0, seen - 1 - (0 if held is None else len(held)))

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from slime.args import Arguments
 from slime.arguments.rewards import GRADER_NAMES
 from slime.exceptions import ConfigurationError, SampleError
-from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction, grader_problems
+from slime.rollout.rm_hub import async_rm, batched_async_rm, check_samples, extraction
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.math_dapo_utils import compute_score
 from slime.rollout.rm_hub.registry import GRADERS, find_grader
+from slime.rollout.sample_metrics import grader_problems
 from slime.utils.types import Sample
 
 HOSTILE = [

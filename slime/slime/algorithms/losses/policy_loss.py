@@ -14,11 +14,11 @@ from torch import Tensor
 
 from slime.algorithms.losses.correction import correct, off_policy_mask
 from slime.algorithms.losses.reduce import Reducer, policy_reducer
-from slime.algorithms.losses.surrogates import cispo_surrogate, gspo_surrogate, ppo_clip_surrogate
+from slime.algorithms.losses.surrogates import cispo_surrogate, gspo_surrogate
 from slime.args import Arguments
 from slime.logprobs.packed_logits import get_log_probs_and_entropy
 from slime.logprobs.response_rows import ResponseRows
-from slime.utils.ppo_utils import compute_approx_kl
+from slime.utils.ppo_utils import compute_approx_kl, compute_policy_loss
 from slime.utils.streams import TrainBatch
 
 
@@ -66,10 +66,12 @@ def policy_loss(
         entropy: ``[R_i]`` per sample.
     """
     new, old = torch.cat(log_probs), torch.cat(batch["log_probs"])
-    surrogate = SURROGATES.get(args.advantage_estimator, ppo_clip_surrogate)
-    losses, clip_fraction = surrogate(
-        args, log_probs, batch["log_probs"], torch.cat(batch["advantages"]), batch["loss_masks"]
-    )
+    advantages = torch.cat(batch["advantages"])
+    if own := SURROGATES.get(args.advantage_estimator):
+        losses, clip_fraction = own(args, log_probs, batch["log_probs"], advantages, batch["loss_masks"])
+    else:
+        clips = (args.eps_clip, args.eps_clip_high, args.eps_clip_c)
+        losses, clip_fraction = compute_policy_loss(old - new, advantages, *clips)
     metrics = {"pg_clipfrac": reduce(clip_fraction), "ppo_kl": reduce((old - new).detach())}
     metrics["ois"] = reduce((new - old).detach().exp())
     if args.use_opsm:

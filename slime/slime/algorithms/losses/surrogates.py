@@ -1,4 +1,4 @@
-"""The surrogates of the policy loss: PPO's clip, and those of estimators that have their own.
+"""The surrogates of estimators that have one of their own; the others use :func:`slime.utils.ppo_utils.compute_policy_loss`.
 
 A surrogate is ``(args, new, old, advantages, masks) -> (losses [sum R_i], 1.0 where it clipped)``.
 """
@@ -13,19 +13,6 @@ from torch import Tensor
 from slime.algorithms.losses.reduce import sequence_mean
 from slime.args import Arguments
 from slime.utils.ppo_utils import compute_policy_loss
-
-
-def ppo_clip_surrogate(
-    args: Arguments, new: Sequence[Tensor], old: Sequence[Tensor], advantages: Tensor, masks: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return the losses ``[sum R_i]`` and 1.0 where the clipped branch was taken.
-
-    PPO's clipped surrogate of the token's own ratio, for every estimator without a surrogate of its own.
-
-    The formula and its source are in :func:`slime.utils.ppo_utils.compute_policy_loss`, which plugins call too.
-    """
-    ppo_kl = torch.cat(list(old)) - torch.cat(list(new))
-    return compute_policy_loss(ppo_kl, advantages, args.eps_clip, args.eps_clip_high, args.eps_clip_c)
 
 
 def gspo_surrogate(

@@ -26,8 +26,7 @@ TARGETS = {"train": "train_overall", "actor_train": "train_actor", "log_probs": 
 def profiled(args: Arguments, phase: str, rollout_id: int, rank: int) -> Iterator[None]:
     """Write ``<run-dir>/profile/<target>_rollout<r>_rank<k>.json`` when this phase of this rollout is asked for."""
     target = TARGETS[phase]
-    wanted = args.use_pytorch_profiler and args.profile_target == target
-    if not wanted or not args.profile_step_start <= rollout_id < args.profile_step_end:
+    if args.profile_target != target or not args.profile_step_start <= rollout_id < args.profile_step_end:
         yield
         return
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]

@@ -200,7 +200,8 @@ class TrainRank(ABC):
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        with profiled(self.args, name, self._rollout_id, self.rank) if name in TARGETS else nullcontext():
+        traced = self.args.use_pytorch_profiler and name in TARGETS
+        with profiled(self.args, name, self._rollout_id, self.rank) if traced else nullcontext():
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,7 +27,6 @@ __all__ = [
     "batched_async_rm",
     "check_samples",
     "grade_answer_verl",
-    "grader_problems",
     "reward_by_type",
 ]
 
@@ -110,8 +108,3 @@ def check_samples(args: Arguments, samples: Iterable[Sample]) -> None:
                 grader.check(sample)
             except SampleError as error:
                 raise SampleError(f"row {position}: {error}") from error
-
-
-def grader_problems(samples: Iterable[Sample]) -> dict[str, int]:
-    """Count the samples that got the lowest reward without a grade, by reason."""
-    return dict(Counter(sample.metadata[PROBLEM] for sample in samples if PROBLEM in sample.metadata))

@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.paths`: the recorder, the two ways, the table."""
