@@ -34,8 +34,11 @@ EFFECTS = {
     f"{COLOCATE}::test_the_engines_have_the_gpus_of_the_trainer": "colocate",
     f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-train offload-rollout",
     f"{COLOCATE}::test_what_does_not_go_together": "offload",
-    f"{FSDP}/test_memory_history.py::test_a_snapshot_is_written_where_and_when_the_flags_say": """record-memory-history
-        memory-snapshot-dir memory-snapshot-path memory-snapshot-num-steps""",
+    f"{FSDP}/test_memory_history.py::test_a_rank_records_from_its_start_where_the_flag_wants_it": (
+        "record-memory-history"
+    ),
+    f"{FSDP}/test_memory_history.py::test_a_snapshot_is_written_where_and_when_the_flags_say": """memory-snapshot-dir
+        memory-snapshot-path memory-snapshot-num-steps""",
     f"{RAY}/test_placement.py::test_one_gpu_is_shared_by_all_roles": "share-gpu",
     f"{CORE}/test_arguments.py::test_more_gpus_than_there_are": "num-gpus",
     f"{CORE}/test_memory_budget.py::test_the_trainer_refuses_at_its_start": "gpu-memory-gb",
@@ -44,7 +47,9 @@ EFFECTS = {
     f"{CORE}/test_machines.py::test_machines_follow_from_the_gpus": "actor-num-nodes",
     f"{CORE}/test_machines.py::test_a_run_is_in_the_cluster_of_its_job": "ray-address",
     f"{RAY}/test_nodes.py::test_the_flags_of_several_machines_reach_ray": "num-nodes head-address node-timeout forward-env",
-    f"{RAY}/test_run_restart.py::test_without_checkpoints_or_restarts_one_line_ends_the_run": "max-trainer-restarts",
+    f"{RAY}/test_run_restart.py::test_a_rank_that_dies_in_the_first_push_ends_a_run_without_restarts": (
+        "max-trainer-restarts"
+    ),
     f"{CORE}/test_algorithm_arguments.py::test_what_would_have_no_effect_is_refused": "critic-num-nodes",
     f"{RULES}::test_external_engines_are_counted_and_exclude_own_ones": "rollout-external",
     f"{CORE}/test_arguments.py::test_megatron_chooses_its_layers_by_the_device": "device",
