@@ -1,7 +1,8 @@
 """Which test shows what a flag does: it fails when the flag is ignored.
 
 A row is a test and the flags, without dashes, whose effect it shows. Every flag that is accepted stands in one row.
-`test_flag_effects.py` checks the rows. Mutate by hand: let the code that reads the flag read its default, and see the test fail.
+`test_flag_effects.py` checks the rows' form; ``python -m tests.flag_mutations`` lets the code read a flag's default and sees
+the test fail.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ EFFECTS = {
     # Places
     f"{ENGINES}::test_a_role_has_its_gpus": """actor-num-gpus-per-node rollout-num-gpus prm-num-gpus
         rollout-num-gpus-per-engine prm-num-gpus-per-engine critic-num-gpus-per-node debug-rollout-only prm-router-ip
-        prm-router-port rollout-external-engine-addrs""",
+        prm-router-port prm-enable rollout-external-engine-addrs""",
     f"{RAY}/test_placement.py::test_modes": "debug-train-only",
     f"{COLOCATE}::test_the_engines_have_the_gpus_of_the_trainer": "colocate",
-    f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-train offload-rollout",
+    f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-rollout",
+    f"{RAY}/test_colocate.py::test_who_is_not_offloaded_stays_and_the_order_is_kept": "offload-train",
     f"{COLOCATE}::test_what_does_not_go_together": "offload",
     f"{FSDP}/test_memory_history.py::test_a_rank_records_from_its_start_where_the_flag_wants_it": (
         "record-memory-history"
@@ -40,7 +42,7 @@ EFFECTS = {
     f"{FSDP}/test_memory_history.py::test_a_snapshot_is_written_where_and_when_the_flags_say": """memory-snapshot-dir
         memory-snapshot-path memory-snapshot-num-steps""",
     f"{RAY}/test_placement.py::test_one_gpu_is_shared_by_all_roles": "share-gpu",
-    f"{CORE}/test_arguments.py::test_more_gpus_than_there_are": "num-gpus",
+    f"{LOOPS}::test_a_cluster_has_the_gpus_of_the_flag_or_those_that_the_roles_need": "num-gpus",
     f"{CORE}/test_memory_budget.py::test_the_trainer_refuses_at_its_start": "gpu-memory-gb",
     f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """num-gpus-per-node
         optimizer override-lr-scheduler""",
@@ -71,7 +73,7 @@ EFFECTS = {
     # Engines
     f"{ENGINES}::test_an_engine_is_started_with_it": """sglang-mem-fraction-static sglang-context-length
         sglang-reasoning-parser sglang-tool-call-parser weight-update-mode""",
-    f"{ENGINES}::test_models_seeds_and_sizes_of_engines": "prm-model-path prm-enable seed",
+    f"{ENGINES}::test_models_seeds_and_sizes_of_engines": "prm-model-path seed",
     f"{RAY}/test_server_command.py::test_a_router_port_alone_is_that_of_the_policys_router": """sglang-router-ip
         sglang-router-port""",
     f"{RAY}/test_server_command.py::test_a_router_gives_a_request_the_time_of_the_flag": (
@@ -176,9 +178,9 @@ EFFECTS = {
     f"{TRAINING}::test_gradients_are_clipped_to_the_flag": "clip-grad",
     f"{TRAINING}::test_the_rates_of_the_first_steps": """lr min-lr lr-decay-style lr-decay-iters lr-wsd-decay-iters
         lr-wsd-decay-style lr-warmup-iters lr-warmup-fraction lr-warmup-init""",
-    f"{TRAINING}::test_a_flag_is_in_the_adapters_configuration": """use-lora lora-rank lora-alpha lora-dropout
+    f"{TRAINING}::test_a_flag_is_in_the_adapters_configuration": """lora-rank lora-alpha lora-dropout
         lora-target-modules""",
-    f"{TRAINING}::test_the_model_that_is_built": "gradient-checkpointing train-dtype",
+    f"{TRAINING}::test_the_model_that_is_built": "gradient-checkpointing train-dtype use-lora",
     f"{TRAINING}::test_the_attention_that_is_built": "attn-implementation pack-sequences",
     f"{TRAINING}::test_memory_that_shards_live_in": "fsdp-cpu-offload",
     f"{FSDP}/test_trainable_parameters.py::test_patterns_choose_parameters": """only-train-params-name-list

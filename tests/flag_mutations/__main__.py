@@ -1,9 +1,9 @@
 """Make each flag ineffective in turn and list which test fails: ``python -m tests.flag_mutations``.
 
 The product reads the flag's default, whatever was given; tests see what was given (see ``ineffective.py``). First each
-flag's test of tests/contract/flag_effects.py runs, many flags in one process; where it does not fail, it runs again in a
-process of its own, followed by other fast tests that mention the flag. A failure counts if the same test passes with
-the flag in effect. "As a check": only the checks of the command line made a difference. Ctrl-C keeps what was found; the next run goes on from there.
+flag's test of tests/contract/flag_effects.py runs, many flags in one process. Where it does not fail, other fast tests
+that mention the flag run, and at last both in a process of their own. A failure counts if the same test passes with the
+flag in effect. "As a check": only the checks of the command line made a difference. Ctrl-C keeps what was found; the next run goes on from there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,17 @@ def main() -> int:
         prog="python -m tests.flag_mutations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--flag", nargs="+", default=[], metavar="NAME", help="only these flags, measured again")
-    parser.add_argument("--integration", action="store_true", help="also flags whose test starts engines (minutes each)")
+    parser.add_argument(
+        "--integration", action="store_true", help="also flags whose test starts engines (minutes each)"
+    )
     parser.add_argument("--again", action="store_true", help="forget what the file has")
     parser.add_argument("--only-rows", action="store_true", help="do not look for other tests")
     parser.add_argument(
-        "--json", type=Path, default=Path("runs/flag_mutations.json"), metavar="FILE", help="what was found: %(default)s"
+        "--json",
+        type=Path,
+        default=Path("runs/flag_mutations.json"),
+        metavar="FILE",
+        help="what was found: %(default)s",
     )
     options = parser.parse_args()
     named = [name.removeprefix("--") for name in options.flag]
@@ -61,53 +69,49 @@ def main() -> int:
 
 
 def measure(wanted: list[str], found: Found, options: argparse.Namespace) -> None:
-    """Fill ``found`` for the flags ``wanted``."""
+    """Fill ``found`` for the flags ``wanted``, in passes: each takes the flags that the passes before left."""
     found |= {flag: _line(flag, "one value") for flag in wanted if has_one_value(flag)}
-    wanted = [flag for flag in wanted if flag not in found]
-    engines = [] if options.integration else [flag for flag in wanted if needs_engines(flag)]
-    columns = TextColumn("{task.description:45}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    left = [flag for flag in wanted if flag not in found]
+    engines = [] if options.integration else [flag for flag in left if needs_engines(flag)]
+    others = 0 if options.only_rows else OTHERS
+    by_row = partial(job_of, others=0)
+    by_others = partial(job_of, row=False, others=others)
+    passes = (
+        ("the test of each flag", "noticed", by_row, set(engines), False),
+        ("other tests", "noticed", by_others, set(), False),
+        (
+            "checks that do not see it either",
+            "noticed as a check",
+            partial(by_row, where="checks too"),
+            set(engines),
+            False,
+        ),
+        ("alone in a process", "noticed", partial(job_of, others=others), set(engines), True),
+    )
+    columns = TextColumn("{task.description:60}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns) as progress:
-        rows = progress.add_task("the test of each flag", total=len(wanted) - len(engines))
-        doubtful = []
-        for answer in answers([job_of(flag) for flag in wanted if flag not in engines]):
-            flag = answer["flag"]
-            progress.update(rows, advance=1, description=f"--{flag}")
-            if answer["step"] == "noticed":
-                found[flag] = _line(flag, "noticed", answer)
+        for name, state, make, skipped, alone in passes:
+            jobs = [job for flag in left if flag not in skipped and (job := make(flag)).nodes]
+            task = progress.add_task(name, total=len(jobs))
+            for answer in chain.from_iterable(map(answers, [[job] for job in jobs] if alone else [jobs])):
+                flag = answer["flag"]
+                progress.update(task, advance=1, description=f"{name}: --{flag}")
+                if answer["step"] == "noticed":
+                    found[flag] = _line(flag, state, answer)
+                    left.remove(flag)
+                elif alone:
+                    found[flag] = _line(flag, {"unnoticed": "NOT NOTICED"}.get(answer["step"], answer["step"]), answer)
                 keep(found, options.json)
-            else:
-                doubtful.append(flag)
-        alone = progress.add_task("alone, then with other tests", total=len(doubtful) + len(engines))
-        others = 0 if options.only_rows else OTHERS
-        for flag in [*doubtful, *engines]:
-            progress.update(alone, description=f"--{flag} alone")
-            found[flag] = by_a_fast_test(flag, others) if flag in engines else alone_with_others(flag, others)
-            keep(found, options.json)
-            progress.advance(alone)
-
-
-def alone_with_others(flag: str, others: int) -> Line:
-    """Measure one flag in processes of its own: without its effects, then with checks that do not see it either."""
-    answer = next(answers([job_of(flag, others=others)]))
-    if answer["step"] == "noticed":
-        return _line(flag, "noticed", answer)
-    checks = next(answers([job_of(flag, others=others, where="checks too")]))
-    if checks["step"] == "noticed":
-        return _line(flag, "noticed as a check", checks)
-    return _line(flag, {"unnoticed": "NOT NOTICED"}.get(answer["step"], answer["step"]), answer)
-
-
-def by_a_fast_test(flag: str, others: int) -> Line:
-    """Measure a flag whose own test starts engines with the fast tests that mention it."""
-    job = job_of(flag, row=False, others=others)
-    answer = next(answers([job])) if job.nodes else {"step": "unnoticed"}
-    return _line(flag, "noticed", answer) if answer["step"] == "noticed" else _line(flag, "by integration test")
+            progress.update(task, description=name)
+    found |= {flag: _line(flag, "by integration test") for flag in engines if flag in left}
 
 
 def keep(found: Found, file: Path) -> None:
     """Write what was found so far."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found, indent=1) + "\n")
+    whole = file.with_name(f"{file.name}.new")
+    whole.write_text(json.dumps(found, indent=1) + "\n")
+    whole.replace(file)
 
 
 def _line(flag: str, state: str, answer: Line | None = None) -> Line:

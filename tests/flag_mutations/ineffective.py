@@ -110,28 +110,30 @@ def default_of(attribute: str) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _seen_by_product(values: dict[str, Any], attribute: str, file: str) -> Any:
-    if OWN in values:
-        return values[OWN]
-    default = default_of(attribute)
-    if default is None and not file.startswith(ARGUMENTS) and attribute in STAND_INS and "hf_checkpoint" in values:
-        return STAND_INS[attribute](values)
-    return default
-
-
-def _in_a_check(frame: FrameType | None) -> bool:
+def _serves(frame: FrameType | None, *kinds: str) -> bool:
+    """Return whether a function ``check_*`` or ``derive_*`` of the command line is among the callers."""
     while frame is not None:
-        if frame.f_code.co_name.lstrip("_").startswith("check_") and frame.f_code.co_filename.startswith(ARGUMENTS):
+        if frame.f_code.co_name.lstrip("_").startswith(kinds) and frame.f_code.co_filename.startswith(ARGUMENTS):
             return True
         frame = frame.f_back
     return False
+
+
+def _seen_by_product(values: dict[str, Any], attribute: str, frame: FrameType) -> Any:
+    if OWN in values:
+        return values[OWN]
+    default = default_of(attribute)
+    # Derivations, and checks before them, want to know what was left open.
+    if attribute in STAND_INS and default is None and "seed" in values and not _serves(frame, "check_", "derive_"):
+        return STAND_INS[attribute](values)
+    return default
 
 
 def _applies(holder: Any, frame: FrameType, mutation: Mutation) -> bool:
     file = frame.f_code.co_filename
     if not is_product(file) or (file == FILES and mutation.attribute not in NAMES_OF_FILES):
         return False
-    if mutation.where == "effects" and file.startswith(ARGUMENTS) and _in_a_check(frame):
+    if mutation.where == "effects" and file.startswith(ARGUMENTS) and _serves(frame, "check_"):
         return False
     # A plain Namespace is a parser's result on its way to the arguments, or another program's.
     return type(holder) is not Namespace or file == FILES
@@ -144,13 +146,12 @@ def _read(self: Any, name: str) -> Any:
     value, frame = _get(self, name), sys._getframe(1)
     if not _applies(self, frame, mutation):
         return value
-    file = frame.f_code.co_filename
     if name == mutation.attribute:
-        return _seen_by_product(_get(self, "__dict__"), name, file)
-    if file in REAL_DICT or mutation.attribute not in value:
+        return _seen_by_product(_get(self, "__dict__"), name, frame)
+    if frame.f_code.co_filename in REAL_DICT or mutation.attribute not in value:
         return value
     shown = {key: each for key, each in value.items() if key != OWN}
-    return shown | {mutation.attribute: _seen_by_product(value, mutation.attribute, file)}
+    return shown | {mutation.attribute: _seen_by_product(value, mutation.attribute, frame)}
 
 
 def _write(self: Any, name: str, value: Any) -> None:

@@ -46,7 +46,9 @@ def job_of(flag: str, *, row: bool = True, others: int = 0, where: str = "effect
 def fast_tests() -> dict[str, frozenset[str]]:
     """Return the words of every fast test, those that check the table of effects left out."""
     found = {}
-    for file in sorted([*(ROOT / "tests" / "unit").rglob("test_*.py"), *(ROOT / "tests" / "contract").glob("test_*.py")]):
+    for file in sorted(
+        [*(ROOT / "tests" / "unit").rglob("test_*.py"), *(ROOT / "tests" / "contract").glob("test_*.py")]
+    ):
         if file.name in ("test_flag_effects.py", "test_every_flag.py"):
             continue
         names = [name for name in definitions(file) if name.startswith("test_")]
