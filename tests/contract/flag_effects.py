@@ -30,7 +30,7 @@ EFFECTS = {
     # Places
     f"{ENGINES}::test_a_role_has_its_gpus": """actor-num-gpus-per-node rollout-num-gpus prm-num-gpus
         rollout-num-gpus-per-engine prm-num-gpus-per-engine critic-num-gpus-per-node debug-rollout-only prm-router-ip
-        prm-router-port prm-enable rollout-external-engine-addrs""",
+        prm-enable rollout-external-engine-addrs""",
     f"{RAY}/test_placement.py::test_modes": "debug-train-only",
     f"{COLOCATE}::test_the_engines_have_the_gpus_of_the_trainer": "colocate",
     f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-rollout",
@@ -44,11 +44,11 @@ EFFECTS = {
     f"{RAY}/test_placement.py::test_one_gpu_is_shared_by_all_roles": "share-gpu",
     f"{LOOPS}::test_a_cluster_has_the_gpus_of_the_flag_or_those_that_the_roles_need": "num-gpus",
     f"{CORE}/test_memory_budget.py::test_the_trainer_refuses_at_its_start": "gpu-memory-gb",
-    f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """num-gpus-per-node
-        optimizer override-lr-scheduler""",
+    f"{RULES}::test_flags_of_the_trainer_that_cannot_work": "optimizer override-lr-scheduler",
     f"{CORE}/test_machines.py::test_machines_follow_from_the_gpus": "actor-num-nodes",
     f"{CORE}/test_machines.py::test_a_run_is_in_the_cluster_of_its_job": "ray-address",
-    f"{RAY}/test_nodes.py::test_the_flags_of_several_machines_reach_ray": "num-nodes head-address node-timeout forward-env",
+    f"{RAY}/test_nodes.py::test_the_flags_of_several_machines_reach_ray": """num-nodes num-gpus-per-node
+        head-address node-timeout forward-env""",
     f"{RAY}/test_run_restart.py::test_a_rank_that_dies_in_the_first_push_ends_a_run_without_restarts": (
         "max-trainer-restarts"
     ),
@@ -157,7 +157,7 @@ EFFECTS = {
     f"{LOSSES}::test_mismatch_metrics_without_a_correction_leave_the_loss_alone": "get-mismatch-metrics",
     # Judge
     f"{BRIDGE}/test_evaluation_plugins.py::test_the_judge_is_asked_as_the_flags_say": """prm-m prm-temperature
-        prm-max-new-tokens""",
+        prm-max-new-tokens prm-router-port""",
     # Trainer
     f"{ACTOR}::test_where_the_weights_come_from": "ref-load",
     f"{ACTOR}::test_the_first_rollout_and_the_schedule_after_a_checkpoint": """load resume start-rollout-id
