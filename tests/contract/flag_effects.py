@@ -10,6 +10,7 @@ from __future__ import annotations
 CONTRACT, INTEGRATION = "tests/contract", "tests/integration"
 CORE, FSDP, RAY = "tests/unit/slime_core", "tests/unit/fsdp", "tests/unit/ray"
 BRIDGE, LAUNCH, REWARDS = "tests/unit/bridge", "tests/unit/launch", "tests/unit/rewards"
+PUSHES = "tests/unit/weight_sync"
 MEGATRON = f"{CORE}/test_flags_of_megatron.py"
 ACTOR, TRAINING = f"{FSDP}/test_flags_of_the_actor.py", f"{FSDP}/test_flags_of_training.py"
 SAMPLING, ENGINES = f"{CORE}/test_flags_of_sampling.py", f"{CORE}/test_flags_of_engines.py"
@@ -83,9 +84,12 @@ EFFECTS = {
     f"{INTEGRATION}/test_weight_sync.py::test_what_differs_after_a_push_is_named_and_requests_are_held": (
         "check-weight-update-equal"
     ),
-    f"{INTEGRATION}/test_weight_sync.py::test_the_last_two_versions_stay_on_disk_while_the_run_lasts": """
-        update-weight-transport update-weight-disk-dir update-weight-disk-keep-files""",
-    f"{INTEGRATION}/test_weight_sync.py::test_small_steps_move_few_bytes_and_stay_exact": ("update-weight-mode"),
+    f"{PUSHES}/test_transports.py::test_a_push_has_the_transport_of_the_flags": """update-weight-mode
+        update-weight-transport""",
+    f"{PUSHES}/test_failed_pushes.py::test_weights_of_another_run_in_the_same_folder_stay": ("update-weight-disk-dir"),
+    f"{PUSHES}/test_failed_pushes.py::test_every_version_stays_on_the_disk_where_the_flag_wants_it": (
+        "update-weight-disk-keep-files"
+    ),
     # Sampling
     f"{SAMPLING}::test_a_flag_is_in_the_request": """rollout-temperature rollout-top-p rollout-top-k
         rollout-max-response-len rollout-stop rollout-stop-token-ids rollout-skip-special-tokens""",
@@ -172,7 +176,7 @@ EFFECTS = {
     f"{ACTOR}::test_the_pass_divides_by_the_temperature_in_chunks": "log-probs-chunk-size",
     f"{ACTOR}::test_a_push_has_buckets_of_the_flags_size": "update-weight-buffer-size",
     f"{ACTOR}::test_ranks_wait_for_each_other_as_long_as_the_flag_says": "distributed-timeout-minutes",
-    f"{INTEGRATION}/test_ppo_trainer.py::test_a_critic_starts_from_another_critics_checkpoint": "critic-load",
+    f"{ACTOR}::test_a_critic_begins_with_the_backbone_that_is_named": "critic-load",
     f"{TRAINING}::test_the_critic_has_a_rate_and_a_warm_up_of_its_own": "critic-lr critic-lr-warmup-iters",
     f"{TRAINING}::test_a_flag_is_in_the_optimizers_groups": "weight-decay adam-beta1 adam-beta2 adam-eps",
     f"{TRAINING}::test_gradients_are_clipped_to_the_flag": "clip-grad",
@@ -209,12 +213,9 @@ EFFECTS = {
         optimizer-cpu-offload overlap-cpu-optimizer-d2h-h2d""",
     f"{MEGATRON}::test_ranks_that_share_experts_are_in_the_configuration": "expert-model-parallel-size",
     f"{MEGATRON}::test_a_specification_of_ones_own_is_used": "spec",
-    f"{INTEGRATION}/test_megatron_checkpoint.py::test_a_model_of_ones_own_is_trained_like_the_built_in_one": (
-        "custom-model-provider-path"
-    ),
-    f"{INTEGRATION}/test_megatron_checkpoint.py::test_the_reference_stays_and_the_hooks_are_called": """
-        custom-megatron-init-path custom-megatron-before-log-prob-hook-path
-        custom-megatron-before-train-step-hook-path""",
+    f"{MEGATRON}::test_a_model_of_ones_own_is_built": "custom-model-provider-path",
+    f"{MEGATRON}::test_a_hook_is_called_at_its_time": """custom-megatron-init-path
+        custom-megatron-before-log-prob-hook-path custom-megatron-before-train-step-hook-path""",
     # Tracking
     f"{TRACKING}::test_json_lines_are_there_when_log_returns": "run-dir",
     f"{TRACKING}::test_tensorboard_by_flag": "use-tensorboard",
