@@ -13,16 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.contract.flag_effects import INTEGRATION
 from tests.flag_mutations.jobs import ROOT
 from tests.flag_mutations.worker import FOUND, JOBS, Job, as_json
 
 STARTUP = Path(__file__).with_name("startup")
-LONGEST_TEST = 120
+FAST, WITH_ENGINES = 120, 1500
 """Seconds after which a test has failed; an ignored flag may leave it waiting."""
-SILENCE = 3 * LONGEST_TEST
-"""Seconds without a line after which a worker hangs."""
 
 Line = dict[str, Any]
+
+
+def longest(jobs: list[Job]) -> int:
+    """Return the seconds that a test of ``jobs`` may take."""
+    return WITH_ENGINES if any(node.startswith(INTEGRATION) for job in jobs for node in job.nodes) else FAST
 
 
 def answers(jobs: list[Job]) -> Iterator[Line]:
@@ -59,7 +63,7 @@ def _lines_of_worker(jobs: list[Job]) -> Iterator[Line]:
             )
         count = 0
         try:
-            for line in _follow(worker, found):
+            for line in _follow(worker, found, silence=2 * longest(jobs)):
                 count += 1
                 yield line
         finally:
@@ -73,7 +77,7 @@ def _lines_of_worker(jobs: list[Job]) -> Iterator[Line]:
 def _command(jobs: list[Job]) -> list[str]:
     nodes = dict.fromkeys(node for job in jobs for node in job.nodes)
     options = ["-q", "-p", "tests.flag_mutations.worker", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    return [sys.executable, "-m", "pytest", *options, f"--timeout={LONGEST_TEST}", *nodes]
+    return [sys.executable, "-m", "pytest", *options, f"--timeout={longest(jobs)}", *nodes]
 
 
 def _environment(jobs: Path, found: Path) -> dict[str, str]:
@@ -81,7 +85,7 @@ def _environment(jobs: Path, found: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, JOBS: str(jobs), FOUND: str(found)}
 
 
-def _follow(worker: subprocess.Popen[bytes], found: Path) -> Iterator[Line]:
+def _follow(worker: subprocess.Popen[bytes], found: Path, *, silence: float) -> Iterator[Line]:
     """Yield lines as they are written, until the worker has ended or says nothing for too long."""
     spoke = time.monotonic()
     with found.open() as file:
@@ -90,6 +94,6 @@ def _follow(worker: subprocess.Popen[bytes], found: Path) -> Iterator[Line]:
             while text := file.readline():
                 spoke = time.monotonic()
                 yield json.loads(text)
-            if ended or time.monotonic() - spoke > SILENCE:
+            if ended or time.monotonic() - spoke > silence:
                 return
             time.sleep(0.1)
