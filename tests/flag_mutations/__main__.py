@@ -100,7 +100,9 @@ def measure(wanted: list[str], found: Found, options: argparse.Namespace) -> Non
                     found[flag] = _line(flag, state, answer)
                     left.remove(flag)
                 elif alone:
-                    found[flag] = _line(flag, {"unnoticed": "NOT NOTICED"}.get(answer["step"], answer["step"]), answer)
+                    found[flag] = _line(
+                        flag, "NOT NOTICED" if answer["step"] == "unnoticed" else answer["step"], answer
+                    )
                 keep(found, options.json)
             progress.update(task, description=name)
     found |= {flag: _line(flag, "by integration test") for flag in engines if flag in left}

@@ -208,9 +208,9 @@ def test_a_hook_is_called_at_its_time(monkeypatch: pytest.MonkeyPatch, attribute
     rank = Rank(1, 0, "localhost", 1)
     rank.device = torch.device("cpu")
     call, expected = HOOKS[attribute]
-    for args in (Arguments(), Arguments(**{attribute: f"{__name__}.my_hook"})):
+    for path in (None, f"{__name__}.my_hook"):
         called.clear()
-        rank.args = args
+        rank.args = args = Arguments.of(vars(Arguments()) | {attribute: path})
         call(rank)
     assert called == [(args, *expected)]
 
