@@ -1,7 +1,8 @@
 """Which test shows what a flag does: it fails when the flag is ignored.
 
 A row is a test and the flags, without dashes, whose effect it shows. Every flag that is accepted stands in one row.
-`test_flag_effects.py` checks the rows. Mutate by hand: let the code that reads the flag read its default, and see the test fail.
+`test_flag_effects.py` checks the rows' form; ``python -m tests.flag_mutations`` lets the code read a flag's default and sees
+the test fail.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 CONTRACT, INTEGRATION = "tests/contract", "tests/integration"
 CORE, FSDP, RAY = "tests/unit/slime_core", "tests/unit/fsdp", "tests/unit/ray"
 BRIDGE, LAUNCH, REWARDS = "tests/unit/bridge", "tests/unit/launch", "tests/unit/rewards"
+PUSHES = "tests/unit/weight_sync"
 MEGATRON = f"{CORE}/test_flags_of_megatron.py"
 ACTOR, TRAINING = f"{FSDP}/test_flags_of_the_actor.py", f"{FSDP}/test_flags_of_training.py"
 SAMPLING, ENGINES = f"{CORE}/test_flags_of_sampling.py", f"{CORE}/test_flags_of_engines.py"
@@ -29,22 +31,28 @@ EFFECTS = {
     # Places
     f"{ENGINES}::test_a_role_has_its_gpus": """actor-num-gpus-per-node rollout-num-gpus prm-num-gpus
         rollout-num-gpus-per-engine prm-num-gpus-per-engine critic-num-gpus-per-node debug-rollout-only prm-router-ip
-        prm-router-port rollout-external-engine-addrs""",
+        prm-enable rollout-external-engine-addrs""",
     f"{RAY}/test_placement.py::test_modes": "debug-train-only",
     f"{COLOCATE}::test_the_engines_have_the_gpus_of_the_trainer": "colocate",
-    f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-train offload-rollout",
+    f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-rollout",
+    f"{RAY}/test_colocate.py::test_who_is_not_offloaded_stays_and_the_order_is_kept": "offload-train",
     f"{COLOCATE}::test_what_does_not_go_together": "offload",
-    f"{FSDP}/test_memory_history.py::test_a_snapshot_is_written_where_and_when_the_flags_say": """record-memory-history
-        memory-snapshot-dir memory-snapshot-path memory-snapshot-num-steps""",
+    f"{FSDP}/test_memory_history.py::test_a_rank_records_from_its_start_where_the_flag_wants_it": (
+        "record-memory-history"
+    ),
+    f"{FSDP}/test_memory_history.py::test_a_snapshot_is_written_where_and_when_the_flags_say": """memory-snapshot-dir
+        memory-snapshot-path memory-snapshot-num-steps""",
     f"{RAY}/test_placement.py::test_one_gpu_is_shared_by_all_roles": "share-gpu",
-    f"{CORE}/test_arguments.py::test_more_gpus_than_there_are": "num-gpus",
+    f"{LOOPS}::test_a_cluster_has_the_gpus_of_the_flag_or_those_that_the_roles_need": "num-gpus",
     f"{CORE}/test_memory_budget.py::test_the_trainer_refuses_at_its_start": "gpu-memory-gb",
-    f"{RULES}::test_flags_of_the_trainer_that_cannot_work": """num-gpus-per-node
-        optimizer override-lr-scheduler""",
+    f"{RULES}::test_flags_of_the_trainer_that_cannot_work": "optimizer override-lr-scheduler",
     f"{CORE}/test_machines.py::test_machines_follow_from_the_gpus": "actor-num-nodes",
     f"{CORE}/test_machines.py::test_a_run_is_in_the_cluster_of_its_job": "ray-address",
-    f"{RAY}/test_nodes.py::test_the_flags_of_several_machines_reach_ray": "num-nodes head-address node-timeout forward-env",
-    f"{RAY}/test_run_restart.py::test_without_checkpoints_or_restarts_one_line_ends_the_run": "max-trainer-restarts",
+    f"{RAY}/test_nodes.py::test_the_flags_of_several_machines_reach_ray": """num-nodes num-gpus-per-node
+        head-address node-timeout forward-env""",
+    f"{RAY}/test_run_restart.py::test_a_rank_that_dies_in_the_first_push_ends_a_run_without_restarts": (
+        "max-trainer-restarts"
+    ),
     f"{CORE}/test_algorithm_arguments.py::test_what_would_have_no_effect_is_refused": "critic-num-nodes",
     f"{RULES}::test_external_engines_are_counted_and_exclude_own_ones": "rollout-external",
     f"{CORE}/test_arguments.py::test_megatron_chooses_its_layers_by_the_device": "device",
@@ -66,7 +74,7 @@ EFFECTS = {
     # Engines
     f"{ENGINES}::test_an_engine_is_started_with_it": """sglang-mem-fraction-static sglang-context-length
         sglang-reasoning-parser sglang-tool-call-parser weight-update-mode""",
-    f"{ENGINES}::test_models_seeds_and_sizes_of_engines": "prm-model-path prm-enable seed",
+    f"{ENGINES}::test_models_seeds_and_sizes_of_engines": "prm-model-path seed",
     f"{RAY}/test_server_command.py::test_a_router_port_alone_is_that_of_the_policys_router": """sglang-router-ip
         sglang-router-port""",
     f"{RAY}/test_server_command.py::test_a_router_gives_a_request_the_time_of_the_flag": (
@@ -76,9 +84,12 @@ EFFECTS = {
     f"{INTEGRATION}/test_weight_sync.py::test_what_differs_after_a_push_is_named_and_requests_are_held": (
         "check-weight-update-equal"
     ),
-    f"{INTEGRATION}/test_weight_sync.py::test_the_last_two_versions_stay_on_disk_while_the_run_lasts": """
-        update-weight-transport update-weight-disk-dir update-weight-disk-keep-files""",
-    f"{INTEGRATION}/test_weight_sync.py::test_small_steps_move_few_bytes_and_stay_exact": ("update-weight-mode"),
+    f"{PUSHES}/test_transports.py::test_a_push_has_the_transport_of_the_flags": """update-weight-mode
+        update-weight-transport""",
+    f"{PUSHES}/test_failed_pushes.py::test_weights_of_another_run_in_the_same_folder_stay": ("update-weight-disk-dir"),
+    f"{PUSHES}/test_failed_pushes.py::test_every_version_stays_on_the_disk_where_the_flag_wants_it": (
+        "update-weight-disk-keep-files"
+    ),
     # Sampling
     f"{SAMPLING}::test_a_flag_is_in_the_request": """rollout-temperature rollout-top-p rollout-top-k
         rollout-max-response-len rollout-stop rollout-stop-token-ids rollout-skip-special-tokens""",
@@ -150,7 +161,7 @@ EFFECTS = {
     f"{LOSSES}::test_mismatch_metrics_without_a_correction_leave_the_loss_alone": "get-mismatch-metrics",
     # Judge
     f"{BRIDGE}/test_evaluation_plugins.py::test_the_judge_is_asked_as_the_flags_say": """prm-m prm-temperature
-        prm-max-new-tokens""",
+        prm-max-new-tokens prm-router-port""",
     # Trainer
     f"{ACTOR}::test_where_the_weights_come_from": "ref-load",
     f"{ACTOR}::test_the_first_rollout_and_the_schedule_after_a_checkpoint": """load resume start-rollout-id
@@ -165,15 +176,15 @@ EFFECTS = {
     f"{ACTOR}::test_the_pass_divides_by_the_temperature_in_chunks": "log-probs-chunk-size",
     f"{ACTOR}::test_a_push_has_buckets_of_the_flags_size": "update-weight-buffer-size",
     f"{ACTOR}::test_ranks_wait_for_each_other_as_long_as_the_flag_says": "distributed-timeout-minutes",
-    f"{INTEGRATION}/test_ppo_trainer.py::test_a_critic_starts_from_another_critics_checkpoint": "critic-load",
+    f"{ACTOR}::test_a_critic_begins_with_the_backbone_that_is_named": "critic-load",
     f"{TRAINING}::test_the_critic_has_a_rate_and_a_warm_up_of_its_own": "critic-lr critic-lr-warmup-iters",
     f"{TRAINING}::test_a_flag_is_in_the_optimizers_groups": "weight-decay adam-beta1 adam-beta2 adam-eps",
     f"{TRAINING}::test_gradients_are_clipped_to_the_flag": "clip-grad",
     f"{TRAINING}::test_the_rates_of_the_first_steps": """lr min-lr lr-decay-style lr-decay-iters lr-wsd-decay-iters
         lr-wsd-decay-style lr-warmup-iters lr-warmup-fraction lr-warmup-init""",
-    f"{TRAINING}::test_a_flag_is_in_the_adapters_configuration": """use-lora lora-rank lora-alpha lora-dropout
+    f"{TRAINING}::test_a_flag_is_in_the_adapters_configuration": """lora-rank lora-alpha lora-dropout
         lora-target-modules""",
-    f"{TRAINING}::test_the_model_that_is_built": "gradient-checkpointing train-dtype",
+    f"{TRAINING}::test_the_model_that_is_built": "gradient-checkpointing train-dtype use-lora",
     f"{TRAINING}::test_the_attention_that_is_built": "attn-implementation pack-sequences",
     f"{TRAINING}::test_memory_that_shards_live_in": "fsdp-cpu-offload",
     f"{FSDP}/test_trainable_parameters.py::test_patterns_choose_parameters": """only-train-params-name-list
@@ -202,12 +213,9 @@ EFFECTS = {
         optimizer-cpu-offload overlap-cpu-optimizer-d2h-h2d""",
     f"{MEGATRON}::test_ranks_that_share_experts_are_in_the_configuration": "expert-model-parallel-size",
     f"{MEGATRON}::test_a_specification_of_ones_own_is_used": "spec",
-    f"{INTEGRATION}/test_megatron_checkpoint.py::test_a_model_of_ones_own_is_trained_like_the_built_in_one": (
-        "custom-model-provider-path"
-    ),
-    f"{INTEGRATION}/test_megatron_checkpoint.py::test_the_reference_stays_and_the_hooks_are_called": """
-        custom-megatron-init-path custom-megatron-before-log-prob-hook-path
-        custom-megatron-before-train-step-hook-path""",
+    f"{MEGATRON}::test_a_model_of_ones_own_is_built": "custom-model-provider-path",
+    f"{MEGATRON}::test_a_hook_is_called_at_its_time": """custom-megatron-init-path
+        custom-megatron-before-log-prob-hook-path custom-megatron-before-train-step-hook-path""",
     # Tracking
     f"{TRACKING}::test_json_lines_are_there_when_log_returns": "run-dir",
     f"{TRACKING}::test_tensorboard_by_flag": "use-tensorboard",

@@ -21,14 +21,7 @@ READ_BY_PLUGINS = {option.attribute for option in ENVIRONMENTS.options}
 # Files beside the declarations that make something of the values besides checking them.
 READERS = ("model_shape.py", "evaluation.py", "machine.py", "placement.py", "process_environment.py")
 # The value changes nothing by itself: checked against others, the default said aloud, or a choice that does not exist here.
-CHECKED_ONLY = {
-    "num_gpus_per_node",
-    "override_lr_scheduler",
-    "optimizer",
-    "rollout_external",
-    "critic_num_nodes",
-    "offload",
-}
+CHECKED_ONLY = {"override_lr_scheduler", "optimizer", "rollout_external", "critic_num_nodes"}
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slime.arguments import parse_args
+from slime.backends.trainer import actor
 from slime.backends.trainer.actor import TrainActor
 from slime.backends.trainer.profiling import MemoryHistory
 from tests.helpers.arguments import refusal
@@ -52,6 +53,20 @@ def rank_of(**flags: Any) -> Rank:
     made.args = args
     made._history = MemoryHistory(args, 3)
     return made
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_rank_records_from_its_start_where_the_flag_wants_it(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    rank = Rank(1, 3, "localhost", 1)
+    monkeypatch.setattr(rank, "_begin", lambda args: vars(rank).update(args=args, device=None))
+    for step in ("_build", "_seed"):
+        monkeypatch.setattr(rank, step, lambda: calls.append("built"))
+    monkeypatch.setattr(rank, "_load_checkpoint", lambda: 0)
+    monkeypatch.setattr(actor, "make_weight_sync", lambda *_, **__: None)
+    assert rank.init(trainer_args("", record_memory_history=wanted)) == 0
+    assert calls == [*["on"] * wanted, "built", "built"]
 
 
 def train(rank: Rank, rollouts: int) -> None:

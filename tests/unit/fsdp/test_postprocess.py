@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 
 from slime.args import Arguments
@@ -19,7 +17,9 @@ def test_both_forms_are_called_and_changes_stay() -> None:
     data.set_computed("advantages", [torch.ones(length) for length in data.fields["response_lengths"]])
     for name in ("postprocess_data", "postprocess_old"):
         path = f"{recording_plugins.__name__}.{name}"
-        postprocess(SimpleNamespace(rollout_data_postprocess_path=path, name="args"), 4, data)
+        args = Arguments(rollout_data_postprocess_path=path)
+        vars(args)["name"] = "args"
+        postprocess(args, 4, data)
     postprocess(Arguments(rollout_data_postprocess_path=None), 5, data)
     assert CALLS == [("postprocess", (4, 3)), ("postprocess", "args")]
     assert {float(value) for values in data.fields["advantages"] for value in values} == {0.5}

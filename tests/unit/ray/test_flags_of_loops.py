@@ -77,25 +77,45 @@ def test_engines_serve_on_where_the_flag_wants_it(program: ModuleType) -> None:
     assert (run.trained, run.served) == ([1, 2, 3], True)
 
 
-def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def started(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> tuple[Run, list[int]]:
+    """Return a run that has one engine and no trainer, and how many GPUs its cluster was asked for."""
+
     class Manager:
         """Its methods are called as Ray's, and answer at once."""
 
         def __getattr__(self, name: str) -> Any:
             return SimpleNamespace(remote=lambda *_: {"rollouts_per_epoch": 5}.get(name, {}))
 
+    asked: list[int] = []
+
+    def cluster(args: Arguments, *, num_gpus: int, stop: Any) -> Any:
+        asked.append(num_gpus)
+        return contextlib.nullcontext()
+
     nowhere = ReservedPlacement(Placement((), (0,), ()), None, ())
-    monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(run_module, "ray_cluster", cluster)
     monkeypatch.setattr(run_module, "create_placement", lambda args, stop: nowhere)
     monkeypatch.setattr(run_module, "release_placement", lambda reserved: None)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
-    own_prompts = {"rollout_global_dataset": False}
-    run = Run(Arguments(num_epoch=3, num_rollout=None, debug_rollout_only=True, rollout_num_gpus=1, **own_prompts))
+    run = Run(Arguments(debug_rollout_only=True, rollout_num_gpus=1, rollout_global_dataset=False, **flags))
     monkeypatch.setattr(run.stop, "install", lambda: None)
     monkeypatch.setattr(run, "wait", lambda answer: answer)
     run._start()
+    return run, asked
+
+
+def test_an_epoch_is_as_many_rollouts_as_use_every_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = started(monkeypatch, num_epoch=3, num_rollout=None)
     assert run.args.num_rollout == 15
+
+
+@pytest.mark.parametrize(("num_gpus", "expected"), [(None, 1), (4, 4)])
+def test_a_cluster_has_the_gpus_of_the_flag_or_those_that_the_roles_need(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int | None, expected: int
+) -> None:
+    _, asked = started(monkeypatch, num_rollout=1, num_gpus=num_gpus)
+    assert asked == [expected]
 
 
 def test_checkpoints_that_another_run_wrote_while_this_one_waited_for_gpus_are_kept(

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from slime.args import Arguments
 from slime.arguments import parse_args, placement
 from slime.backends.megatron_utils import config, model, optimizer, parallel
+from slime.backends.megatron_utils.rank import MegatronRank
 from tests.helpers.checkpoints import QWEN3_4B, config_only
 
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
@@ -173,3 +175,62 @@ def my_spec(args: Arguments, config: Any, stage: int | None) -> str:
 def test_a_specification_of_ones_own_is_used(words: list[str]) -> None:
     args = parse_args([*words, "--spec", __name__, "my_spec"])
     assert model.layer_spec(args, None) == "layers of 1"
+
+
+called: list[Any] = []
+
+
+def my_hook(*given: Any) -> None:
+    """A hook of a method folder."""
+    called.append(given)
+
+
+class Rank(MegatronRank):  # pyright: ignore[reportImplicitAbstractClass]
+    """A rank without a model."""
+
+    model, optimizer, schedule = "model", "optimizer", "schedule"  # pyright: ignore[reportAssignmentType]
+
+
+Rank.__abstractmethods__ = frozenset()
+HOOKS = {
+    "custom_megatron_init_path": (Rank._join_groups, ()),
+    "custom_megatron_before_log_prob_hook_path": (lambda rank: rank._before_pass("ref_"), (["model"], "ref_")),
+    "custom_megatron_before_train_step_hook_path": (
+        lambda rank: rank._before_step(3, 1),
+        (3, 1, ["model"], "optimizer", "schedule"),
+    ),
+}
+
+
+@pytest.mark.parametrize("attribute", HOOKS)
+def test_a_hook_is_called_at_its_time(monkeypatch: pytest.MonkeyPatch, attribute: str) -> None:
+    monkeypatch.setattr(parallel, "join", lambda args, device: None)
+    rank = Rank(1, 0, "localhost", 1)
+    rank.device = torch.device("cpu")
+    call, expected = HOOKS[attribute]
+    for path in (None, f"{__name__}.my_hook"):
+        called.clear()
+        rank.args = args = Arguments.of(vars(Arguments()) | {attribute: path})
+        call(rank)
+    assert called == [(args, *expected)]
+
+
+def my_model(pre_process: bool, post_process: bool) -> nn.Module:
+    """A model of a method folder."""
+    made = nn.Linear(1, 1)
+    made.config = SimpleNamespace(bf16=False, stage=(pre_process, post_process))  # pyright: ignore[reportArgumentType]
+    return made
+
+
+def test_a_model_of_ones_own_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "megatron.core.models.gpt.gpt_model", GPTModel=None)
+    stage = SimpleNamespace(is_pipeline_first_stage=lambda: True, is_pipeline_last_stage=lambda: False)
+    monkeypatch.setattr(model, "groups", lambda: stage)
+    monkeypatch.setattr(model, "read_config", lambda path: QWEN3_4B)
+    monkeypatch.setattr(model, "transformer_config", lambda *_: None)
+    filled: list[Any] = []
+    monkeypatch.setattr(model, "load_hf_weights", lambda built, path, shape: filled.append(built))
+    args = Arguments(custom_model_provider_path=f"{__name__}.my_model")
+    built, of_model = model.build_model(args, "folder", device=torch.device("cpu"))
+    assert isinstance(built, nn.Linear)
+    assert (filled, of_model.stage) == ([built], (True, False))

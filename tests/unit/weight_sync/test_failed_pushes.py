@@ -105,6 +105,16 @@ def test_weights_of_another_run_in_the_same_folder_stay(tmp_path: Path) -> None:
     assert folders(shared) == ["weight_v90"]
 
 
+@pytest.mark.parametrize(("keep", "after"), [(True, ["weight_v1", "weight_v2", "weight_v3"]), (False, [])])
+def test_every_version_stays_on_the_disk_where_the_flag_wants_it(tmp_path: Path, keep: bool, after: list[str]) -> None:
+    sync = disk_sync(tmp_path, Willing(), update_weight_disk_keep_files=keep)
+    for version in ("1", "2", "3"):
+        sync.push(iter(weights(1).items()), version)
+    assert folders(tmp_path / "weights") == (after or ["weight_v2", "weight_v3"])
+    sync.close()
+    assert folders(tmp_path / "weights") == after
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_what_a_trainer_that_died_left_on_the_disk_goes(tmp_path: Path, own: bool) -> None:
     """Also what it had not finished, and in a folder that other runs use."""
