@@ -1,8 +1,7 @@
-"""Several streams read as one, as their items come.
+"""Merges several asynchronous streams into one, in order of arrival.
 
-Guarantees: items of one source keep their order; a single source is read directly, without a task in between. When a
-source fails or the reader leaves, every source is closed before control returns. What the reader has not taken yet is
-kept; it is as long as the sources are.
+Guarantees: items of one source keep their order. A single source is read directly, without a task. When a source fails
+or the reader leaves, every source is closed before control returns. The buffer of unread items is unbounded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ T = TypeVar("T")
 
 
 def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Return the items of all sources until the last one ends; the first error of a source is raised."""
+    """Return the items of all sources until the last one ends; raise the first error of any."""
     return sources[0] if len(sources) == 1 else _together(sources)
 
 

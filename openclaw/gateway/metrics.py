@@ -1,4 +1,4 @@
-"""The gateway's numbers, in Prometheus form; the names are those of the metrics page. Owned by the gateway."""
+"""The gateway's Prometheus metrics, under the names of the metrics page."""
 
 from __future__ import annotations
 

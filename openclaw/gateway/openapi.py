@@ -1,7 +1,6 @@
-"""The OpenAPI description beyond what FastAPI derives: request bodies, answers, and the shape of errors.
+"""The parts of the OpenAPI description that FastAPI cannot derive: request bodies, answers, the shape of errors.
 
-Guarantees: what `/openapi.json` says is what the routes do; the fuzz test holds them to it. Errors are described for all
-routes alike.
+Guarantees: `/openapi.json` matches the routes; the fuzz test checks it. All routes share one description of errors.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 def describe(description: dict[str, Any]) -> None:
-    """Add to an OpenAPI description what FastAPI cannot know, in place."""
+    """Add the missing parts to an OpenAPI description, in place."""
     description["paths"][CHAT_PATH] = {"post": dict(CHAT_OPERATION, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
         statuses = (*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ()))

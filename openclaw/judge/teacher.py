@@ -1,14 +1,14 @@
-"""Teacher log-probabilities: how likely the reply was, token by token, had the policy read what the teacher reads.
+"""Teacher log-probabilities: the likelihood of each response token under the teacher's prompt.
 
-What it reads is the method's to say (`openclaw.method.JudgePlan`): the hint, unless the plan has a context of its own.
+The method chooses the teacher's prompt (`openclaw.method.JudgePlan`): the hint, unless the plan has its own context.
 
-Guarantees: ids are joined (the teacher's prompt ids + response ids), never text, so each number belongs to the token that was
-sampled. Scoring starts one token early, because an engine gives no value for the first position it scores: the first
-response token has a true log-probability.
+Guarantees: ids are joined (the teacher's prompt ids + response ids), never text, so each number belongs to the sampled
+token. Scoring starts one token early, because an engine gives no value for the first position that it scores. So the
+first response token has a true log-probability.
 
-Temperature. The stored log-probabilities of a turn are at its sampling temperature; an engine scores given tokens at
-temperature 1 only. Both prompts are therefore scored, and with s = the reply to the turn's own prompt and t = the reply
-to the teacher's
+Temperature: a turn's stored log-probabilities are at its sampling temperature, but an engine scores given tokens only at
+temperature 1. So both prompts are scored. With s = score of the reply under the turn's own prompt, and t = its score
+under the teacher's prompt,
 
     teacher_log_probs[k] = response_logprobs[k] + (t[k] - s[k])
 
