@@ -1,7 +1,7 @@
 """The launcher's environment variables, declared once.
 
-Guarantees: every variable that a launch script honours beside the runtime's own (`openclaw.config.runtime_variables.VARIABLES`) stands here
-with its type, default and meaning. Defaults that differ between machines come from the profile.
+Guarantees: every variable of a launch script is declared here with type, default and meaning, except the runtime's own
+(`openclaw.config.runtime_variables.VARIABLES`). Defaults that differ between machines come from the profile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("ROLLOUT_GPUS", "rollout_gpus", str, "2", "GPUs that serve the policy: a count, or a list"),
     Variable("PRM_GPUS", "prm_gpus", str, "2", "GPUs that serve the judge: a count, or a list"),
-    Variable("NNODES", "nnodes", int, 1, "machines; the counts of GPUs above are those of each", minimum=1),
+    Variable("NNODES", "nnodes", int, 1, "number of machines; the GPU counts above are per machine", minimum=1),
     Variable("NODE_RANK", "node_rank", int, 0, "rank of this machine among NNODES; 0 is the head", minimum=0),
     Variable("MASTER_ADDR", "master_addr", str, None, "address of the head, with NNODES above 1"),
     Variable("MASTER_PORT", "master_port", int, 6379, "port of Ray on the head", minimum=1),
@@ -60,7 +60,7 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
         aliases=("JUDGE_MODEL_PATH",),
     ),
     Variable("RUN_DIR", "run_dir", str, None, "logs, metrics and ledger; default: runs/<script>"),
-    Variable("RESUME", "resume", bool, False, "1: go on from the newest checkpoint in SAVE_CKPT"),
+    Variable("RESUME", "resume", bool, False, "1: continue from the newest checkpoint in SAVE_CKPT"),
     Variable("SAVE_INTERVAL", "save_interval", int, 10, "steps between checkpoints", minimum=1),
     Variable(
         "NUM_ROLLOUT",
@@ -89,7 +89,7 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
         "max_weight_staleness",
         int,
         None,
-        "replies sampled more than this many updates ago are not trained on (reason stale); default: no bound",
+        "do not train on replies sampled more than this many updates ago (reason stale); default: no bound",
         minimum=0,
     ),
     Variable("USE_GRADIENT_CHECKPOINTING", "gradient_checkpointing", bool, True, "recompute activations"),
@@ -106,7 +106,7 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
         above=0.0,
         maximum=1.0,
     ),
-    Variable("SEED", "seed", int, 1234, "seed of everything random"),
+    Variable("SEED", "seed", int, 1234, "random seed"),
     Variable("USE_LORA", "use_lora", bool, False, "train LoRA adapters"),
     Variable("LORA_RANK", "lora_rank", int, 16, "LoRA rank", minimum=1),
     Variable("LORA_ALPHA", "lora_alpha", int, 32, "LoRA scale", minimum=1),
@@ -115,16 +115,16 @@ LAUNCH_VARIABLES: tuple[Variable, ...] = (
     Variable("WANDB_PROJECT", "wandb_project", str, "openclaw_rl", "W&B project"),
 )
 
-# Variables of other guides that mean nothing here, each with what to use instead.
+# Variables of other guides without a meaning here, and what to use instead.
 REPLACED: dict[str, str] = {
     "GRAD_ACCUM_STEPS": "gradients accumulate over the whole batch; MAX_TOKENS_PER_GPU bounds a micro-batch",
     "MAJORITY_VOTE_THRESHOLD": "the majority of the votes decides; unset it",
     "VALUE_CLIP": "no method here has a critic; unset it",
     "RESUME_CKPT": "write SAVE_CKPT=FOLDER RESUME=1 with the folder that holds the checkpoints",
     "DATA_PATH": "training from recorded conversations is not implemented yet; unset it",
-    "OPENCLAW_RECORD_ENABLED": "every turn is in the ledger (OPENCLAW_LEDGER) always; unset it",
-    "OPENCLAW_RECORD_FILE": "every turn is in the ledger; OPENCLAW_LEDGER says where",
-    "OPENCLAW_PRM_RECORD_FILE": "every verdict is in the ledger; OPENCLAW_LEDGER says where",
+    "OPENCLAW_RECORD_ENABLED": "the ledger (OPENCLAW_LEDGER) always records every turn; unset it",
+    "OPENCLAW_RECORD_FILE": "the ledger records every turn; set its path with OPENCLAW_LEDGER",
+    "OPENCLAW_PRM_RECORD_FILE": "the ledger records every verdict; set its path with OPENCLAW_LEDGER",
     "OPENCLAW_DEBUG": "write ROLLOUT_LOG_LEVEL=DEBUG",
 }
 # Read by the environments of method folders; the built-in methods learn from conversations.
@@ -134,7 +134,7 @@ OF_ENVIRONMENTS = (
 
 
 def check_replaced(environment: Mapping[str, str], *, built_in: bool = True) -> None:
-    """Raise ConfigError when a variable is set that this launcher, or a built-in method, does not honour."""
+    """Raise ConfigError for set variables that this launcher, or a built-in method, does not support."""
     lines = [f"{name} is set, but {instead}" for name, instead in REPLACED.items() if environment.get(name)]
     if built_in:
         lines += [
@@ -143,12 +143,12 @@ def check_replaced(environment: Mapping[str, str], *, built_in: bool = True) -> 
             if environment.get(name)
         ]
     if lines:
-        raise ConfigError("\n  - ".join(["variables that cannot be honoured:", *lines]))
+        raise ConfigError("\n  - ".join(["unsupported variables:", *lines]))
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The value of a variable and where it came from: the name it was set under, ``profile`` or ``default``."""
+    """A variable's value and its source: the name it was set under, ``profile`` or ``default``."""
 
     variable: Variable
     value: Value
@@ -159,7 +159,7 @@ def resolve(environment: Mapping[str, str], profile: Mapping[str, Value]) -> dic
     """Return ``{field: Resolved}``; the environment wins over the profile, the profile over the default.
 
     Raises:
-        ConfigError: naming the variable that cannot be used, and what to type.
+        ConfigError: naming the unusable variable, and what to type.
     """
     resolved = {}
     for variable in LAUNCH_VARIABLES:
@@ -171,10 +171,10 @@ def resolve(environment: Mapping[str, str], profile: Mapping[str, Value]) -> dic
 
 
 def parse_gpus(name: str, text: str) -> tuple[int, tuple[int, ...] | None]:
-    """Return the count, and the GPU numbers when ``text`` is a list.
+    """Return the count, and the GPU numbers if ``text`` is a list.
 
     Raises:
-        ConfigError: when it is neither.
+        ConfigError: if it is neither.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdigit() for word in words):
@@ -183,5 +183,5 @@ def parse_gpus(name: str, text: str) -> tuple[int, tuple[int, ...] | None]:
         return int(words[0]), None
     numbers = tuple(map(int, words))
     if len(set(numbers)) != len(numbers):
-        raise ConfigError(f"{name}={text!r} names a GPU twice")
+        raise ConfigError(f"{name}={text!r} names a GPU twice; list each GPU once")
     return len(numbers), numbers
