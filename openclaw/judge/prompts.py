@@ -1,9 +1,9 @@
-"""Prompts of the two judges, the fence around judged text, and the parsers of the answers.
+"""Prompts of the two judges, the fence around judged text, and the parsers of their answers.
 
-Guarantees: judged text can never look like a verdict. It stands between fences, and every box, hint marker and fence
-inside it is defused first (`defuse`). `parse_score` and `parse_hint` read only what the judge wrote.
-
-The tiny judge of `openclaw-test` is trained on the strings of the brief variant; changing them invalidates its cache.
+Guarantees: text that is being judged can never look like a verdict. It is shown between fences, and every box, hint
+marker and fence inside it is defused first (`defuse`). The answer is read by `parse_score` and `parse_hint`, which look
+only at what the judge wrote. The strings of the brief variant are what the tiny judge of `openclaw-test` is trained
+on; a change there invalidates its cache key.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SYSTEM: dict[tuple[str, str], str] = {
 
 
 def defuse(text: str) -> str:
-    r"""Return ``text`` without the marks of a judge's answer or fence.
+    r"""Return ``text`` without anything that a judge's answer or its fence is recognised by.
 
     ``\boxed{7}`` becomes ``boxed(7)``, hint markers lose their brackets, and fences become ``« »``.
     """
@@ -71,12 +71,12 @@ def defuse(text: str) -> str:
 def judge_messages(
     kind: Literal["prm", "hint"], response: str, next_state: str, role: str, variant: Variant
 ) -> list[Message]:
-    """Return the chat messages of a judge's prompt about one turn.
+    """Return the chat messages that ask a judge about one turn.
 
     Args:
         kind: ``prm`` for a score, ``hint`` for a hint.
-        response: the reply as text, tool calls included.
-        next_state: the next state as text.
+        response: what the assistant wrote, as text (tool calls included).
+        next_state: what came after it, as text.
         role: role of the next state, ``user`` or ``tool``.
         variant: ``full`` for instruction-tuned judges, ``brief`` for the tiny judge.
     """
@@ -85,7 +85,7 @@ def judge_messages(
 
 
 def parse_score(answer: str) -> int | None:
-    """Return the last boxed score of ``answer`` if it is -1, 0 or 1, otherwise None (an invalid vote)."""
+    """Return the last boxed score of ``answer`` if it is -1, 0 or 1, else None (an invalid vote)."""
     boxes = _BOX.findall(answer)
     if not boxes:
         return None
@@ -94,7 +94,7 @@ def parse_score(answer: str) -> int | None:
 
 
 def parse_hint(answer: str) -> tuple[int | None, str | None]:
-    """Return ``(decision, hint)``: 1, -1 or None (invalid); a hint only with 1 and above 10 characters."""
+    """Return ``(decision, hint)``: decision is 1, -1 or None (invalid); a hint only with 1 and more than 10 characters."""
     boxes = _BOX.findall(answer)
     decision = int(boxes[-1]) if boxes and int(boxes[-1]) in (-1, 1) else None
     hints = [hint.strip() for hint in _HINT.findall(answer)]
@@ -104,10 +104,10 @@ def parse_hint(answer: str) -> tuple[int | None, str | None]:
 
 
 def append_hint(messages: list[dict], hint: str) -> list[dict]:
-    """Return a copy of ``messages`` with ``hint`` appended to the last user message: the teacher's view.
+    """Return a copy of ``messages`` with ``hint`` at the end of the last user message; the teacher's view of the turn.
 
     Raises:
-        ValueError: if no message has the role ``user``.
+        ValueError: when no message has the role ``user``.
     """
     for position in range(len(messages) - 1, -1, -1):
         message = messages[position]

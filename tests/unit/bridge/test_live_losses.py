@@ -30,7 +30,7 @@ def arguments(path: str, topk: int) -> Arguments:
     ("method", "path", "topk", "says"),
     [
         (OPD, HYBRID, 4, "rollout_topk_log_probs"),
-        (COMBINE, HYBRID, 4, "turns of conversations have none"),
+        (COMBINE, HYBRID, 4, "turns of conversations do not have it"),
         (MINE, HYBRID, 4, "use openclaw-opd with --distill-topk 50"),
         (COMBINE, TOPK, 50, "openclaw-combine keeps none"),
         (RL, ALIAS, 50, "openclaw-rl keeps none"),

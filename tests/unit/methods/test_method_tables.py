@@ -152,7 +152,7 @@ def test_method_must_implement_the_protocol() -> None:
 
 
 def test_plans_and_decisions_say_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="at least one vote"):
+    with pytest.raises(ValueError, match="at least one judge vote"):
         JudgePlan()
     with pytest.raises(ValueError, match="hint_votes"):
         JudgePlan(prm_votes=1, needs_teacher=True)
