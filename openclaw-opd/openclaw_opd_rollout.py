@@ -1,4 +1,4 @@
-"""The rollout function of on-policy distillation, under the name that launch scripts know."""
+"""The rollout function of on-policy distillation, under its name in launch scripts."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ METHOD = "openclaw_opd_method.OnPolicyDistillation"
 def generate_rollout_openclaw_opd(
     args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutOutput:
-    """Return a batch of turns that drew a hint; see `openclaw.training.rollout.generate_rollout`."""
+    """Return a batch of turns with a hint; see `openclaw.training.rollout.generate_rollout`."""
     return generate_rollout(args, rollout_id, data_source, evaluation, method_path=METHOD)

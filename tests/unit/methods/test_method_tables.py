@@ -158,7 +158,7 @@ def test_plans_and_decisions_say_what_is_missing() -> None:
         JudgePlan(prm_votes=1, needs_teacher=True)
     with pytest.raises(ValueError, match="needs_teacher=True"):
         JudgePlan(prm_votes=1, teacher_context=lambda turn, verdict: turn.messages)
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="either samples or a reason"):
         SampleDecision()
 
 
