@@ -1,4 +1,4 @@
-"""Reads a streamed chat completion as a client does, and says when it was none."""
+"""Reads a streamed chat completion like a client, and raises if it is incomplete."""
 
 from __future__ import annotations
 

@@ -84,5 +84,5 @@ test("the plugin reports the end of a session, and only warns when nobody listen
   assert.deepEqual(seen, [{ line: "POST /v1/sessions/s/done", key: "Bearer k" }]);
   stream?.({ baseUrl: "http://127.0.0.1:1/v1" }, {}, { requestId: "r:model:1", sessionId: "s" });
   await sessionEnd?.({ sessionId: "s", reason: "new" });
-  assert(warnings.some((warning) => warning.includes("end of session s could not be sent")));
+  assert(warnings.some((warning) => warning.includes("could not report the end of session s")));
 });
