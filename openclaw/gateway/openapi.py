@@ -31,13 +31,13 @@ ERROR: dict[str, Any] = {
 }
 MEANINGS = {
     400: "the request cannot be answered; `error.param` names the field that is wrong",
-    401: "a key is needed",
-    404: "there is no such thing",
-    409: "it contradicts what is recorded",
+    401: "the key is missing or unknown",
+    404: "not found",
+    409: "the request contradicts the ledger",
     413: "the body is too large",
-    429: "more than the key's limits allow; `Retry-After` says when to come again",
+    429: "the key is over its limits; `Retry-After` says when to retry",
     500: "the server or its engine failed",
-    503: "the engine is away; send the request again",
+    503: "the engine is unavailable; send the request again",
 }
 COMPLETION: dict[str, Any] = {
     "type": "object",

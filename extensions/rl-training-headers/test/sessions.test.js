@@ -53,7 +53,7 @@ test("a server that refuses is an error", async (context) => {
   const { url } = await serve(context, 404);
   const sessions = new Sessions();
   sessions.used("s", { url, apiKey: undefined });
-  await assert.rejects(sessions.ended("s", "deleted"), /answered with 404/);
+  await assert.rejects(sessions.ended("s", "deleted"), /failed with status 404/);
 });
 
 test("memory is bounded", async () => {
