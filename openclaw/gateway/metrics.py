@@ -17,9 +17,7 @@ class GatewayMetrics:
             ["code"],
             registry=registry,
         )
-        self.refused = Counter(
-            "openclaw_refused", "Chat completions refused with 503; must stay 0", registry=registry
-        )
+        self.refused = Counter("openclaw_refused", "Chat completions refused with 503; must stay 0", registry=registry)
         self.in_flight = Gauge("openclaw_requests_in_flight", "Chat completions under way", registry=registry)
         self.first_token = Histogram(
             "openclaw_ttft_seconds", "Seconds from request to first token", buckets=SECONDS, registry=registry
@@ -45,15 +43,11 @@ class GatewayMetrics:
             ["kind"],
             registry=registry,
         )
-        self.malformed_tool_calls = Counter(
-            "openclaw_malformed_tool_calls", "Unreadable tool calls", registry=registry
-        )
+        self.malformed_tool_calls = Counter("openclaw_malformed_tool_calls", "Unreadable tool calls", registry=registry)
         self.mixed_versions = Counter(
             "openclaw_mixed_version_replies", "Replies sampled by more than one weight version", registry=registry
         )
-        self.ledger_failures = Counter(
-            "openclaw_ledger_failures", "Failed commits to the ledger", registry=registry
-        )
+        self.ledger_failures = Counter("openclaw_ledger_failures", "Failed commits to the ledger", registry=registry)
         self.key_requests = Counter(
             "openclaw_key_requests", "Requests by name of the key and HTTP status", ["key", "code"], registry=registry
         )
