@@ -1,4 +1,4 @@
-"""Is anything lost or trained twice when processes die? Kills them at random moments under load and looks.
+"""Is anything lost or trained twice when processes die? Kills processes at random moments under load and checks.
 
 `python -m benchmarks.faults [--quick] [--kills N] [--real N] --json FILE`. Two tiers. The fast one kills the real runtime process
 (gateway, judge worker, ledger), stand-ins for policy engine, judge engine and trainer, and a second writer of the ledger; the
@@ -52,7 +52,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="ten kills, fast tier only: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
     arguments = parser.parse_args()
     kills, real = (10, 0) if arguments.quick else (arguments.kills, arguments.real)
     tiers: dict[str, dict[str, Any]] = {}

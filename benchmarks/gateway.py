@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="1 and 16 connections, one short round: checks that it runs"
     )
-    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
         figures = run_all(arguments, Path(folder), stack)

@@ -1,8 +1,8 @@
-"""What `benchmarks.gateway` is made of: the processes of a measurement, one run of load, and its figures.
+"""Parts of `benchmarks.gateway`: the processes of a measurement, one run of load, and its figures.
 
-Guarantees: stand-in engine, gateway and load client are processes of their own, and end with this one. The time that a
-request spent in the engine is taken off its total before two ways to the engine are compared, so that neither the pace
-of the engine nor the step that a request happened to wait for counts as somebody's latency.
+Guarantees: stand-in engine, gateway and load client are separate processes that end with this one. Comparisons subtract
+the time that a request spent in the engine. So neither the engine's pace nor the wait for its next step counts as
+latency.
 """
 
 from __future__ import annotations

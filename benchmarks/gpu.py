@@ -75,7 +75,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     names = [step.name for step in STEPS]
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="these steps only (--list names them)")
     parser.add_argument("--minutes", type=float, default=10.0, help="for all steps together (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="name the steps and end")

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=16, help="optimizer steps per run (default: %(default)s)")
     parser.add_argument("--gsm8k", default=None, help="GSM8K JSON file; adds its rule rates")
     parser.add_argument("--quick", action="store_true", help="one method, one seed, two updates: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
     arguments = parser.parse_args()
 
     methods, seeds, updates = arguments.methods.split(","), arguments.seeds.split(","), arguments.updates

@@ -1,4 +1,4 @@
-"""A light load client: closed-loop connections that cost the machine little, in a process of its own.
+"""A light load client: closed-loop connections with little overhead, in a process of its own.
 
 `python -m benchmarks.load < SPEC.json > RESULT.json`, see `Spec`. Each connection sends a request, reads the reply to its
 end and sends the next. Conversations have three turns, so that most requests carry the reply before them back.
@@ -169,7 +169,7 @@ async def converse(spec: Spec, worker: int, until: float, sessions: list[int], r
 
 
 async def watch_health(spec: Spec, until: float, result: Result) -> None:
-    """Ask ``/healthz`` at fixed times; seconds count from when it was due, so that a late one is not forgiven."""
+    """Ask ``/healthz`` at fixed times; count seconds from the due time, so that late requests count fully."""
     exchange = await connect(spec.port)
     due = time.monotonic()
     while due < until:

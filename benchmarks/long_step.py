@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a small vocabulary and 512 tokens: checks that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args()
     if options.quick:
         options.tokens, options.vocabulary, options.chunk, options.losses = 512, 4096, 32, list(LOSSES)

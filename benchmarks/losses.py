@@ -274,7 +274,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="64 rows, a vocabulary of 8192: checks that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
     for name, size in SIZES[torch.device(arguments.device).type].items():
         if getattr(arguments, name) is None:

@@ -1,4 +1,4 @@
-"""The push by broadcast beside a serial one: same bytes, same receiver, in alternation.
+"""Compares the push by broadcast with a serial one: same bytes, same receiver, in alternation.
 
 `SerialBroadcast` is the baseline, not a product path: it packs a bucket of ``--update-weight-buffer-size`` bytes, broadcasts it,
 waits until it is loaded, and only then touches the next weight.

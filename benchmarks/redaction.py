@@ -1,4 +1,4 @@
-"""Time to look for secrets in a text that was not seen before, per 40,000 characters (about 10k tokens).
+"""Time to search a new text for secrets, per 40,000 characters (about 10k tokens).
 
 `python -m benchmarks.redaction [--json FILE]`. Prose and code are this repository's; hashes and JSON are made up. Each line
 is the CPU time of the fastest of several runs, on one core.
@@ -47,7 +47,7 @@ def milliseconds(finder: SecretFinder, text: str) -> float:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.redaction", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     options = parser.parse_args()
     finder = SecretFinder()
     found = {name: milliseconds(finder, text) for name, text in texts().items()}

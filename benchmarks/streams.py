@@ -1,4 +1,4 @@
-"""Reads a streamed chat completion as a client does, and says when it was none."""
+"""Reads a streamed chat completion like a client, and raises if it is incomplete."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ async def stream_events(client: httpx.AsyncClient, session: str, body: dict[str,
                 if "error" in event:
                     raise RefusedError(f"in the stream: {event['error']}")
                 yield event
-    raise RefusedError("the stream ended before the reply did")
+    raise RefusedError("the stream ended before the reply was complete")

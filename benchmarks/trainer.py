@@ -263,7 +263,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="tiny model, few sides, one step, no goals: checks that it runs"
     )
-    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
     options = parser.parse_args()
     if options.quick:
         options.shape, options.samples, options.longest, options.lengths, options.rounds = "tiny", 8, 64, [32], 1

@@ -1,7 +1,7 @@
-"""Streams through the gateway while weights are swapped under them, and how long each piece was waited for.
+"""Streams replies through the gateway during weight swaps, and measures the wait for each piece.
 
-Guarantees: a wait is the time between two pieces of one reply, or from its request to its first piece; a wait that overlaps a
-swap is *held*. Nothing is judged here. Owns no state beyond one call of `swap_under_load`.
+Guarantees: a wait is the time between two pieces of one reply, or from its request to its first piece. A wait that
+overlaps a swap is *held*. Only measures, without a verdict. Stateless apart from one call of `swap_under_load`.
 """
 
 from __future__ import annotations

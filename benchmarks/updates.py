@@ -1,4 +1,4 @@
-"""What a weight update costs those who wait: real SGLang, real gateway, weights swapped under streams.
+"""What does a weight update cost a waiting client? Real SGLang, real gateway, weights swapped under streams.
 
 `python -m benchmarks.updates [--quick] [--updates N] [--clients 1,4,12] --json FILE`. A model with random weights (a few MB) on the
 CPU; a stand-in for trainer rank 0 sends the buckets over gloo with the same calls as the trainer. Figures are recorded, not
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--updates", type=int, default=40, help="per load (default: %(default)s)")
     parser.add_argument("--clients", default="1,4,12", help="streams at once, comma-separated (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one load, five updates: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
     arguments = parser.parse_args()
     loads = [int(text) for text in arguments.clients.split(",")]
     updates = arguments.updates

@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", help=f"these paths only, of {', '.join([*PATHS, *CUDA_PATHS, NCCL])}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="one layer, one push each, no engine: checks that it runs")
-    parser.add_argument("--json", required=True, type=Path, help="where the figures go")
+    parser.add_argument("--json", required=True, type=Path, help="file for the figures")
     arguments = parser.parse_args()
     paths_here = paths_on(arguments.device)
     unknown = [name for name in arguments.only or [] if name not in paths_here]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Keep the turns of a running server in a folder: `openclaw.server.collect`; options in ``--help``."""
+"""Copy the turns of a running server to a folder: `openclaw.server.collect`; see ``--help``."""
 
 from __future__ import annotations
 

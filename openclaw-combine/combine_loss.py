@@ -3,9 +3,9 @@
     A[k] = advantage[k] + w_opd * (log pi_T(a[k]) - log pi_old(a[k]))
     loss = PPO clip(log pi - log pi_old, A) + kl_loss_coef * KL(pi, pi_ref) - entropy_coef * entropy
 
-Guarantees: the same number and gradient as the built-in loss with ``--use-opd --opd-kl-coef w_opd``; use only one.
-``advantage`` is the estimator's (GRPO without normalisation: the sample's reward, which holds ``w_rl``); ``w_opd`` is
-``OPENCLAW_COMBINE_W_OPD``. A sample without teacher log-probabilities has the first term only.
+Guarantees: the same loss and gradient as the built-in loss with ``--use-opd --opd-kl-coef w_opd``; use only one of them.
+``advantage`` comes from the estimator: for GRPO without normalisation, the sample's reward, which includes ``w_rl``.
+``w_opd`` is ``OPENCLAW_COMBINE_W_OPD``. A sample without teacher log-probabilities has only the first term.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def combine_loss_function(
         sum_of_sample_mean: reduces one value per response token of the micro-batch to the sum of sample means.
     """
     if args.use_opd:
-        raise ValueError("--use-opd adds the distillation term already; drop it, or drop --loss-type custom_loss")
+        raise ValueError(
+            "--use-opd already adds the distillation term of combine_loss; drop --use-opd or --loss-type custom_loss"
+        )
     if args.use_tis:
-        raise ValueError("combine_loss has no importance weights; for --use-tis drop --loss-type custom_loss")
+        raise ValueError("--use-tis has no effect with combine_loss; drop --use-tis or --loss-type custom_loss")
     distances = add_opd_term([torch.zeros_like(values) for values in batch["log_probs"]], batch, 1.0)
     weight = own_config().w_opd
     advantages = [a + weight * d for a, d in zip(batch["advantages"], distances, strict=True)]

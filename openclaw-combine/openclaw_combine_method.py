@@ -1,10 +1,10 @@
-"""Combine: the sign of the next state for the whole reply, and the hint's correction for each of its tokens.
+"""Combine: the next state's sign for the whole reply, plus the hint's correction of each token.
 
     A[k] = w_rl * r + w_opd * (log pi_T(a[k] | s + hint) - log pi_old(a[k] | s))
 
-Guarantees: one sample per turn at most. Hint and r = +1 or -1: both terms; a hint alone: the second; r alone: the
-first; neither: none. ``w_rl`` (``OPENCLAW_COMBINE_W_RL``) is in the reward of the sample, once; ``w_opd``
-(``OPENCLAW_COMBINE_W_OPD``) is applied by the trainer (``--use-opd --opd-kl-coef``, or `combine_loss`).
+Guarantees: at most one sample per turn. It has the first term if r is +1 or -1, and the second term if there is a hint;
+without both there is no sample. The sample's reward includes ``w_rl`` (``OPENCLAW_COMBINE_W_RL``). The trainer applies
+``w_opd`` (``OPENCLAW_COMBINE_W_OPD``) through ``--use-opd --opd-kl-coef`` or `combine_loss`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_VOTES = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """What the launcher knows of Combine."""
+    """The launcher's declaration of Combine."""
 
     name = "combine"
     rollout_function = "openclaw_combine_rollout.generate_rollout_openclaw_combine"
@@ -42,7 +42,7 @@ class Config(MethodConfig):
     w_opd: float = variable("OPENCLAW_COMBINE_W_OPD", 1.0, "weight of the distillation term in Combine", minimum=0.0)
 
     def launch_flags(self) -> Sequence[str]:
-        """GRPO without normalisation, and the teacher's term."""
+        """Return the flags for GRPO without normalisation, plus the teacher's term."""
         return (
             *("--advantage-estimator", "grpo", "--disable-rewards-normalization"),
             *("--use-opd", "--opd-kl-coef", str(self.w_opd), "--eps-clip-high", "0.28"),
@@ -59,11 +59,11 @@ class Combine:
         self._w_rl = own.w_rl
 
     def judges(self) -> JudgePlan:
-        """Both judges, and the teacher."""
+        """Return both judges and the teacher."""
         return JudgePlan(prm_votes=self._votes, hint_votes=self._votes, needs_teacher=True)
 
     def samples(self, turn: Turn, verdict: Verdict) -> SampleDecision:
-        """One sample with the terms that the verdict has."""
+        """Return one sample with the terms that the verdict supports."""
         score = verdict.score or 0
         teacher = verdict.teacher_log_probs
         if self._w_rl * score == 0 and teacher is None:
@@ -73,5 +73,5 @@ class Combine:
         return SampleDecision([sample])
 
     def session_samples(self, judged: Sequence[JudgedTurn]) -> list[tuple[str, Sample]]:
-        """Nothing beyond the turns themselves."""
+        """Return nothing: every sample comes from a turn."""
         return []

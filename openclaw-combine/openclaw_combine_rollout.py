@@ -1,4 +1,4 @@
-"""The rollout function of Combine, under the name that launch scripts know."""
+"""The rollout function of Combine, under its name in launch scripts."""
 
 from __future__ import annotations
 

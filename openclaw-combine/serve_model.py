@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Serve a model and record its turns: ``python -m openclaw.server --enable-rl-intercept``; same options (``--help``)."""
+"""Serve a model and record its turns: ``python -m openclaw.server --enable-rl-intercept``; see ``--help``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a method on the turns of a folder: `openclaw.server.train`; options in ``--help``."""
+"""Train a method on the turns of a folder: `openclaw.server.train`; see ``--help``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``generate`` and ``reward_func`` of on-policy distillation, under the names that launch scripts know.
+"""``generate`` and ``reward_func`` of on-policy distillation, under their names in launch scripts.
 
-They serve evaluation on data sets; live conversations go through `openclaw_opd_rollout`.
+They evaluate on data sets; live conversations use `openclaw_opd_rollout`.
 """
 
 from __future__ import annotations

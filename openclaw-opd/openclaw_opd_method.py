@@ -1,10 +1,10 @@
-"""On-policy distillation: what the policy would have said, had it known the hint, is the target of each token.
+"""On-policy distillation: the target of each token is the policy's own distribution given the hint.
 
     A[k] = log pi_T(a[k] | s + hint) - log pi_old(a[k] | s)
 
-Guarantees: a turn is a sample when a hint was accepted and the teacher scored the reply under it; else it is none and
-says why. The estimator is ``on_policy_distillation``, so that the reward of a sample has no part in its gradient. With
-``--distill-topk`` the sample has the teacher's top K as well, for `topk_distillation_loss`.
+Guarantees: a turn gives a sample if a hint was accepted and the teacher scored the reply under it; otherwise it gives a
+reason. The estimator is ``on_policy_distillation``, so the reward does not affect the gradient. With ``--distill-topk``
+the sample also has the teacher's top K, for `topk_distillation_loss`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLIP = ("--eps-clip-high", "0.28")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """What the launcher knows of on-policy distillation."""
+    """The launcher's declaration of on-policy distillation."""
 
     name = "opd"
     rollout_function = "openclaw_opd_rollout.generate_rollout_openclaw_opd"
@@ -36,7 +36,7 @@ class Config(MethodConfig):
     profile_defaults = {"tiny_cpu": {"LEARNING_RATE": 1e-4, "KL_LOSS_COEF": 0.1, "BATCH_SIZE": 8}}
 
     def launch_flags(self) -> Sequence[str]:
-        """The teacher's log ratio is the advantage of each token of the reply."""
+        """Return the flags that make the teacher's log ratio the advantage of each token."""
         return (*ESTIMATOR, *CLIP)
 
 
@@ -50,7 +50,7 @@ class TopKConfig(Config):
     profile_defaults = {}
 
     def launch_flags(self) -> Sequence[str]:
-        """A custom loss instead of advantages."""
+        """Return the flags for a custom loss instead of advantages."""
         return (
             *(*ESTIMATOR, "--disable-compute-advantages-and-returns"),
             *("--distill-topk", "50", "--loss-type", "custom_loss"),
@@ -67,11 +67,11 @@ class OnPolicyDistillation:
         self._votes = config.prm_m or DEFAULT_VOTES
 
     def judges(self) -> JudgePlan:
-        """The hint judge, and the teacher."""
+        """Return the hint judge and the teacher."""
         return JudgePlan(hint_votes=self._votes, needs_teacher=True)
 
     def samples(self, turn: Turn, verdict: Verdict) -> SampleDecision:
-        """One sample with teacher log-probabilities, none without a hint."""
+        """Return one sample with teacher log-probabilities, or none without a hint."""
         if verdict.hint is None:
             return SampleDecision(reason="no_hint")
         if verdict.teacher_log_probs is None:
@@ -86,5 +86,5 @@ class OnPolicyDistillation:
         return SampleDecision([sample])
 
     def session_samples(self, judged: Sequence[JudgedTurn]) -> list[tuple[str, Sample]]:
-        """Nothing: a session without a hint has no target."""
+        """Return nothing: a session without a hint has no target."""
         return []

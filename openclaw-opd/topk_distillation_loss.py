@@ -1,4 +1,4 @@
-"""The loss of top-K distillation under the name that launch scripts know; `slime.algorithms.losses.topk_distillation` has it."""
+"""`slime.algorithms.losses.topk_distillation` under its name in launch scripts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``generate`` and ``reward_func`` of Binary RL, under the names that launch scripts know.
+"""``generate`` and ``reward_func`` of Binary RL, under their names in launch scripts.
 
-They serve evaluation on data sets; live conversations go through `openclaw_rollout`.
+They evaluate on data sets; live conversations use `openclaw_rollout`.
 """
 
 from __future__ import annotations

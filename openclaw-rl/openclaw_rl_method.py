@@ -1,11 +1,11 @@
-"""Binary RL: the sign of the next state is the advantage of every token of the reply.
+"""Binary RL: the next state's sign is the advantage of every token of the reply.
 
     A[k] = r,  r in {+1, -1} by majority of the PRM's votes
 
-Guarantees: each judged turn with r = +1 or -1 is a sample. A turn with r = 0 would carry no gradient and is none, but a
-session that ended with nothing but zeros contributes its last judged turn with A[k] = w, a small positive
-behaviour-cloning weight (``OPENCLAW_RL_SESSION_WEIGHT``, 0 turns it off): a conversation that ran to its end without
-one correction is weak evidence for the replies in it.
+Guarantees: each judged turn with r = +1 or -1 gives a sample. A turn with r = 0 has no gradient and gives none. But a
+session that ends with only zeros contributes its last judged turn with A[k] = w, a small positive behaviour-cloning
+weight (``OPENCLAW_RL_SESSION_WEIGHT``, 0 turns it off). A whole conversation without a correction is weak evidence for
+its replies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCORE_ZERO = "score_zero"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """What the launcher knows of Binary RL."""
+    """The launcher's declaration of Binary RL."""
 
     name = "rl"
     rollout_function = "openclaw_rollout.generate_rollout_openclaw"
@@ -39,12 +39,12 @@ class Config(MethodConfig):
     session_weight: float = variable(
         "OPENCLAW_RL_SESSION_WEIGHT",
         0.1,
-        "advantage of the one turn that a session without any score contributes in Binary RL; 0: none",
+        "Binary RL: advantage of the one turn that a session without any score contributes; 0: none",
         minimum=0.0,
     )
 
     def launch_flags(self) -> Sequence[str]:
-        """GRPO without normalisation: the score is the advantage."""
+        """Return the flags for GRPO without normalisation, so that the score is the advantage."""
         return ("--advantage-estimator", "grpo", "--disable-rewards-normalization", "--eps-clip-high", "0.28")
 
 
@@ -58,17 +58,17 @@ class BinaryRL:
         self._session_weight = own.session_weight
 
     def judges(self) -> JudgePlan:
-        """The PRM alone."""
+        """Return the PRM alone."""
         return JudgePlan(prm_votes=self._votes)
 
     def samples(self, turn: Turn, verdict: Verdict) -> SampleDecision:
-        """One sample with reward +1 or -1, none for 0."""
+        """Return one sample with reward +1 or -1, or none for 0."""
         if not verdict.score:
             return SampleDecision(reason=SCORE_ZERO)
         return SampleDecision([make_sample(turn, verdict.score, score=verdict.score)])
 
     def session_samples(self, judged: Sequence[JudgedTurn]) -> list[tuple[str, Sample]]:
-        """The last turn with score 0 of a session in which no turn gave a sample."""
+        """Return the last turn with score 0 of a session without samples."""
         zeros = [item.turn for item in judged if item.turn.reason == SCORE_ZERO]
         contributed = any(item.turn.reason is None for item in judged)
         if contributed or not zeros or self._session_weight == 0:

@@ -1,4 +1,4 @@
-"""The rollout function of Binary RL, under the name that launch scripts know."""
+"""The rollout function of Binary RL, under its name in launch scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client with which everything here asks a server: key, retries and proxy are settled in one place."""
+"""The one client for requests to a server, with its key, retries and proxy settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime.utils.http_utils import direct_transports
 def server_client(base_url: str, timeout: float) -> AsyncOpenAI:
     """Return a client of the server at ``base_url`` (``http://host:port/v1``) that waits ``timeout`` seconds for an answer.
 
-    Its key is ``SGLANG_API_KEY`` or ``OPENCLAW_API_KEY``. It does not ask twice, so that refusals show, nor a proxy for this machine.
+    Its key is ``SGLANG_API_KEY`` or ``OPENCLAW_API_KEY``. It never retries, so that refusals show, and uses no proxy for this machine.
     """
     key = client_key() or "none"
     http = DefaultAsyncHttpxClient(mounts=direct_transports(DEFAULT_CONNECTION_LIMITS))

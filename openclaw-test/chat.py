@@ -1,6 +1,6 @@
 """A simulated user on the command line; `student_chat.py`, `ta_chat.py` and `teacher_chat.py` are one each.
 
-Talks to a running server and prints the conversations; exit status 1 when a request was refused.
+Talks to a running server and prints the conversations; exit status 1 if a request was refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from student import Refused, Student
 
 
 async def converse(arguments: argparse.Namespace, persona: Persona, console: Console) -> int:
-    """Hold the conversations, ``arguments.sessions`` at a time, and print each when it is over."""
+    """Hold the conversations, ``arguments.sessions`` at a time, and print each at its end."""
     problems = gsm8k_items(arguments.dataset, arguments.num_problems) if arguments.dataset else ()
     async with server_client(arguments.base_url, 120) as client:
         student = Student(
@@ -58,15 +58,17 @@ async def converse(arguments: argparse.Namespace, persona: Persona, console: Con
 
 
 def main(persona: Persona, prog: str, argv: Sequence[str] | None = None) -> int:
-    """Command line of a user."""
+    """Run the command line of a simulated user."""
     parser = argparse.ArgumentParser(prog=prog, description=f"The simulated {persona.name} talks to a running server.")
-    parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1", help="of the server (default: %(default)s)")
+    parser.add_argument(
+        "--base-url", default="http://127.0.0.1:30000/v1", help="URL of the server (default: %(default)s)"
+    )
     parser.add_argument("--model", default="tiny", help="model name in requests (default: %(default)s)")
     parser.add_argument("--dataset", type=Path, help="problems: a GSM8K file, JSON list or lines (default: generated)")
-    parser.add_argument("--num-problems", type=int, default=8, help="sessions in all (default: %(default)s)")
+    parser.add_argument("--num-problems", type=int, default=8, help="number of sessions (default: %(default)s)")
     parser.add_argument("--max-turns", type=int, default=3, help="user messages per session (default: %(default)s)")
-    parser.add_argument("--sessions", type=int, default=4, help="sessions at once (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of problems and words (default: %(default)s)")
+    parser.add_argument("--sessions", type=int, default=4, help="concurrent sessions (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of problems and words (default: %(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.max_turns < 2:
         parser.error("--max-turns must be 2 or more: the first reply needs a reaction")

@@ -1,8 +1,8 @@
 """The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after.
 
-Guarantees: the exit status is 0 only when every update happened and everything was measured; what was started is
-stopped, also on Ctrl-C, SIGTERM or a crash of this process. The run is the real one (SGLang, Ray, FSDP2, gateway, judge,
-ledger), started by the launcher and reached over the OpenAI API alone.
+Guarantees: the exit status is 0 only if every update happened and everything was measured. The demo stops what it
+started, also on Ctrl-C, SIGTERM or a crash. The run is the real one (SGLang, Ray, FSDP2, gateway, judge, ledger), started
+by the launcher and reached only over the OpenAI API.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from openclaw.ledger.store import Ledger
 
 MODEL_NAME = "tiny"
 POLL_SECONDS = 0.5
-# The student waits while this many judged turns are ready: feedback should be about the weights that are served.
+# The student waits while this many judged turns are ready, so that feedback concerns the current weights.
 READY_LIMIT = 24
 STUCK_SECONDS = 240.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class DemoFailed(RuntimeError):
-    """The demo could not be carried out."""
+    """The demo failed."""
 
 
 async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: argparse.Namespace) -> tuple:
@@ -160,7 +160,7 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
 
 
 def finish(report: reports.Report, options: argparse.Namespace) -> None:
-    """Show the report, save its plot, then the report itself: the file is the sign that all is written."""
+    """Show the report, save its plot, then the report itself, whose file marks the end."""
     reports.show(report, options.console)
     plot = options.run_dir / "learning.png"
     try:
@@ -174,7 +174,7 @@ def finish(report: reports.Report, options: argparse.Namespace) -> None:
 
 
 async def serve(run: LaunchedRun, settings: Settings) -> None:
-    """Stay up until a signal; say how to talk to the model."""
+    """Stay up until a signal; print how to talk to the model."""
     body = '{"model": "tiny", "messages": [{"role": "user", "content": "Tom has 3 pears. Anna gives Tom 4 more. How many?"}]}'
     print(
         f"\nserving on {settings.base_url} until Ctrl-C; try:\n"
@@ -187,22 +187,22 @@ async def serve(run: LaunchedRun, settings: Settings) -> None:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the options; what is not known here goes to the launcher."""
+    """Return the options; unknown ones go to the launcher."""
     parser = argparse.ArgumentParser(
         prog="run_tiny_cpu.sh", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
     )
     names = sorted(each.config.name for each in methods_of() if not each.variant)
     parser.add_argument("--method", choices=names, default=recommended().config.name, help="(default: %(default)s)")
     parser.add_argument("--updates", type=int, default=16, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the run and the student (default: %(default)s)")
-    parser.add_argument(
-        "--report", type=Path, default=None, help="where the report goes (default: in the run's folder)"
-    )
-    parser.add_argument("--gsm8k", type=Path, default=None, help="a GSM8K file; its rule rate is measured too")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run and the student (default: %(default)s)")
+    parser.add_argument("--report", type=Path, default=None, help="file for the report (default: in the run's folder)")
+    parser.add_argument("--gsm8k", type=Path, default=None, help="GSM8K file; measure the rule rate on it, too")
     parser.add_argument("--keep-serving", action="store_true", help="stay up after the report, until Ctrl-C")
-    parser.add_argument("--port", type=int, default=30000, help="of the API (default: %(default)s)")
-    parser.add_argument("--run-dir", type=Path, default=None, help="logs, ledger, checkpoints (default: runs/...)")
-    parser.add_argument("--sessions", type=int, default=8, help="conversations at once (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=30000, help="port of the API (default: %(default)s)")
+    parser.add_argument(
+        "--run-dir", type=Path, default=None, help="folder for logs, ledger and checkpoints (default: runs/...)"
+    )
+    parser.add_argument("--sessions", type=int, default=8, help="concurrent conversations (default: %(default)s)")
     parser.add_argument("--max-turns", type=int, default=3, help="user messages per session (default: %(default)s)")
     parser.add_argument(
         "--heldout", type=int, default=256, help="held-out problems to measure on (default: %(default)s)"
@@ -214,17 +214,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"tiny-cpu-{options.method}-{stamp}").absolute()
     if (options.run_dir / "ledger.sqlite").exists():
-        parser.error(f"--run-dir {options.run_dir} holds a run already; name another folder")
+        parser.error(f"--run-dir {options.run_dir} already has a run; name another folder")
     options.report_path = options.report or options.run_dir / "report.json"
     options.console, options.reported = Console(), False
     return options
 
 
 def dry_run(options: argparse.Namespace) -> None:
-    """Print what the demo would do and the plan of its run; start nothing.
+    """Print the plans of the demo and of its run; start nothing.
 
     Raises:
-        SystemExit: when the run's plan cannot work.
+        SystemExit: if the run's plan is invalid.
     """
     run, model = settings_of(options), model_path()
     state = "built" if is_built(model) else "would be built first, in minutes"
@@ -237,7 +237,7 @@ def dry_run(options: argparse.Namespace) -> None:
 
 
 async def interruptible(options: argparse.Namespace, model: Path, started: float) -> None:
-    """Carry the demo out; SIGINT and SIGTERM cancel it once, so that it still stops what it started."""
+    """Run the demo; SIGINT and SIGTERM cancel it once, so that it still stops what it started."""
     task = asyncio.ensure_future(carry_out(options, model, started))
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:

@@ -1,10 +1,10 @@
-"""Small tasks that say whether a checkpoint still talks, codes and calls tools; sanity checks, no benchmark.
+"""Sanity checks, not benchmarks: whether a checkpoint still talks, codes and calls tools.
 
 * conversation: a fact told in the first message is known two messages later
 * coding: a Python function passes its checks, run in a process of its own with limits on time and memory
 * tool-use: the calculator is called with the right arguments
 
-Guarantees: the same problems for every checkpoint; every request is a side turn, so nothing of it is trained on.
+Guarantees: the same problems for every checkpoint; every request is a side turn, so nothing is trained on it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tiny_models.words import NAMES
 MAX_TOKENS = 1024
 CODE_SECONDS = 5
 CODE_BYTES = 2**30
-# The limits are set by an interpreter that then becomes the program's: between fork and exec of a process with threads
-# (Ray, an HTTP client) no Python may run, or it can wait for ever for a lock that another thread held.
+# A separate interpreter sets the limits and then execs the program. In a process with threads (Ray, an HTTP client),
+# Python code between fork and exec could deadlock on a lock that another thread held.
 LIMITED = f"""
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, ({CODE_SECONDS}, {CODE_SECONDS}))
@@ -111,7 +111,7 @@ def code_of(reply: str) -> str:
 
 
 def passes(code: str, check: str) -> bool:
-    """Run ``code`` and say whether ``check`` holds: isolated interpreter, empty environment, a folder and limits of its own."""
+    """Return whether ``check`` holds after ``code``: isolated interpreter, empty environment, own folder and limits."""
     token = secrets.token_hex(16)  # a program that ends early has not passed
     program = f"{code}\n\nif ({check}) is True:\n    print({token!r})\n"
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ def passes(code: str, check: str) -> bool:
 
 
 def result(arguments: str) -> int | None:
-    """Return what the calculator would answer; None for arguments it does not take."""
+    """Return the calculator's result, or None for invalid arguments."""
     try:
         values = json.loads(arguments)
         return OPERATORS[values["operator"]](int(values["left"]), int(values["right"]))

@@ -1,8 +1,8 @@
-"""Measures a served model on problems nobody trains on: `python openclaw-test/measure.py --base-url URL`.
+"""Measures a served model on held-out problems: `python openclaw-test/measure.py --base-url URL`.
 
-Guarantees: every request is a side turn of its own session, so nothing that is measured is trained; replies are sampled
-as they are for any user (the server's own temperature). ``rule_rate`` counts replies that follow the student's rule and
-are not degenerate.
+Guarantees: every request is a side turn of its own session, so nothing measured is trained. Replies are sampled as for
+any user (the server's own temperature). ``rule_rate`` counts replies that follow the student's rule and are not
+degenerate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GSM8K_QUESTIONS = 128
 
 
 class MeasureError(RuntimeError):
-    """A measurement could not be made."""
+    """A measurement failed."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back for an item."""
+    """The reply to an item."""
 
     item: Item
     text: str
@@ -54,7 +54,7 @@ class Reply:
 
     @property
     def good(self) -> bool:
-        """Whether the student likes it and it is whole."""
+        """Whether the student likes it and it is not degenerate."""
         return follows_rule(self.text) and not self.degenerate
 
     @property
@@ -71,7 +71,7 @@ class Measurement:
 
     @property
     def rule_rate(self) -> float:
-        """Share of replies that follow the rule and are whole."""
+        """Share of replies that follow the rule and are not degenerate."""
         return self._share([reply.good for reply in self.replies])
 
     @property
@@ -102,7 +102,7 @@ def gsm8k_items(path: Path, count: int = GSM8K_QUESTIONS) -> list[Item]:
     """Return the first ``count`` questions of a GSM8K file: a JSON list or JSON lines, with ``question`` and an answer.
 
     Raises:
-        MeasureError: when the file holds something else.
+        MeasureError: if the file has another format.
     """
     try:
         text = path.read_text()
@@ -113,14 +113,16 @@ def gsm8k_items(path: Path, count: int = GSM8K_QUESTIONS) -> list[Item]:
             for row in rows[:count]
         ]
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise MeasureError(f"{path} is no GSM8K file (JSON list or lines with question and answer): {error}") from error
+        raise MeasureError(
+            f"{path} is not a GSM8K file (JSON list or lines with question and answer): {error}"
+        ) from error
 
 
 async def measure(client: AsyncOpenAI, model: str, items: list[Item], parallel: int = PARALLEL) -> Measurement:
     """Ask every item once, ``parallel`` at a time.
 
     Raises:
-        MeasureError: when a request is refused.
+        MeasureError: if a request is refused.
     """
     slots, run = asyncio.Semaphore(parallel), uuid.uuid4().hex[:8]
 
@@ -140,7 +142,7 @@ async def measure(client: AsyncOpenAI, model: str, items: list[Item], parallel: 
     try:
         return Measurement(tuple(await asyncio.gather(*(ask(number, item) for number, item in enumerate(items)))))
     except (APIConnectionError, APIStatusError) as error:
-        raise MeasureError(f"a measuring request was refused: {error}") from error
+        raise MeasureError(f"the server refused a request of the measurement: {error}") from error
 
 
 async def _main(arguments: argparse.Namespace) -> int:
@@ -162,10 +164,12 @@ async def _main(arguments: argparse.Namespace) -> int:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="measure.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--base-url", default="http://127.0.0.1:30000/v1", help="of the server (default: %(default)s)")
+    parser.add_argument(
+        "--base-url", default="http://127.0.0.1:30000/v1", help="URL of the server (default: %(default)s)"
+    )
     parser.add_argument("--model", default="tiny", help="model name in requests (default: %(default)s)")
     parser.add_argument("--problems", type=int, default=192, help="held-out problems (default: %(default)s)")
-    parser.add_argument("--gsm8k", type=Path, default=None, help="a GSM8K file instead of generated problems")
+    parser.add_argument("--gsm8k", type=Path, default=None, help="GSM8K file to use instead of generated problems")
     try:
         return asyncio.run(_main(parser.parse_args()))
     except MeasureError as error:

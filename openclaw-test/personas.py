@@ -1,4 +1,4 @@
-r"""The simulated users and their rules: who opens a conversation how, what they like, and what they say about it.
+r"""The simulated users: their opening messages, tastes and reactions.
 
 * student: wants help without bold text, numbered lists and ``\boxed`` (the user of the demo)
 * TA: grades homework and wants feedback of at least 100 tokens
@@ -32,8 +32,8 @@ class Persona:
         likes: whether a reply follows the rule.
         opening: first message about a problem.
         complain: reaction to a reply that breaks the rule.
-        approve: reaction to one that follows it, with the next message to go on with when there is one.
-        max_tokens: longest reply asked for.
+        approve: reaction to one that follows it, with the next message if there is one.
+        max_tokens: limit on the reply.
     """
 
     name: str
@@ -51,7 +51,7 @@ def draw_item(rng: random.Random) -> Item:
 
 
 def token_count(text: str) -> int:
-    """Return the words and punctuation marks of a text, about what a tokenizer makes of it."""
+    """Return the number of words and punctuation marks, roughly a tokenizer's count."""
     return len(re.findall(r"\w+|[^\w\s]", text))
 
 

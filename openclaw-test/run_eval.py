@@ -1,7 +1,7 @@
-"""Serves a checkpoint and lets it do a few small tasks: `bash openclaw-test/run_eval.sh --model-path P --eval-tasks conversation`.
+"""Serves a checkpoint and runs small tasks on it: `bash openclaw-test/run_eval.sh --model-path P --eval-tasks conversation`.
 
-Guarantees: what was started is stopped; nothing is recorded or trained. A server that runs already is asked with
-``--base-url``. Exit status 1 when a request was refused, 2 when nothing could be asked.
+Guarantees: stops what it started; records and trains nothing. ``--base-url`` uses a running server instead. Exit status 1
+if a request was refused, 2 if no request was possible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARALLEL = 8
 
 
 class EvalFailed(RuntimeError):
-    """Nothing could be asked."""
+    """The server is unreachable or refused a request."""
 
 
 def task_names(text: str) -> list[str]:
@@ -42,7 +42,7 @@ def task_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in TASKS]
     if unknown or not names:
-        raise argparse.ArgumentTypeError(f"no task {', '.join(unknown) or repr(text)}; there are: {', '.join(TASKS)}")
+        raise argparse.ArgumentTypeError(f"unknown task {', '.join(unknown) or repr(text)}; use {', '.join(TASKS)}")
     return names
 
 
@@ -50,18 +50,23 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="run_eval.sh",
-        description="Serve a checkpoint and let it do small tasks. Other options go to python -m openclaw.server "
+        description="Serve a checkpoint and run small tasks on it. Other options go to python -m openclaw.server "
         "(--gpu-ids 0,1).",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--model-path", metavar="P", help="checkpoint folder")
-    add("--base-url", help="ask this server instead, for example http://127.0.0.1:30000/v1")
-    add("--eval-tasks", type=task_names, default=list(TASKS), help=f"of {','.join(TASKS)} (default: all)")
-    add("--num-problems", type=int, default=16, help="per task (default: %(default)s)")
+    add("--base-url", help="use this running server instead, for example http://127.0.0.1:30000/v1")
+    add(
+        "--eval-tasks",
+        type=task_names,
+        default=list(TASKS),
+        help=f"comma-separated tasks out of {','.join(TASKS)} (default: all)",
+    )
+    add("--num-problems", type=int, default=16, help="problems per task (default: %(default)s)")
     add("--allow-code-execution", action="store_true", help="run the Python that the model writes (needed for coding)")
     add("--report", type=Path, metavar="FILE", help="also write the figures as JSON")
-    add("--dry-run", action="store_true", help="print the plan, start and ask nothing")
+    add("--dry-run", action="store_true", help="print the plan and start nothing")
     return parser
 
 
@@ -71,7 +76,7 @@ async def evaluate(
     """Return the share of problems solved per task.
 
     Raises:
-        EvalFailed: when a request is refused.
+        EvalFailed: if a request is refused.
     """
     slots, run = asyncio.Semaphore(PARALLEL), uuid.uuid4().hex[:8]
 
@@ -130,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, console = build_parser(), Console(stderr=True)
     options, extra = parser.parse_known_args(argv)
     if bool(options.model_path) == bool(options.base_url):
-        parser.error("give --model-path P to serve a checkpoint, or --base-url URL of a server that runs")
+        parser.error("write --model-path P to serve a checkpoint, or --base-url URL for a running server")
     if set(RUNS_CODE) & set(options.eval_tasks) and not options.allow_code_execution:
         parser.error(
             "the task coding runs Python that the model writes, with your rights: add --allow-code-execution, "

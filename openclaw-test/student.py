@@ -1,10 +1,9 @@
-r"""A simulated user who talks to the assistant about homework and has one taste, by default the student's: no bold, no
-list, no ``\boxed``.
+r"""A simulated user who talks about homework and has one taste; the student's is no bold, no list, no ``\boxed``.
 
-Guarantees: deterministic in ``seed`` and the replies; the taste is a fixed rule of its persona (`personas`), the student's
-words are those held out from the judge's training. What the assistant gets is what any user's client sends: chat
-completions over the OpenAI SDK with a session id. A disliked reply gets a complaint, a liked one thanks and the next
-problem, so that every reply but the last of a session has a next state. Nothing is retried: a refused request is counted.
+Guarantees: deterministic in ``seed`` and the replies. The taste is a fixed rule of the persona (`personas`). The student's
+phrases are held out from the judge's training. The assistant gets what any user's client sends: chat completions over
+the OpenAI SDK with a session id. A disliked reply gets a complaint, a liked one thanks and the next problem. So every
+reply except a session's last has a next state. Nothing is retried; refused requests are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TURN_TYPE_MAIN = "main"
 
 @dataclass
 class Tally:
-    """What the student saw so far."""
+    """The student's counts so far."""
 
     sessions: int = 0
     turns: int = 0
@@ -46,11 +45,11 @@ class Tally:
 
 
 class Refused(RuntimeError):
-    """The server did not answer a request."""
+    """The server refused a request."""
 
 
 async def always() -> None:
-    """Let the student go on at once."""
+    """Let the student continue at once."""
 
 
 class Student:
@@ -68,17 +67,17 @@ class Student:
         problems: Sequence[Item] = (),
         may_go_on: Callable[[], Awaitable[None]] = always,
     ) -> None:
-        """Bind the student.
+        """Create the student.
 
         Args:
-            client: of the server; its retries should be off, so that refusals show.
-            model: name that requests carry.
+            client: of the server; switch its retries off, so that refusals show.
+            model: model name in requests.
             seed: of problems and words.
-            max_turns: user messages of a session; the last one only reacts.
+            max_turns: user messages per session; the last one only reacts.
             name: prefix of session ids; default: the persona's.
             persona: who the user is.
-            problems: what the conversations are about, in turn; default: generated ones.
-            may_go_on: awaited before each session; a way to wait for the trainer.
+            problems: topics of the conversations, in order; default: generated ones.
+            may_go_on: awaited before each session, for example to wait for the trainer.
         """
         if max_turns < 2:
             raise ValueError("max_turns must be 2 or more: the first reply needs a reaction")
@@ -136,7 +135,7 @@ class Student:
         return self._persona.opening(item)
 
     def _reaction(self, rng: random.Random, liked: bool, following: int | None) -> str:
-        """Complain, or approve and go on with the problem ``following``; None ends the conversation."""
+        """Return a complaint, or approval with the problem ``following``; None ends the conversation."""
         self.tally.complaints += not liked
         if not liked:
             return self._persona.complain(rng)

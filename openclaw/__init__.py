@@ -1,11 +1,11 @@
-"""The runtime for live traffic, in rooms; a room imports only rooms below it, which `lint-imports` checks.
+"""The runtime for live traffic, in rooms. A room imports only rooms below it; `lint-imports` checks this.
 
 * ``inspect``, ``server``: commands.
 * ``launch``: a launch script's variables become a plan.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.
-* ``gateway``, ``judge``: requests are answered; turns are judged.
-* ``engine``, ``method``, ``sessions``: the policy engine's stream; what a learning method implements; whose turn it is.
+* ``gateway``, ``judge``: answer requests; judge turns.
+* ``engine``, ``method``, ``sessions``: the policy engine's stream; a learning method's interface; conversations.
 * ``ledger``: the durable record.
 * ``config``, ``messages``: environment variables; chat messages as data.
 * ``exceptions``: errors that a person can act on.

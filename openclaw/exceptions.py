@@ -1,6 +1,6 @@
-"""Errors of the runtime that a person can act on, by whose fault they are.
+"""Errors of the runtime that a person can act on, grouped by cause.
 
-Those with an HTTP status are in `openclaw.gateway.errors`, those of the ledger in `openclaw.ledger.exceptions`.
+`openclaw.gateway.errors` has the errors with an HTTP status, `openclaw.ledger.exceptions` those of the ledger.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ class OpenClawError(Exception):
 
 
 class ConfigError(OpenClawError, ValueError):
-    """An environment variable has a value that cannot be used; the message names it and says what to type."""
+    """An environment variable has an unusable value; the message names it and says what to type."""
 
 
 class EngineError(OpenClawError):
-    """The policy engine did not do what was asked."""
+    """The policy engine failed."""
 
 
 class EngineAwayError(EngineError):
-    """The engine could not be reached within the time that requests are held."""
+    """The engine was unreachable for as long as requests may wait."""
 
 
 class EngineRejectedError(EngineError):
-    """The engine refused the request (4xx): asking again gives the same answer."""
+    """The engine refused the request (4xx); a retry would get the same answer."""
 
 
 class EngineBrokeOffError(EngineError):
-    """The engine went away in the middle of a reply; what it had sampled until then was delivered."""
+    """The engine went away within a reply; the tokens sampled before were delivered."""
 
 
 class EngineProtocolError(EngineError):
-    """The engine answered with something that is not what `/generate` promises."""
+    """The engine's answer violates the format of `/generate`."""
 
 
 class JudgeError(OpenClawError):
-    """Base of everything that keeps a turn from being judged."""
+    """Base of all failures to judge a turn."""
 
 
 class EngineUnavailableError(JudgeError):
-    """The engine could not be reached, timed out or answered 5xx: the turn is judged again later."""
+    """The engine was unreachable, timed out or answered 5xx; the turn is judged again later."""
 
 
 class EngineRefusedError(JudgeError):
-    """The engine refused the request (4xx): asking again gives the same answer."""
+    """The engine refused the request (4xx); a retry would get the same answer."""
 
 
 class TeacherMismatchError(JudgeError):
-    """The engine scored other tokens than it was given; the log-probabilities cannot be used."""
+    """The engine scored other tokens than it was given; the log-probabilities are unusable."""

@@ -1,6 +1,6 @@
-"""``python -m openclaw.inspect LEDGER``: what became of each turn, so that one can see that training happens.
+"""``python -m openclaw.inspect LEDGER``: shows the verdict, sample and step of each turn.
 
-Guarantees: without a command it only shows (a file of an older program is brought up to date first, after a copy);
+Guarantees: without a command it only reads, except that it first migrates a file of an older version, after a backup. It
 works while a run writes. Commands that change the file are in `openclaw.ledger.commands`.
 """
 
@@ -34,7 +34,7 @@ def clock(seconds: float | None) -> str:
 
 
 def step_text(sample: SampleRecord) -> str:
-    """Return what became of a sample: its step and the weights that came from it, or why it was dropped."""
+    """Return a sample's step and resulting weights, or why it was dropped."""
     if sample.reason is not None:
         return f"{sample.state} ({sample.reason})"
     if sample.rollout_id is None:
@@ -70,7 +70,7 @@ def sample_line(record: SampleRecord) -> str:
 
 
 def session_text(records: Iterable[TurnRecord]) -> Iterable[str]:
-    """Yield a conversation: each turn with the reply, what followed it, and every vote."""
+    """Yield a conversation: each turn with its reply, next state and votes."""
     for record in records:
         yield turn_line(record)
         yield f"  reply:      {response_text(record.turn.response_message)}"
@@ -97,10 +97,10 @@ def summary(ledger: Ledger) -> Iterable[str]:
 
 
 def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
-    """Return the lines of what was asked for.
+    """Return the lines of the requested view.
 
     Raises:
-        UnknownRecordError: for a session that the ledger does not hold.
+        UnknownRecordError: for a session that is not in the ledger.
     """
     if options.session:
         records = list(ledger.export_turns(options.session))
@@ -118,32 +118,32 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the command line: options that show, commands that change."""
     parser = argparse.ArgumentParser(
         prog="python -m openclaw.inspect",
-        description="Show what became of each turn of a run, or take care of its ledger file.",
-        epilog="Without option or command: counts by state and reason, and the steps. All of it works while a run writes.",
+        description="Show the verdict, sample and step of each turn of a run, or maintain its ledger file.",
+        epilog="Without option or command: counts by state and reason, and the steps. Everything works while a run writes.",
     )
     parser.add_argument("ledger", type=Path, metavar="LEDGER", help="ledger file of a run; its folder is SAVE_CKPT")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--turns", action="store_true", help="one line per turn: verdict, sample, step")
     what.add_argument("--samples", action="store_true", help="one line per sample")
     what.add_argument("--session", metavar="ID", help="one conversation in full")
-    what.add_argument("--export", type=Path, metavar="FILE", help="the same as the command export")
+    what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")
-    exported.add_argument("file", type=Path, metavar="FILE", help="is written anew")
-    imported = commands.add_parser("import", help="add conversations from JSON lines; they are kept, not trained")
+    exported.add_argument("file", type=Path, metavar="FILE", help="output file; an existing one is replaced")
+    imported = commands.add_parser("import", help="add conversations from JSON lines; they are stored, not trained")
     imported.add_argument(
-        "file", type=Path, metavar="FILE", help="one JSON object, or one a line, as export writes them"
+        "file", type=Path, metavar="FILE", help="one JSON object, or one per line, as export writes them"
     )
-    forget = commands.add_parser("forget", help="delete a session's data everywhere in the file")
-    forget.add_argument("session_id", metavar="SESSION", help="its id, as --turns shows it")
-    commands.add_parser("check", help="read the whole file and say whether it is sound")
-    salvage = commands.add_parser("salvage", help="copy what can be read of a damaged file to a new one")
+    forget = commands.add_parser("forget", help="delete all data of a session from the file")
+    forget.add_argument("session_id", metavar="SESSION", help="session id, as --turns shows it")
+    commands.add_parser("check", help="read the whole file and report damage")
+    salvage = commands.add_parser("salvage", help="copy the readable rows of a damaged file to a new one")
     salvage.add_argument("target", type=Path, metavar="OUT", help="the new file")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print what was asked for; return the exit code: 2, with one line that says why, when it cannot be done."""
+    """Print the requested view; return the exit code: 2, with one line of explanation, on failure."""
     options = build_parser().parse_args(argv)
     if options.export:
         options.command, options.file = "export", options.export

@@ -1,11 +1,11 @@
-"""What a learning method implements, and how one is loaded by name.
+"""The interface of a learning method, and its loading by name.
 
 Guarantees: the runtime knows a method only through `Method`. A method is a pure function of turns and verdicts: it
-keeps no state, asks no engine and touches no ledger, so that judging can be repeated after a crash.
+has no state, asks no engine and touches no ledger, so judging can be repeated after a crash.
 
-A method folder names its class in ``OPENCLAW_METHOD`` as ``module.attribute``; it is called with the runtime
-configuration (`openclaw.config.runtime.RuntimeConfig`) and, where its module declares a ``Config``
-(`openclaw.config.method_config`), with that, and returns a `Method`.
+``OPENCLAW_METHOD`` names a factory as ``module.attribute``. It takes the runtime configuration
+(`openclaw.config.runtime.RuntimeConfig`) and, if its module declares one, the method's ``Config``
+(`openclaw.config.method_config`), and returns a `Method`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 TeacherContext = Callable[[Turn, Verdict], Sequence[Message] | None]
-"""What the teacher reads in place of the turn's request messages; None: this turn has no teacher."""
+"""Returns the teacher's messages in place of the request's; None: this turn has no teacher."""
 
 
 @dataclass(frozen=True)
 class JudgePlan:
-    """Which judges see a turn: how many votes each casts, and what a teacher reads before it scores the reply.
+    """The judges of a turn: the votes of each, and the teacher's context.
 
     Attributes:
         prm_votes: votes on the score.
         hint_votes: votes on the hint.
         needs_teacher: whether a teacher scores the reply.
-        teacher_context: what it reads; default: the request with the hint at its end. A `ValueError` of it is counted,
-            and the turn has no teacher.
+        teacher_context: builds its messages; default: the request with the hint appended. If it raises `ValueError`,
+            the error is counted and the turn has no teacher.
     """
 
     prm_votes: int = 0
@@ -47,48 +47,50 @@ class JudgePlan:
                 raise ValueError("teacher_context is for a teacher; set needs_teacher=True")
             return
         if self.prm_votes + self.hint_votes < 1:
-            raise ValueError("a method needs at least one vote of a judge; set prm_votes or hint_votes")
+            raise ValueError("a method needs at least one judge vote; set prm_votes or hint_votes")
         if self.needs_teacher and not self.hint_votes:
-            raise ValueError("a teacher reads the hint; set hint_votes, or teacher_context to what it reads instead")
+            raise ValueError(
+                "the teacher reads the hint by default; set hint_votes, or teacher_context for another context"
+            )
 
 
 @dataclass(frozen=True)
 class SampleDecision:
-    """The samples a judged turn gives, or the reason why it gives none."""
+    """The samples of a judged turn, or the reason why there are none."""
 
     samples: list[Sample] = field(default_factory=list)
     reason: str | None = None
 
     def __post_init__(self) -> None:
         if bool(self.samples) == (self.reason is not None):
-            raise ValueError("a decision holds samples or a reason, not both and not neither")
+            raise ValueError("a decision needs either samples or a reason")
 
 
 @runtime_checkable
 class Method(Protocol):
-    """How verdicts become training samples."""
+    """A learning method: turns verdicts into training samples."""
 
     name: str
 
     def judges(self) -> JudgePlan:
-        """Return which judges see a turn."""
+        """Return the judges of a turn."""
         ...
 
     def samples(self, turn: Turn, verdict: Verdict) -> SampleDecision:
-        """Return what a judged turn gives."""
+        """Return the samples of a judged turn, or why there are none."""
         ...
 
     def session_samples(self, judged: Sequence[JudgedTurn]) -> list[tuple[str, Sample]]:
-        """Return what a finished session gives as a whole, as pairs of turn id and sample; called once per session.
+        """Return a finished session's further samples, as pairs of turn id and sample; called once per session.
 
         Args:
-            judged: its judged turns in order. Those with ``turn.reason`` None gave samples already.
+            judged: its judged turns in order. Turns with ``reason`` None already gave samples.
         """
         ...
 
 
 def method_config(path: str) -> type[MethodConfig] | None:
-    """Return what the module of the method at ``module.attribute`` declares; None where it declares nothing."""
+    """Return the ``Config`` of the module of ``module.attribute``, or None."""
     return config_of(load_function(path))
 
 
@@ -96,8 +98,8 @@ def load_method(path: str, config: Any, environment: Mapping[str, str] = os.envi
     """Return the method at ``module.attribute``, built from the runtime configuration and its own.
 
     Raises:
-        ConfigError: when a variable that the method declares has a value that cannot be used.
-        TypeError: when what is found there does not implement `Method`.
+        ConfigError: if a variable of the method has an unusable value.
+        TypeError: if the result does not implement `Method`.
     """
     factory: Callable[..., object] = load_function(path)
     own = config_of(factory)

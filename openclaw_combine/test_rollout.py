@@ -1,7 +1,7 @@
-"""Try out collection: a few conversations with a server, collected into a folder and shown.
+"""Tests collection: holds a few conversations with a server, collects them into a folder and shows them.
 
-``python -m openclaw_combine.test_rollout --num-samples 10 --output-dir D`` needs a server that hands its turns out
-(``python -m openclaw.server --enable-rl-intercept``). Exit status 1 when fewer turns than asked for came back.
+``python -m openclaw_combine.test_rollout --num-samples 10 --output-dir D`` needs a server that serves recorded turns
+(``python -m openclaw.server --enable-rl-intercept``). Exit status 1 if fewer turns came back than requested.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def talk(client: httpx.Client, url: str, count: int) -> None:
     """Hold ``count`` conversations of two turns: the first reply has a next state, which is what training needs.
 
     Raises:
-        CollectError: when the server refuses or does not answer.
+        CollectError: if the server refuses or does not answer.
     """
     run = uuid.uuid4().hex[:8]
     for number in track(range(count), description="talking", console=Console(stderr=True)):
@@ -51,7 +51,7 @@ def talk(client: httpx.Client, url: str, count: int) -> None:
 
 
 def with_next_state(folder: Path) -> int:
-    """Return how many turns of a folder have a next state."""
+    """Return the number of a folder's turns with a next state."""
     return sum(row["with_next_state"] for row in session_rows(folder))
 
 
@@ -62,10 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--num-samples", type=int, default=10, help="turns with a next state (default: %(default)s)")
     parser.add_argument(
-        "--output-dir", type=Path, required=True, metavar="D", help="folder of ledger and conversations"
+        "--output-dir", type=Path, required=True, metavar="D", help="folder for the ledger and the conversations"
     )
     parser.add_argument(
-        "--api-endpoint", default="http://127.0.0.1:30000", metavar="URL", help="of the server (default: %(default)s)"
+        "--api-endpoint",
+        default="http://127.0.0.1:30000",
+        metavar="URL",
+        help="URL of the server (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     url = options.api_endpoint.rstrip("/").removesuffix("/v1")
@@ -79,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         client.headers["authorization"] = f"Bearer {key}"
     with closing(Collector(url, options.output_dir, key=key, client=client)) as collector:
         try:
-            collector.collect()  # a server that hands out nothing is found before anybody talks
+            collector.collect()  # fail before the conversations if the server serves no recorded turns
             before = with_next_state(options.output_dir)
             talk(client, url, options.num_samples)
             collector.collect()

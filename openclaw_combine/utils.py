@@ -1,4 +1,4 @@
-"""``inspect_sessions``: what a folder of collected turns holds."""
+"""``inspect_sessions``: shows the contents of a folder of collected turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def inspect_sessions(path: str | Path) -> list[dict[str, Any]]:
     """Print and return the rows of `session_rows`.
 
     Raises:
-        FileNotFoundError: when there is no ledger.
+        FileNotFoundError: if there is no ledger.
     """
     rows = session_rows(path)
     for row in rows:
@@ -34,11 +34,11 @@ def session_rows(path: str | Path) -> list[dict[str, Any]]:
         path: a ledger, or a folder that holds one (of a server, of ``collect_rollouts.py``, of `test_rollout`).
 
     Raises:
-        FileNotFoundError: when there is no ledger.
+        FileNotFoundError: if there is no ledger.
     """
     file = Path(path) / LEDGER_NAME if Path(path).is_dir() else Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"{path} holds no {LEDGER_NAME}; collect_rollouts.py writes one")
+        raise FileNotFoundError(f"{path} has no {LEDGER_NAME}; collect_rollouts.py writes one")
     with closing(Ledger(file)) as ledger:
         return [_row(conversation) for conversation in conversations(ledger)]
 

@@ -172,7 +172,7 @@ def routes() -> Iterator[str]:
     description = app.openapi()
     describe(description)
     yield "Routes of the gateway. `GET /openapi.json` on a running gateway has the schema of every body;"
-    yield "the [parameters of a chat completion](../../openclaw/gateway/README.md#parameters) have a table."
+    yield "the [parameters of a chat completion](../../openclaw/gateway/parameters.md) have a table."
     yield ""
     yield from _table("route", "does")
     errors: dict[str, str] = {}

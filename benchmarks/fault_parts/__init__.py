@@ -1,1 +1,1 @@
-"""What `benchmarks.faults` kills, who talks to it meanwhile, and what must hold afterwards."""
+"""Parts of `benchmarks.faults`: the victims, the clients, and the checks after each kill."""

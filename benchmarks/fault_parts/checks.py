@@ -1,7 +1,7 @@
-"""What must hold after every kill, by reading ledger and checkpoint from outside.
+"""Checks ledger and checkpoint from outside after every kill.
 
-Guarantees: reads only, by a connection of its own, one moment of the ledger at a time. It remembers what was judged before,
-so that a judged turn that is gone, or judged no more, is found.
+Guarantees: read-only, over its own connection, on one snapshot of the ledger at a time. It remembers which turns were
+judged, so it finds judged turns that disappear or lose their verdict.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.fault_parts.trainer import Weights
 
 @dataclass
 class View:
-    """The ledger at one moment: turn id to (state, reason), sample id to (turn id, state), turns that have a verdict."""
+    """A snapshot: turn id to (state, reason), sample id to (turn id, state), and turns with a verdict."""
 
     turns: dict[str, tuple[str, str | None]]
     samples: dict[int, tuple[str, str]]
@@ -42,7 +42,7 @@ class View:
 
 @dataclass
 class Findings:
-    """Ids of everything that should not be; empty lists are what the project promises."""
+    """Ids of violations; the project promises empty lists."""
 
     judged_lost: list[str] = field(default_factory=list)
     trained_twice: list[int] = field(default_factory=list)
@@ -52,22 +52,22 @@ class Findings:
     damaged: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """How many different ones of each."""
+        """Return the number of distinct ids of each kind."""
         return {name: len(set(found)) for name, found in vars(self).items()}
 
 
 class Checker:
-    """Owns what it has seen so far."""
+    """Owns its observations so far."""
 
     def __init__(self, ledger: Path, checkpoint: Callable[[], Weights]) -> None:
-        """``checkpoint`` returns what the newest checkpoint was trained on."""
+        """Create a checker; ``checkpoint`` returns the samples of the newest checkpoint."""
         self.findings = Findings()
         self._ledger = ledger
         self._checkpoint = checkpoint
         self._judged: set[str] = set()
 
     def after_kill(self, replies: set[str], answered: set[str]) -> None:
-        """Look at the ledger while everything goes on.
+        """Check the ledger while everything runs.
 
         Args:
             replies: turns whose reply a client has read to its end.
@@ -96,7 +96,7 @@ class Checker:
         found.feedback_lost += sorted(answered - kept)
 
     def at_the_end(self, answered: set[str]) -> View:
-        """Look once nothing runs any more and the ledger was reconciled with the checkpoint: nothing is under way."""
+        """Check the ledger after everything has stopped and the ledger is reconciled with the checkpoint."""
         with closing(sqlite3.connect(self._ledger)) as connection:
             self.findings.damaged += [row[0] for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
         view, weights = View.read(self._ledger), self._checkpoint()
@@ -109,13 +109,13 @@ class Checker:
 
 
 def journal_lines(path: Path) -> set[str]:
-    """Whole lines of a journal; the last one may be cut off."""
+    """Return the complete lines of a journal, whose last line may be truncated."""
     text = path.read_text() if path.exists() else ""
     return set(text[: text.rfind("\n") + 1].split())
 
 
 def say_at_once(text: str) -> None:
-    """Print a line, also into a file, when it is said."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 

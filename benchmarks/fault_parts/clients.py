@@ -1,7 +1,9 @@
-"""Clients that keep talking whatever happens to the server, and remember what it acknowledged.
+"""Clients that keep talking through every failure of the server, and record what it acknowledged.
 
-A conversation is a question and complaints. A request that fails is sent again, as people do. Guarantee: a reply counts as
-acknowledged when its last byte was read, and a next state when the reply to the request that carried it was.
+A conversation is a question and complaints. A failed request is sent again, as people do.
+
+Guarantees: a reply counts as acknowledged once its last byte was read. A next state counts as acknowledged once the reply
+to its request was.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Words:
-    """What a conversation opens with, and what is said about a reply."""
+    """The opening of a conversation and the reactions to replies."""
 
     question: Callable[[random.Random], str] = lambda rng: f"What is {rng.randrange(10)} + {rng.randrange(10)}?"
     reaction: Callable[[random.Random, str], str] = lambda rng, reply: f"No bold please, try {rng.randrange(100)}."
@@ -63,11 +65,11 @@ class Clients:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="clients", daemon=True)
 
     def start(self) -> None:
-        """Begin to talk."""
+        """Start the conversations."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the requests under way and begin no other."""
+        """Finish the running requests and start no others."""
         self._stopping.set()
         self._thread.join(self._patience)
 
@@ -123,7 +125,7 @@ class Clients:
         return None
 
     def refused(self, excused: Callable[[float, float], bool]) -> list[str]:
-        """Words of the failures that ``excused(start, end)`` does not explain."""
+        """Return the messages of failures that ``excused(start, end)`` does not explain."""
         return [words for start, end, words in self.journal.failures if not excused(start, end)]
 
 

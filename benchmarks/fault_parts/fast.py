@@ -24,7 +24,7 @@ CLIENTS = 4
 
 
 def plan(kills: int, rng: random.Random) -> list[str]:
-    """Return whom to kill, in order: everyone once before anyone twice, then at random."""
+    """Return the victims in order: each once, then at random."""
     first = rng.sample(VICTIMS, min(kills, len(VICTIMS)))
     names, weights = list(WEIGHTS), list(WEIGHTS.values())
     return first + rng.choices(names, weights, k=max(0, kills - len(first)))
@@ -33,7 +33,7 @@ def plan(kills: int, rng: random.Random) -> list[str]:
 def run_fast(
     folder: Path, tokenizer: Path, kills: int, seed: int, say: Callable[[str], None] = say_at_once, batch_size: int = 4
 ) -> dict[str, Any]:
-    """Kill ``kills`` times and return what was found.
+    """Kill ``kills`` times and return the findings.
 
     Args:
         folder: empty; everything the processes write goes there.
@@ -94,7 +94,7 @@ def _check(checker: Checker, clients: Clients, stage: Stage) -> None:
 
 
 def _drain(stage: Stage, batch_size: int) -> None:
-    """Wait until every next state was judged and every full batch trained."""
+    """Wait until every next state is judged and every full batch is trained."""
 
     def quiet() -> bool:
         view = View.read(stage.ledger_path)

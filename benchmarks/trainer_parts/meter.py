@@ -1,4 +1,4 @@
-"""Time and memory of a step in a process that others take turns with: the measured side.
+"""Time and memory of a step in one of several alternating processes: the measured side.
 
 A request is a line of JSON on standard input, ``{"batch": name, "weigh": bool}``; the answer is a line on what was standard
 output when the process began. Everything else that prints goes to standard error. A step runs between two requests, so

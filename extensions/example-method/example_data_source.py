@@ -1,4 +1,4 @@
-"""Prompts of the example: small sums, made from the seed and the position, so that they never end and can be resumed."""
+"""Prompts of the example: an endless, resumable series of small sums, derived from seed and position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime.utils.types import Sample
 
 
 class SumsDataSource(DataSource):
-    """Groups of ``--n-samples-per-prompt`` samples; groups that come back are handed out again first."""
+    """Gives groups of ``--n-samples-per-prompt`` samples, returned groups first."""
 
     def __init__(self, args):
         self.args = args
@@ -20,7 +20,7 @@ class SumsDataSource(DataSource):
         self.marks = {}
 
     def get_samples(self, num_samples):
-        """Return that many groups: returned ones, then new sums."""
+        """Return ``num_samples`` groups: returned ones, then new sums."""
         groups, self.returned = self.returned[:num_samples], self.returned[num_samples:]
         return groups + [self._next_group() for _ in range(num_samples - len(groups))]
 
@@ -48,12 +48,12 @@ class SumsDataSource(DataSource):
         return Path(folder) / "rollout" / f"example_sums_{rollout_id}.json"
 
     def _state(self):
-        """The position and the returned groups as text, which no later change reaches."""
+        """Return the position and the returned groups as immutable text."""
         returned = [[sample.to_dict() for sample in group] for group in self.returned]
         return json.dumps({"position": self.position, "returned": returned})
 
     def mark(self, rollout_id):
-        """Note the state right after ``rollout_id``: when its step is saved, the next rollout has taken prompts already."""
+        """Record the state after ``rollout_id``, because the next rollout takes prompts before its step is saved."""
         kept = {marked: state for marked, state in self.marks.items() if marked >= rollout_id - 2}
         self.marks = {**kept, rollout_id: self._state()}
 
@@ -65,7 +65,7 @@ class SumsDataSource(DataSource):
             file.write_text(self.marks.get(rollout_id, self._state()))
 
     def load(self, rollout_id=None):
-        """Go on after the checkpoint of ``rollout_id``; start anew without one."""
+        """Continue after the checkpoint of ``rollout_id``; without one, start from the beginning."""
         if self.args.load and rollout_id is not None and rollout_id >= 0:
             state = json.loads(self._file(self.args.load, rollout_id).read_text())
             self.position = state["position"]

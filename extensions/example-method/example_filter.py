@@ -1,4 +1,4 @@
-"""Filter of the example: a group whose rewards are all the same teaches nothing."""
+"""Filter of the example: drops groups with equal rewards, which teach nothing."""
 
 from __future__ import annotations
 

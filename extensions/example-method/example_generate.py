@@ -1,4 +1,4 @@
-"""Generation of the example: a reply, a remark that is not trained on, and a second reply."""
+"""Generation of the example: a reply, a remark without training, and a second reply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REMARK = "<|im_end|>\n<|im_start|>user\nShorter.<|im_end|>\n<|im_start|>assistan
 
 
 async def generate(args, sample, sampling_params, evaluation=False):
-    """Answer twice; the remark's tokens are in the response under mask 0. Evaluation is one reply."""
+    """Answer twice, with the remark's tokens under mask 0 in between; in evaluation, answer once."""
     tokenizer = GenerateState(args).tokenizer
     sample.tokens = tokenizer.encode(sample.prompt, add_special_tokens=False)
     sample.response, sample.response_length = "", 0
@@ -39,7 +39,7 @@ async def generate(args, sample, sampling_params, evaluation=False):
 
 
 def append(sample, ids, log_probs, mask, text):
-    """Add tokens to the response; all lists grow together."""
+    """Append tokens to the response and all its parallel lists."""
     sample.tokens = sample.tokens + ids
     sample.response += text
     sample.response_length += len(ids)

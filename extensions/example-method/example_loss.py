@@ -1,4 +1,4 @@
-"""Loss of the example: PPO's clipped surrogate, and a pull towards what was sampled where the reward was high."""
+"""Loss of the example: PPO's clipped surrogate, plus imitation of samples with a high reward."""
 
 from __future__ import annotations
 

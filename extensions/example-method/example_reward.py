@@ -1,4 +1,4 @@
-"""Reward of the example: small letters are good, whatever the model says. It needs no model that can count."""
+"""Reward of the example: the share of lower-case letters, which even a tiny model can learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollout function of the example: groups one batch at a time, until enough of them pass the filter."""
+"""Rollout function of the example: generates batches of groups until enough pass the filter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MOST_ROUNDS = 20
 
 
 def generate_rollout(args, rollout_id, data_source, evaluation=False):
-    """Return ``--rollout-batch-size`` groups and how many were dropped; evaluation is the core's."""
+    """Return ``--rollout-batch-size`` groups and the number of dropped ones; the core evaluates."""
     if evaluation:
         return run(eval_rollout(args, rollout_id))[0]
     return run(collect(args, data_source))
 
 
 async def collect(args, data_source):
-    """Generate and filter until the batch is full; groups beyond it go back to the data source unanswered."""
+    """Generate and filter until the batch is full; return surplus groups to the data source unanswered."""
     state = GenerateState(args)
     keep = load_function(args.dynamic_sampling_filter_path)
     kept, dropped = [], 0

@@ -1,6 +1,6 @@
 /**
- * OpenClaw plugin: adds `X-Session-Id` and `X-Turn-Type: main|side` to the requests of an OpenClaw-RL provider, and tells
- * its server when a session is over. It reads run ids and session ids, never a word of a conversation.
+ * OpenClaw plugin: adds `X-Session-Id` and `X-Turn-Type: main|side` to requests to an OpenClaw-RL provider, and reports
+ * the end of a session to its server. It reads run ids and session ids, never a word of a conversation.
  *
  * @typedef {import("./openclaw.js").PluginApi} PluginApi
  * @typedef {import("./openclaw.js").Stream} Stream
@@ -10,7 +10,7 @@ import { baseUrl, readSettings } from "./settings.js";
 import { sharedState } from "./state.js";
 
 const UNANNOUNCED =
-  "no run has said what it is: every turn is sent as side and none is trained; " +
+  "OpenClaw does not show this plugin its runs, so every turn is sent as side and none is trained; " +
   "set plugins.entries.rl-training-headers.hooks.allowConversationAccess to true";
 
 export default {
@@ -32,7 +32,7 @@ export default {
           if (await sessions.ended(event.sessionId, event.reason)) api.logger.info(`session ${event.sessionId} is over`);
         } catch (error) {
           const why = error instanceof Error ? error.message : String(error);
-          api.logger.warn(`the end of session ${event.sessionId} could not be sent, the server's idle limit ends it: ${why}`);
+          api.logger.warn(`could not report the end of session ${event.sessionId}; the server's idle time-out will end it: ${why}`);
         }
       });
     }

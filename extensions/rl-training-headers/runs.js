@@ -1,8 +1,8 @@
 /**
- * Whose turn a model request is, read from the agent run that makes it.
+ * Classifies a model request as main or side turn by its agent run.
  *
- * A run says what it is when its prompt is built (`before_prompt_build`); its requests carry `requestId`
- * `<run>:model:<n>`. The session id of a request is no safe key: a memory flush streams with the one of its parent
+ * OpenClaw shows a run's trigger when it builds the run's prompt (`before_prompt_build`). The run's requests have the
+ * `requestId` `<run>:model:<n>`. The session id of a request is not a safe key: a memory flush has the id of its parent
  * conversation. A compaction has no run of its own: its requests are `<session>:compaction:<id>:model:<n>`.
  *
  * @typedef {import("./openclaw.js").AgentContext} AgentContext
@@ -18,7 +18,7 @@ const CALL_SUFFIX = /:model:\d+$/;
 const MOST_RUNS = 512;
 
 /**
- * Return whose turn a run is: `side` for what OpenClaw asks by itself, and for its subagents.
+ * Return a run's turn type: `side` for OpenClaw's own requests and for its subagents.
  *
  * @param {AgentContext} context
  * @returns {TurnType}
@@ -31,7 +31,7 @@ export function turnType(context) {
   return side ? "side" : "main";
 }
 
-/** The runs under way, the newest 512; one that is not known any more counts as `side`. */
+/** The newest 512 runs; an evicted run counts as `side`. */
 export class Runs {
   /** @type {Map<string, Turn>} */
   #turns = new Map();

@@ -1,7 +1,7 @@
 /**
- * Tells the server that a session is over: `POST <base URL>/sessions/<id>/done`, with the key of its own requests.
+ * Reports the end of a session to the server: `POST <base URL>/sessions/<id>/done`, with the key of its requests.
  *
- * Only sessions that asked the server something are reported, and each end once.
+ * Reports only sessions that sent a request to the server, and each end once.
  *
  * @typedef {{ url: string, apiKey: string | undefined }} Server
  */
@@ -9,10 +9,10 @@
 const MOST_SESSIONS = 4096;
 const TIMEOUT_MS = 1500;
 
-/** Ends after which the conversation goes on under the same id; the server is told nothing. */
+/** Reasons after which the conversation continues under the same id; they are not reported. */
 const GOES_ON = new Set(["compaction", "shutdown", "restart"]);
 
-/** The servers that sessions talk to, the 4096 sessions that were used last. */
+/** The server of each session, for the 4096 most recently used sessions. */
 export class Sessions {
   /** @type {Map<string, Server>} */
   #servers = new Map();
@@ -55,7 +55,7 @@ export class Sessions {
       signal: AbortSignal.timeout(TIMEOUT_MS),
     });
     await response.body?.cancel();
-    if (!response.ok) throw new Error(`POST ${url} was answered with ${response.status}`);
+    if (!response.ok) throw new Error(`POST ${url} failed with status ${response.status}`);
     return true;
   }
 }

@@ -19,7 +19,7 @@ const METHODS = new Map([
 const KNOWN = new Set(["rollout_endpoint", "training_mode", "session_tracking", "providers"]);
 
 /**
- * Return the settings that a configuration describes.
+ * Return the settings of a configuration.
  *
  * @param {Record<string, unknown> | undefined} config
  * @returns {Settings}
@@ -44,7 +44,7 @@ export function readSettings(config = {}) {
 }
 
 /**
- * Return a base URL in the one form that is compared: without a slash at its end, with `/v1`.
+ * Return a base URL in canonical form: with `/v1`, without a trailing slash.
  *
  * @param {string} url
  * @returns {string}

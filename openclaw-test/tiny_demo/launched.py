@@ -1,7 +1,7 @@
-"""The run that the demo talks to: started by the real launcher, stopped by the process id it was given.
+"""The demo's run: started by the real launcher, stopped by its process id.
 
-Guarantees: the run cannot outlive the demo (lifeline pipe); after `stop` nothing of its process group is left. A run
-that dies is reported with the end of its log. A taken port is refused before anything starts.
+Guarantees: the run cannot outlive the demo (lifeline pipe). After `stop` its process group is gone. A run that dies is
+reported with the end of its log. A port in use is refused before anything starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the demo asks of the launcher."""
+    """The demo's settings for the launcher."""
 
     method: str
     updates: int
@@ -47,22 +47,22 @@ class Settings:
 
     @property
     def ledger(self) -> Path:
-        """File of the ledger."""
+        """The ledger file."""
         return self.run_dir / "ledger.sqlite"
 
     @property
     def base_url(self) -> str:
-        """Of the OpenAI API."""
+        """The URL of the OpenAI API."""
         return f"http://{HOST}:{self.port}/v1"
 
     @property
     def command(self) -> list[str]:
-        """What is executed."""
+        """The command to run."""
         launcher = [sys.executable, "-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", self.method]
         return [*launcher, *self.extra]
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of the run, over the caller's."""
+        """Return the run's variables merged over the caller's."""
         paths = [str(REPOSITORY), str(REPOSITORY / "slime"), inherited.get("PYTHONPATH", "")]
         return {
             **inherited,
@@ -91,14 +91,14 @@ class LaunchedRun:
         self._child: ChildProcess | None = None
 
     def check_port(self) -> None:
-        """Raise `RunFailed` when the port is taken."""
+        """Raise `RunFailed` if the port is in use."""
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, self.settings.port))
             except OSError as error:
                 port = self.settings.port
-                raise RunFailed(f"port {port} is taken ({error.strerror}); choose another with --port") from error
+                raise RunFailed(f"port {port} is in use ({error.strerror}); choose another with --port") from error
 
     def start(self) -> None:
         """Start the launcher."""
@@ -148,7 +148,7 @@ class LaunchedRun:
         }
 
     def stop(self) -> int | None:
-        """Ask the run to end, wait, end what is left of its group, and return its exit code."""
+        """Stop the run, then kill the rest of its process group; return its exit code."""
         if self._child is None:
             return None
         if self._child.alive():
@@ -156,5 +156,8 @@ class LaunchedRun:
             try:
                 self._child.wait(STOP_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
-                print(f"the run did not end within {STOP_TIMEOUT_SECONDS:.0f} s; ending its group", file=sys.stderr)
+                print(
+                    f"the run did not end within {STOP_TIMEOUT_SECONDS:.0f} s; killing its process group",
+                    file=sys.stderr,
+                )
         return self._child.kill()

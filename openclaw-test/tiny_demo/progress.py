@@ -1,4 +1,4 @@
-"""What the demo shows and remembers while the student talks: one display line, and one point per update."""
+"""The demo's progress: one display line, and one point of the learning curve per update."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from openclaw.ledger.store import Ledger
 
 @dataclass
 class History:
-    """Points of the learning curve: after each update, what the student's last first replies were like."""
+    """The learning curve: after each update, the rates of the latest first replies."""
 
     points: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Watch:
-    """Reads the ledger and the student's tally; use as a context manager for the display."""
+    """Reads the ledger and the student's tally; a context manager for the display."""
 
     def __init__(self, ledger: Ledger, tally: Tally, updates: int, console: Console) -> None:
         self._ledger, self._tally, self._updates, self._console = ledger, tally, updates, console
@@ -55,7 +55,7 @@ class Watch:
         return self.steps >= self._updates
 
     def look(self) -> None:
-        """Read the ledger and show what is new."""
+        """Read the ledger and update the display."""
         steps = int(self._ledger.counts()["steps"])
         self.ready = self._ledger.ready_count()
         rate = self._tally.recent_rule_rate

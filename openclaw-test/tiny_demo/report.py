@@ -21,7 +21,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured before and after the training."""
+    """The measurements before and after training."""
 
     before: Measurement
     after: Measurement
@@ -30,7 +30,7 @@ class Measured:
 
 
 def ledger_fields(ledger: Ledger) -> Report:
-    """Return what the ledger says about turns and samples."""
+    """Return the ledger's counts of turns and samples."""
     counts, seconds = ledger.counts(), ledger.feedback_to_live_seconds()
     reasons = {name: count for name, count in counts["turn_reasons"].items() if name != "side"}
     for name, count in counts["sample_reasons"].items():
@@ -67,14 +67,14 @@ def measured_fields(measured: Measured) -> Report:
 
 
 def example(measured: Measured) -> dict[str, str]:
-    """Return a problem whose reply became what the student likes, or the first one when there is none."""
+    """Return a problem whose reply improved for the student, or the first problem."""
     pairs = list(zip(measured.before.replies, measured.after.replies, strict=True))
     before, after = next(((old, new) for old, new in pairs if new.good and new.right and not old.good), pairs[0])
     return {"question": after.item.question, "before": before.text, "after": after.text}
 
 
 def traffic_fields(tally: Tally, gateway: dict[str, float], measuring_requests: int, talking_seconds: float) -> Report:
-    """Return what the clients sent and what became of it; refusals are the larger of both sides' counts."""
+    """Return counts of requests and outcomes; refusals are the larger of both sides' counts."""
     return {
         "sessions": tally.sessions,
         "turns": tally.turns,
@@ -111,7 +111,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def save(report: Report, path: Path) -> None:
-    """Write the report; the file appears complete."""
+    """Write the report atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.part")
     draft.write_text(json.dumps(report, indent=1) + "\n")

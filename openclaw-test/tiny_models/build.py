@@ -1,4 +1,4 @@
-"""Builds the tiny model unless it is there: `python -m tiny_models.build [--seed S] [--output DIR] [--force]`.
+"""Builds the tiny model if it is missing: `python -m tiny_models.build [--seed S] [--output DIR] [--force]`.
 
 Guarantees: the folder appears under its final name only when the model is complete and has passed the gate (judge on
 held-out phrases, base policy on held-out problems); two builders at once build once. One folder serves as policy and as
@@ -139,9 +139,9 @@ def _locked(path: Path) -> Iterator[None]:
 def main(argv: list[str] | None = None) -> int:
     """Command line; prints the folder."""
     parser = argparse.ArgumentParser(prog="python -m tiny_models.build", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="of corpus and weights (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of corpus and weights (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=None, help="folder (default: .cache/tiny/KEY)")
-    parser.add_argument("--force", action="store_true", help="build again even if it is there")
+    parser.add_argument("--force", action="store_true", help="build again even if it exists")
     parser.add_argument("--print-path", action="store_true", help="print the folder and build nothing")
     arguments = parser.parse_args(argv)
     if arguments.print_path:

@@ -1,7 +1,7 @@
-"""Where a built tiny model lies and when it must be built anew.
+"""The cache of built tiny models.
 
-Guarantees: the key covers every source that shapes corpus, tokenizer or weights, the judge prompts included, the
-settings and the seed; a folder under its final name is complete. Imports no torch, so that launch scripts may ask.
+Guarantees: the key covers the seed, the settings and every source that shapes corpus, tokenizer or weights, including
+the judge prompts. A folder under its final name is complete. Does not import torch, so launch scripts can use it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SOURCES = (
 
 
 def cache_key(seed: int, repository: Path = REPOSITORY) -> str:
-    """Return the key of a model trained with ``seed`` by the sources as they are now (settings live in `train.py`)."""
+    """Return the key of a model trained with ``seed`` and the current sources (settings are in `train.py`)."""
     digest = hashlib.sha256(f"seed={seed}\n".encode())
     for name in SOURCES:
         digest.update(f"{name}\n".encode() + (repository / name).read_bytes())

@@ -1,12 +1,12 @@
 """The policy engine's `/generate` as a stream of exact tokens.
 
-Guarantees: ids go in and come out; each id has the log-probability the engine gave for that very id, or the reply ends
-in `EngineProtocolError`. An engine that is away (restarting, or paused for an update) holds the request up to
-``wait_seconds``; one that goes away in the middle of a reply is asked to go on from the tokens that were delivered, so
-that the reader sees one reply. Leaving the stream early aborts the generation at the engine. Owns the connections.
+Guarantees: ids go in and ids come out. Each id has the engine's log-probability for that id, or the reply ends in
+`EngineProtocolError`. If the engine is away (restarting, or paused for an update), a request waits up to
+``wait_seconds``. If the engine goes away within a reply, the client continues from the delivered tokens, so that the
+reader sees one reply. Leaving the stream early aborts the generation. Owns the connections.
 
-Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``; both are understood. Events that arrive
-together are handed on together.
+Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``. Events that arrive together are
+yielded together.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ AWAY_STATUS = (429, 500, 502, 503, 504)
 
 @dataclass(slots=True)
 class TokenChunk:
-    """Tokens as the engine delivered them.
+    """Tokens from the engine.
 
     Attributes:
         ids: new response ids.
         logprobs: one per id, at the sampling temperature.
-        weight_version: of the weights that the engine had when it sent them.
-        finish: ``stop`` or ``length`` in the last chunk of the reply, else None.
-        versions: in the last chunk, which weights sampled which span of the whole reply, when the engine said so.
-        cached_tokens: prompt tokens that the engine had in its cache.
-        top: for each id ``[logprob, id, ...]`` of the likeliest tokens there, when they were asked for.
+        weight_version: the engine's weights when it sent them.
+        finish: ``stop`` or ``length`` in the last chunk of the reply, otherwise None.
+        versions: in the last chunk, the weights of each span of the whole reply, if the engine reports them.
+        cached_tokens: prompt tokens found in the engine's cache.
+        top: for each id ``[logprob, id, ...]`` of the most likely tokens, if requested.
     """
 
     ids: list[int]
@@ -66,7 +66,7 @@ class TokenChunk:
 
 @dataclass
 class _Progress:
-    """What was delivered of one reply, over all attempts."""
+    """The delivered part of one reply, over all attempts."""
 
     ids: list[int] = field(default_factory=list)
     attempts: int = 0
@@ -74,7 +74,7 @@ class _Progress:
 
 
 class EngineClient:
-    """Asks one engine, or the router before several, by its URL."""
+    """Client of one engine, or of a router in front of several."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class EngineClient:
         on_retry: Callable[[str], None] = lambda kind: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare a client of ``url``.
+        """Create a client of ``url``.
 
         Args:
             url: ``http://HOST:PORT``.
             wait_seconds: how long a request waits for an engine that is away.
             on_retry: called with ``away`` or ``resumed`` whenever a request is sent again.
-            clock: seconds, monotonic.
+            clock: monotonic seconds.
         """
         self.url = url.rstrip("/")
         self._wait_seconds = wait_seconds
@@ -101,7 +101,7 @@ class EngineClient:
         self._connections = Connections(self.url)
 
     async def close(self) -> None:
-        """Send the aborts that are under way, then close the connections."""
+        """Finish the pending aborts, then close the connections."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
         self._connections.close()
@@ -117,15 +117,15 @@ class EngineClient:
         """Yield the reply to ``input_ids``; the last chunk has ``finish``. Close the iterator to abort.
 
         Args:
-            rid: unique name of the request, and not the beginning of another's: the engine aborts by beginnings.
+            rid: unique name of the request, not a prefix of another's, because the engine aborts by prefix.
             input_ids: the prompt.
             sampling_params: as `/generate` takes them; needs ``max_new_tokens``.
-            top_logprobs: how many of the likeliest tokens are told for each position.
+            top_logprobs: number of most likely tokens reported per position.
             routing_key: names the conversation for a router; see `Connections.post`.
 
         Raises:
-            EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar: the
-                next engine would begin the grammar anew.
+            EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar,
+                which the next engine would start from the beginning.
             EngineRejectedError: the engine refused the request.
             EngineProtocolError: the engine broke its format.
         """
@@ -141,18 +141,20 @@ class EngineClient:
                 return
             except EngineBrokeOffError as error:
                 if progress.ids and GRAMMAR_PARAMETER in sampling_params:
-                    raise EngineAwayError(f"{self.url} left a reply that follows a grammar: {error}") from error
+                    raise EngineAwayError(
+                        f"{self.url} went away within a reply that follows a grammar: {error}"
+                    ) from error
                 now = self._clock()
                 if progress.away_since is None or len(progress.ids) > before:
                     progress.away_since, pause = now, FIRST_PAUSE_SECONDS
                 if now - progress.away_since + pause > self._wait_seconds:
                     raise EngineAwayError(f"no answer for {self._wait_seconds:g} s from {self.url}: {error}") from error
-                logger.warning("request %s is held, %d tokens so far: %s", rid, len(progress.ids), error)
+                logger.warning("request %s waits for the engine after %d tokens: %s", rid, len(progress.ids), error)
             self._on_retry("resumed" if progress.ids else "away")
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
             progress.attempts += 1
-        # Every token was delivered, and the connection broke before the engine could say that it was the last.
+        # All tokens were delivered, but the connection broke before the engine reported the end.
         yield TokenChunk([], [], self._last_version, finish="length")
 
     async def _attempt(
@@ -164,9 +166,9 @@ class EngineClient:
         top_logprobs: int,
         routing_key: str | None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Ask once for what is still missing of the reply; raise EngineBrokeOffError to be asked again."""
+        """Request the rest of the reply once; raise EngineBrokeOffError to have it retried."""
         base = len(progress.ids)
-        # SGLang aborts every request whose name begins like this one: a late abort of one attempt must not end the next.
+        # SGLang aborts by prefix of the name: a late abort of one attempt must not end the next attempt.
         name = rid if progress.attempts == 0 else f"retry-{progress.attempts}-{rid}"
         payload = {
             "rid": name,
@@ -191,7 +193,7 @@ class EngineClient:
                         yield chunk
                         if not running:
                             return
-            raise EngineBrokeOffError("the stream ended before the reply did")
+            raise EngineBrokeOffError("the stream ended before the reply was complete")
         finally:
             if running:
                 self._abort(name)
@@ -208,7 +210,7 @@ class EngineClient:
         raise EngineRejectedError(words)
 
     def _abort(self, name: str) -> None:
-        """Tell the engine that nobody waits for ``name`` any more; an engine that is gone need not know."""
+        """Abort ``name`` at the engine; failures are logged only, because the engine may be gone."""
         task = asyncio.get_running_loop().create_task(self._send_abort(name))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
@@ -220,11 +222,11 @@ class EngineClient:
                     while await answer.read():
                         continue
         except (EngineBrokeOffError, TimeoutError) as error:
-            logger.info("abort of %s was not delivered: %s", name, error)
+            logger.info("could not abort %s: %s", name, error)
 
 
 def _rest_of(sampling_params: Mapping[str, Any], delivered: int) -> dict[str, Any]:
-    """Return the parameters for the rest of a reply of which ``delivered`` tokens are there."""
+    """Return the sampling parameters for the rest of a reply after ``delivered`` tokens."""
     rest = {**sampling_params, "max_new_tokens": sampling_params["max_new_tokens"] - delivered}
     if MIN_NEW_TOKENS in rest:
         rest[MIN_NEW_TOKENS] = max(0, rest[MIN_NEW_TOKENS] - delivered)
@@ -232,7 +234,7 @@ def _rest_of(sampling_params: Mapping[str, Any], delivered: int) -> dict[str, An
 
 
 async def _event_groups(answer: Answer) -> AsyncGenerator[list[bytes], None]:
-    """Yield the bodies of the server-sent events up to ``[DONE]``, those that arrived together in one list."""
+    """Yield lists of server-sent event bodies that arrived together, up to ``[DONE]``."""
     rest = b""
     while data := await answer.read():
         *lines, rest = (rest + data).split(b"\n")
@@ -250,14 +252,14 @@ def _read_chunks(bodies: list[bytes], base: int, progress: _Progress) -> Iterato
         try:
             event = orjson.loads(body)
         except orjson.JSONDecodeError as error:
-            raise EngineProtocolError(f"the engine sent an event that is no JSON: {body[:200]!r}") from error
+            raise EngineProtocolError(f"the engine sent an event that is not JSON: {body[:200]!r}") from error
         chunk = _read_chunk(event, base, len(progress.ids) - base)
         progress.ids.extend(chunk.ids)
         yield chunk
 
 
 def _join(chunks: Iterator[TokenChunk]) -> Iterator[TokenChunk]:
-    """Yield ``chunks`` with neighbours of the same weights made one; an error comes after what arrived before it."""
+    """Yield ``chunks`` with neighbours of the same weights merged; raise an error after the chunks before it."""
     held: TokenChunk | None = None
     failure: EngineError | None = None
     try:
@@ -280,7 +282,7 @@ def _join(chunks: Iterator[TokenChunk]) -> Iterator[TokenChunk]:
 
 
 def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
-    """Return what is new in an event.
+    """Return the new tokens of an event.
 
     Args:
         event: of the stream.
@@ -305,10 +307,10 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
             )
         ids, entries = ids[len(ids) - new :], entries[len(entries) - new :]
         if [entry[1] for entry in entries] != ids:
-            raise EngineProtocolError("the engine sent logprobs of other tokens than those it sampled")
+            raise EngineProtocolError("the engine's logprobs belong to other tokens than it sampled")
         top = meta.get("output_top_logprobs") or []
         if top and len(top) < new:
-            raise EngineProtocolError(f"the engine sent the likeliest tokens of {len(top)} positions for {new} tokens")
+            raise EngineProtocolError(f"the engine sent top logprobs for {len(top)} positions, but {new} tokens")
         return TokenChunk(
             ids=ids,
             logprobs=[entry[0] for entry in entries],
@@ -323,7 +325,7 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
 
 
 def _raise_error(error: Any) -> None:
-    """Raise for an error event; one with a 4xx code is about the request, any other about the engine."""
+    """Raise for an error event: a 4xx code blames the request, any other the engine."""
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, int) and 400 <= code < 500 and code not in AWAY_STATUS:
         raise EngineRejectedError(f"the engine reported {error.get('message')}")

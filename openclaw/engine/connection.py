@@ -1,11 +1,11 @@
-"""HTTP/1.1 to one engine: POST, and the body of the answer as it arrives.
+"""HTTP/1.1 to one engine: POST a request, stream the body of its answer.
 
-Guarantees: what arrived in one read of the socket is handed on in one piece, with no timer or task per read: a token
-costs about a quarter of what the general HTTP clients take for it. A connection is used again only when its last answer
-was read to the end; any other is closed, which the engine sees. A reader that falls behind stops the engine's sending
-instead of filling memory. Every way in which a connection can fail is an `EngineBrokeOffError`.
+Guarantees: one read of the socket is passed on in one piece, without a timer or task per read; a token costs about a
+quarter of its cost in general HTTP clients. A connection is reused only if its last answer was read to the end; any
+other is closed, which the engine notices. A slow reader exerts backpressure on the engine instead of filling memory.
+Every failure of a connection is an `EngineBrokeOffError`.
 
-`Connections` owns the sockets; used from one event loop. The parsing is httptools'.
+`Connections` owns the sockets; used from one event loop. httptools does the parsing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from openclaw.exceptions import EngineBrokeOffError
 ROUTING_HEADER = "x-smg-routing-key"
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 600.0
-IDLE_SECONDS = 2.0  # less than any server keeps an idle connection
+IDLE_SECONDS = 2.0  # shorter than any server's idle time-out
 MOST_UNREAD_BYTES = 1 << 20
 
 
@@ -34,7 +34,7 @@ class Answer(Protocol):
 
     status: int
     finished: bool
-    """Set it when the rest of the body does not matter: the connection is then used again once it is complete."""
+    """Set it to ignore the rest of the body and reuse the connection once the body is complete."""
 
     async def read(self) -> bytes:
         """Return what has arrived of the body, waiting for something; empty at its end."""
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         return data
 
     def close(self) -> None:
-        """Let the socket go, at once."""
+        """Close the socket at once."""
         self._stop_watch()
         self._failure = self._failure or "closed"
         self._transport.abort()
@@ -111,12 +111,12 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of an answer."""
+        """Parse a part of an answer."""
         self._heard = time.monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"no HTTP: {error}")
+            self._fail(f"not HTTP: {error}")
             self._transport.abort()
             return
         if self._unread > MOST_UNREAD_BYTES and not self._paused:
@@ -125,20 +125,20 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end."""
+        """Record the end of the connection."""
         self._fail(f"the connection ended: {exc}" if exc else "the connection ended")
 
     def on_headers_complete(self) -> None:
-        """Take the status; called by the parser."""
+        """Record the status; called by the parser."""
         self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body; called by the parser."""
+        """Append to the body; called by the parser."""
         self._parts.append(body)
         self._unread += len(body)
 
     def on_message_complete(self) -> None:
-        """Note the end of the answer; called by the parser."""
+        """Record the end of the answer; called by the parser."""
         self.complete = True
         if self._home is not None:
             home, self._home = self._home, None
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _check_silence(self) -> None:
-        """End a connection that says nothing; looks again when it could be due, not at every read."""
+        """Fail a silent connection; reschedules itself once per deadline instead of at every read."""
         left = self._heard + SILENCE_SECONDS - time.monotonic()
         if left > 0:
             self._watch = asyncio.get_running_loop().call_later(left, self._check_silence)
@@ -177,7 +177,7 @@ class Connections:
     """The open connections to one engine."""
 
     def __init__(self, url: str) -> None:
-        """Prepare; ``url`` is ``http://HOST:PORT`` or ``https://...``, with a path before the routes if there is one."""
+        """Create a pool for ``url``: ``http://HOST:PORT`` or ``https://...``, optionally with a path prefix."""
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -188,12 +188,12 @@ class Connections:
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes, routing_key: str | None = None) -> AsyncIterator[Answer]:
-        """Send a request; the answer is given up when the body of the ``with`` ends before it is read.
+        """Send a request; leaving the ``with`` block before the end of the answer abandons it.
 
         A router sends requests with the same ``routing_key`` (letters and digits) to the same engine.
 
         Raises:
-            EngineBrokeOffError: when there is no connection, or it ends before the answer does.
+            EngineBrokeOffError: if there is no connection, or it ends before the answer is complete.
         """
         connection = self._take() or await self._open()
         try:
@@ -205,13 +205,13 @@ class Connections:
             connection.go_home(self._idle)
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
     def _take(self) -> Connection | None:
-        """Return the connection that was used last; those that waited too long are closed."""
+        """Return the most recently used idle connection; close those past the idle time-out."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:

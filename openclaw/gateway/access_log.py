@@ -1,9 +1,9 @@
-"""One log line per request: who asked, what it cost and how it ended, never what was said.
+"""One log line per request: who asked, what it cost and how it ended, but never its contents.
 
 Guarantees: a line has the request id, the key's name, route, status, tokens, seconds, the turn's id and a digest of the
-session id; nothing that a client wrote stands in it unescaped, because only a request id of harmless characters is taken.
-The conversation itself is logged with ``OPENCLAW_LOG_CONTENTS=1`` only. A `RequestRecord` is owned by the request's guard;
-the handler finds it in the ASGI scope.
+session id. No text of a client gets in unescaped: a request id is accepted only if its characters are harmless.
+Only ``OPENCLAW_LOG_CONTENTS=1`` logs the conversation itself. The request's guard owns its `RequestRecord`; the
+handler finds it in the ASGI scope.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ QUIET_ROUTES = ("/healthz", "/metrics")
 
 @dataclass
 class RequestRecord:
-    """What is known of one request.
+    """What the access log knows about one request.
 
     Attributes:
-        stated_id: the request id that the client sent, when it is usable.
-        id: the one that the answer carries.
-        key: name of the key, ``-`` before it is known.
-        method: of HTTP.
-        status: of the answer; 499 when the client left before there was one.
-        reply: of a completion that was begun.
-        started: seconds of the monotonic clock.
+        stated_id: the client's own request id, if it is usable.
+        id: the request id in the answer.
+        key: name of the key, ``-`` until it is known.
+        method: HTTP method.
+        status: of the answer; 499 if the client left before it.
+        reply: the reply of a completion that has begun.
+        started: monotonic clock, seconds.
     """
 
     stated_id: str | None
@@ -51,7 +51,7 @@ class RequestRecord:
 
     @staticmethod
     def of(headers: Mapping[str, str], method: str) -> RequestRecord:
-        """Return the record of a request that has just come."""
+        """Return the record of a new request."""
         stated = headers.get("x-request-id", "")
         sane = stated if SANE_REQUEST_ID.fullmatch(stated) else None
         return RequestRecord(sane, sane or f"req-{uuid.uuid4().hex}", method)
@@ -84,23 +84,23 @@ class RequestRecord:
 
 
 def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
-    """Tell the request's record which reply it got; without a guard nothing is recorded."""
+    """Store the reply in the request's record; no-op without a guard."""
     if SCOPE_NAME in scope:
         scope[SCOPE_NAME].reply = reply
 
 
 def key_name(scope: Mapping[str, Any]) -> str:
-    """Return the name of the key with which a request came."""
+    """Return the name of the request's key."""
     return scope[SCOPE_NAME].key
 
 
 def route_of(scope: Mapping[str, Any]) -> str:
-    """Return the pattern of the route that answered, ``-`` when none did."""
+    """Return the pattern of the route that answered, ``-`` if none did."""
     return getattr(scope.get("route"), "path", "-")
 
 
 def log_request(record: RequestRecord, route: str, *, contents: bool) -> None:
-    """Log one request that is over."""
+    """Log a finished request."""
     level = logging.DEBUG if route in QUIET_ROUTES and record.status == 200 else logging.INFO
     if logger.isEnabledFor(level):
         logger.log(level, "%s", record.line(route))

@@ -1,7 +1,7 @@
-"""Admission of new requests: a few in each round of the event loop, so that replies under way go on between them.
+"""Admission of new requests: a few per round of the event loop, so that running replies proceed between them.
 
-Reading and rendering a request takes about a millisecond in which nothing else runs. When many come together, each round
-of the event loop begins `AT_ONCE` of them, in the order they came. Used from one event loop; owns the queue.
+Reading and rendering a request blocks the event loop for about a millisecond. When many arrive together, each round
+admits `AT_ONCE` of them, first come, first served. Used from one event loop; owns the queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Admission:
         self._entered = 0
         while self._waiting and self._entered < AT_ONCE:
             turn = self._waiting.popleft()
-            if not turn.done():  # else its request was cancelled
+            if not turn.done():  # otherwise its request was cancelled
                 turn.set_result(None)
                 self._entered += 1
         if self._entered:

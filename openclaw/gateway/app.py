@@ -1,8 +1,8 @@
-"""The HTTP application: keys, limits, routes, and what goes on beside the requests.
+"""The HTTP application: keys, limits, routes and background tasks.
 
 Every request passes `openclaw.gateway.guard` first, then goes to `openclaw.gateway.completions`
-(``POST /v1/chat/completions``) or to `openclaw.gateway.routes`. The application owns nothing but the tasks that sweep
-sessions and look at changed files.
+(``POST /v1/chat/completions``) or to `openclaw.gateway.routes`. The application owns only the tasks that sweep
+sessions and watch files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SECONDS_A_DAY = 86400.0
 
 
 class GuardedApp(FastAPI):
-    """An application behind the guard, which also sees the answers to defects; ``reloader`` reads keys again."""
+    """An application behind the guard, which also sees 500 answers; ``reloader`` reloads keys and certificates."""
 
     reloader: Reloader
     guard: Callable[[ASGIApp], Guard]
@@ -49,7 +49,7 @@ class GuardedApp(FastAPI):
         return super().openapi()
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put the guard before everything else; behind it a chat completion needs no routing."""
+        """Put the guard first; a chat completion then bypasses the routing."""
         routes = super().build_middleware_stack()
 
         async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,10 +60,10 @@ class GuardedApp(FastAPI):
 
 
 def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
-    """Return the application that answers with ``service`` and shows the metrics of ``registry``.
+    """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
 
     Raises:
-        ConfigError: when the keys file cannot be used.
+        ConfigError: if the keys file is unusable.
     """
     config = service.config
     keyring = Keyring(config.api_key, config.api_keys_file)
@@ -104,7 +104,7 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
 
 
 async def _sweep(service: ChatService) -> None:
-    """End idle sessions and forget those beyond the retention time, for ever."""
+    """End idle sessions and delete those past the retention time, in an endless loop."""
     pause = min(LONGEST_SWEEP_SECONDS, service.config.session_idle_seconds / 4)
     while True:
         await asyncio.sleep(pause)
@@ -115,8 +115,8 @@ async def _sweep(service: ChatService) -> None:
                     service.clock() - service.config.retention_days * SECONDS_A_DAY
                 )
                 if forgotten:
-                    logger.info("%d sessions were quiet for OPENCLAW_RETENTION_DAYS and are forgotten", forgotten)
+                    logger.info("deleted %d sessions that were idle for OPENCLAW_RETENTION_DAYS", forgotten)
             await service.sessions.erase()
         except Exception:
             service.metrics.ledger_failures.inc()
-            logger.exception("idle or old sessions could not be swept; tried again in %.1f s", pause)
+            logger.exception("sweeping idle and old sessions failed; next try in %.1f s", pause)

@@ -1,4 +1,4 @@
-"""The gateway's parts put together from a configuration."""
+"""Builds the gateway's service from a configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from openclaw.sessions import Sessions, TurnStore
 
 
 class GatewayStore(TurnStore, FeedbackStore, RolloutStore, Protocol):
-    """What the gateway needs of the ledger."""
+    """What the gateway needs from the ledger."""
 
 
 def build_service(
@@ -39,10 +39,10 @@ def build_service(
     Args:
         config: with ``policy_url``.
         tokenizer: the policy's.
-        ledger: where turns are recorded.
-        registry: where the metrics go.
-        renderer: of ``tokenizer``, when another part of the runtime has one.
-        on_pending: called when a turn got its next state or a session ended.
+        ledger: records the turns.
+        registry: takes the metrics.
+        renderer: of ``tokenizer``, if the runtime already has one.
+        on_pending: called when a turn gets its next state or a session ends.
         clock: seconds since the epoch.
     """
     config.require("policy_url")

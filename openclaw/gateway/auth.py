@@ -1,10 +1,11 @@
 """The keys that clients send: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``.
 
-A keys file has one ``name:key`` or ``name: sha256:HEX`` a line; empty lines and lines that start with ``#`` are skipped.
-Guarantees: only digests are kept, compared in constant time and all of them at every check, so that the time says neither
-how much of a key was right nor whose it was. A key is never logged, its name is. A file that other users can read or that
-cannot be understood is refused; when a good file becomes such a file, the previous keys remain valid.
-Without a key every request is let in (the configuration allows that on loopback only).
+A keys file has one ``name:key`` or ``name: sha256:HEX`` per line; empty lines and ``#`` comments are skipped.
+
+Guarantees: only digests are kept. Every check compares all of them in constant time, so that timing reveals neither a
+prefix of a key nor its owner. Logs contain names of keys, never keys. A file that other users can read, or that does not
+parse, is refused; if this happens on a reload, the previous keys remain valid. Without any key every request is
+admitted, which the configuration allows on loopback only.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from openclaw.gateway.errors import ApiError
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 ENVIRONMENT_NAME = "environment"
-"""Name of the key that comes from the environment."""
+"""Name of the key from the environment."""
 NO_KEY_NAME = "local"
-"""Name of whoever asks when no key is configured."""
+"""Name of every client when no key is configured."""
 Digests = dict[str, bytes]
 
 
 class Keyring:
-    """Knows the digests of the keys by name; `reload` reads the file again."""
+    """The digests of the keys by name; `reload` reads the file again."""
 
     def __init__(self, key: str | None, path: str | None = None) -> None:
         """Read the keys.
@@ -40,7 +41,7 @@ class Keyring:
             path: of the keys file.
 
         Raises:
-            ConfigError: when the file cannot be used.
+            ConfigError: if the file is unusable.
         """
         self._own: Digests = {ENVIRONMENT_NAME: _digest(key)} if key else {}
         self.path = Path(path) if path else None
@@ -55,15 +56,15 @@ class Keyring:
         """Read the file again.
 
         Raises:
-            ConfigError: when it cannot be used; the previous keys remain valid.
+            ConfigError: if it is unusable; the previous keys remain valid.
         """
         self._keys = self._read()
 
     def check(self, headers: Mapping[str, str]) -> str:
-        """Return the name of the key in a request's headers.
+        """Return the name of the request's key.
 
         Raises:
-            ApiError: 401, when there is none or it is not known.
+            ApiError: 401, if the key is missing or unknown.
         """
         if not self._keys and self.path is None:
             return NO_KEY_NAME
@@ -72,7 +73,9 @@ class Keyring:
         if names:
             return names[0]
         raise ApiError(
-            401, "a key is needed: send 'Authorization: Bearer KEY' with a key of this server", code="invalid_api_key"
+            401,
+            "missing or unknown key; send 'Authorization: Bearer KEY' with a key of this server",
+            code="invalid_api_key",
         )
 
     def _read(self) -> Digests:
@@ -80,7 +83,7 @@ class Keyring:
 
 
 def sent_key(headers: Mapping[str, str]) -> str:
-    """Return the key that a request brings; empty when it brings none."""
+    """Return the key that a request sends, empty if it sends none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
@@ -89,14 +92,14 @@ def read_keys(path: Path) -> Digests:
     """Return ``{name: digest}`` of a keys file.
 
     Raises:
-        ConfigError: naming the line, never its contents.
+        ConfigError: naming the line, but not its contents.
     """
     where = f"OPENCLAW_API_KEYS_FILE={path}"
     check_private(path, "OPENCLAW_API_KEYS_FILE")
     try:
         lines = path.read_text().splitlines()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not a text file; write one name:key a line") from error
+        raise ConfigError(f"{where}: not a text file; write one name:key per line") from error
     keys: Digests = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -105,21 +108,21 @@ def read_keys(path: Path) -> Digests:
         if not colon or not key or not NAME.fullmatch(name):
             raise ConfigError(f"{where}: line {number} is not name:key; a name has letters, digits and . _ -")
         if name in keys or name in (ENVIRONMENT_NAME, NO_KEY_NAME):
-            raise ConfigError(f"{where}: line {number}: the name {name!r} is taken; use another one")
+            raise ConfigError(f"{where}: line {number}: the name {name!r} is used twice; choose another")
         if key.startswith("sha256:") and not DIGEST.fullmatch(key):
             raise ConfigError(f"{where}: line {number}: write sha256: and 64 hexadecimal digits")
         hashed = DIGEST.fullmatch(key)
         digest = bytes.fromhex(hashed.group(1)) if hashed else _digest(key)
         if digest in keys.values():
-            raise ConfigError(f"{where}: line {number}: the key of {name!r} stands there twice")
+            raise ConfigError(f"{where}: line {number}: the key of {name!r} is in the file twice; remove one")
         keys[name] = digest
     if not keys:
-        raise ConfigError(f"{where}: no key in it; write one name:key a line")
+        raise ConfigError(f"{where}: contains no key; write one name:key per line")
     return keys
 
 
 def check_private(path: Path, variable: str) -> None:
-    """Raise ConfigError unless ``path`` is a file that only its owner, this user or root, can read."""
+    """Raise ConfigError unless only the owner (this user or root) can read ``path``."""
     try:
         found = path.stat()
     except OSError as error:

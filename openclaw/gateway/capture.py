@@ -1,7 +1,7 @@
-"""A reply under way, token by token, and the turn that it becomes.
+"""A running reply, token by token, and the turn that it becomes.
 
-Guarantees: ids, log-probabilities and weight versions are the engine's, unchanged; the message is what the deltas that
-the client got add up to. Owns the state of one reply.
+Guarantees: ids, log-probabilities and weight versions are the engine's, unchanged. The message is the sum of the deltas
+that the client got. Owns the state of one reply.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A request that is ready to be answered.
+    """A request that is ready for the engine.
 
     Attributes:
-        id: of the completion and of the turn.
-        request: as it was checked.
-        messages: as they were sent.
-        tools: as they were sent, None when the model may not call any.
+        id: of the completion and the turn.
+        request: the validated request.
+        messages: as the client sent them.
+        tools: as the client sent them, None if the model may not call any.
         ids: the rendered prompt.
-        inside_reasoning: whether the prompt ends in the first tag of a thought.
-        plan: how the reply is sampled.
+        inside_reasoning: whether the prompt ends in the opening tag of a thought.
+        plan: sampling of the reply.
         created_at: when the request arrived, seconds since the epoch.
     """
 
@@ -49,13 +49,13 @@ class Prompt:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What the engine is asked."""
+        """The engine's sampling parameters."""
         return self.plan.parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the client gets of one choice next: deltas, and the log-probabilities of the tokens they came from."""
+    """The next piece of a choice for the client: deltas, and the log-probabilities of their tokens."""
 
     index: int
     deltas: list[Delta]
@@ -64,9 +64,9 @@ class Step:
 
 @dataclass
 class Capture:
-    """Collects one reply, choice number ``index``, to ``prompt``.
+    """Collects choice number ``index`` of the reply to ``prompt``.
 
-    ``entries`` is there when the client asked for logprobs; ``unsaid`` are tokens without text where the engine ends at one.
+    ``entries`` is set if the client asked for logprobs. ``unsaid`` holds end tokens that give no text.
     """
 
     prompt: Prompt
@@ -87,11 +87,11 @@ class Capture:
 
     @property
     def id(self) -> str:
-        """The turn's id: that of the completion, with the number of the choice after it for all but the first."""
+        """The turn's id: the completion's id, plus ``.index`` for every choice but the first."""
         return f"{self.prompt.id}.{self.index}" if self.index else self.prompt.id
 
     def add(self, chunk: TokenChunk) -> Step:
-        """Take what the engine sent; return what the client gets."""
+        """Add a chunk of the engine; return the client's next piece."""
         start = len(self.ids)
         self.ids.extend(chunk.ids)
         self.logprobs.extend(chunk.logprobs)
@@ -110,7 +110,7 @@ class Capture:
         return Step(self.index, deltas, self._release())
 
     def _read(self, chunk: TokenChunk) -> list[Delta]:
-        """Return the deltas of a chunk; token by token where it matters which token a text came from."""
+        """Return the deltas of a chunk, parsed token by token if each text must be assigned to its token."""
         ids = chunk.ids
         if chunk.finish == "stop" and ids and ids[-1] in self.unsaid:
             ids = ids[:-1]
@@ -145,16 +145,16 @@ class Capture:
 
     @property
     def weight_version(self) -> str:
-        """The weights that sampled the last token so far."""
+        """The weights that sampled the newest token."""
         return self.spans[-1].version if self.spans else ""
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many tokens were sampled up to and with the end of the thought."""
+        """The number of tokens up to the end of the thought, inclusive."""
         return self.undecided_tokens if self.parser.thought else 0
 
     def turn(self, context: TurnContext, finished_at: float) -> Turn:
-        """Return the turn as the ledger keeps it; a reply that was not finished is ``abort``."""
+        """Return the turn for the ledger; an unfinished reply has the finish reason ``abort``."""
         return Turn(
             id=self.id,
             session_id=context.session_id,
@@ -187,7 +187,7 @@ class Capture:
         return deltas
 
     def _add_span(self, version: str, start: int, end: int) -> None:
-        """Append a span, joined to the one before when both are of the same weights."""
+        """Append a span, or extend the last one if the weights are the same."""
         last = self.spans[-1] if self.spans else None
         if last and last.version == version and last.end == start:
             self.spans[-1] = VersionSpan(version, last.start, end)
@@ -196,7 +196,7 @@ class Capture:
 
 
 def usage(captures: Sequence[Capture]) -> dict[str, Any]:
-    """Return OpenAI's ``usage`` of a request, in the tokens that the engine saw and sampled; the prompt counts once."""
+    """Return OpenAI's ``usage``, in tokens that the engine read and sampled; the prompt counts once."""
     prompt_tokens = len(captures[0].prompt.ids)
     completion_tokens = sum(len(capture.ids) for capture in captures)
     return {

@@ -1,8 +1,8 @@
 """The life of a chat completion: prompt, session, tokens, turn.
 
-Guarantees: a turn is in the ledger before the client is told that the reply is over; a client that goes away ends the
-generation at the engine, and what was generated is recorded as an aborted turn. A reply that cannot be recorded is not
-finished but ends in an error. `openclaw.gateway.reply` carries each reply from its prompt to the ledger.
+Guarantees: a turn is in the ledger before the client learns that the reply is over. When a client disconnects, the
+engine stops generating, and the partial reply is recorded as an aborted turn. A reply that cannot be recorded ends in
+an error. `openclaw.gateway.reply` carries each reply from its prompt to the ledger.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLOSE_SECONDS = 10.0
 
 
 class ChatService:
-    """Answers chat completions; everything it needs is given to it."""
+    """Answers chat completions."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class ChatService:
         self._format = reply_format
 
     def reply(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
-        """Return the reply to a request; entering it begins it.
+        """Return the reply to a request; entering it starts it.
 
         Args:
-            request: as `parse_request` gave it.
-            raw: the JSON it was read from.
+            request: the result of `parse_request`.
+            raw: the request's JSON.
             headers: of the HTTP request.
         """
 
@@ -91,7 +91,7 @@ class ChatService:
         return Reply(self.replies, prepare)
 
     def _capture(self, prompt: Prompt, index: int) -> Capture:
-        """Return the empty choice number ``index`` of a request."""
+        """Return choice number ``index`` of a request, still empty."""
         request = prompt.request
         tools = self._format.tools if request.offers_tools else None
         parser = ReplyParser(
@@ -108,7 +108,7 @@ class ChatService:
         return Capture(prompt, vocabulary.detokenizer(silent), parser, index, entries, unsaid)
 
     async def whole(self, reply: Reply) -> dict[str, Any]:
-        """Return a reply that has begun as one JSON object."""
+        """Return a started reply as one JSON object."""
         async with aclosing(reply.steps()) as steps:
             async for _ in steps:
                 continue
@@ -124,7 +124,7 @@ class ChatService:
         return {**self._head(reply), "choices": choices, "usage": usage(reply.captures)}
 
     async def events(self, reply: Reply) -> AsyncGenerator[bytes, None]:
-        """Yield a reply that has begun as server-sent events."""
+        """Yield a started reply as server-sent events."""
         request = reply.capture.prompt.request
         options = request.stream_options
         writer = ChunkWriter(
@@ -146,14 +146,14 @@ class ChatService:
         return head(prompt.id, self._model_name, prompt.created_at, reply.capture.weight_version)
 
     async def close(self) -> None:
-        """Carry the work of clients that left through, then let go of the engine and the ledger's thread."""
+        """Finish the work of disconnected clients, then release the engine and the ledger's thread."""
         await self.replies.drain(CLOSE_SECONDS)
         await self.engine.close()
         await self.sessions.close()
         self._renderer.close()
 
     async def _prompt(self, request: ChatRequest, raw: Mapping[str, Any]) -> Prompt:
-        """Render a request and decide how it is sampled."""
+        """Render a request and plan its sampling."""
         created_at = self.clock()
         tools = list(raw["tools"]) if request.offers_tools else None
         try:
@@ -185,14 +185,14 @@ class ChatService:
 
 
 def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any, bool]:
-    """Return the turn type that the client states, or None, and whether the session ends with this turn.
+    """Return the client's turn type or None, and whether the session ends with this turn.
 
     Raises:
-        ApiError: 400 for a header that cannot be read.
+        ApiError: 400 for an invalid header.
     """
     kind = headers.get("x-turn-type", "").strip().lower() or request.turn_type
     if kind not in (None, "main", "side"):
-        raise bad_request(f"X-Turn-Type: {kind!r}; send main or side", param="X-Turn-Type")
+        raise bad_request(f"X-Turn-Type: {kind!r} is unknown; send main or side", param="X-Turn-Type")
     if any(
         len(headers.get(name, "")) > MAX_SESSION_ID for name in ("x-session-id", "session_id", "x-session-affinity")
     ):

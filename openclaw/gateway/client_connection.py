@@ -1,8 +1,8 @@
-"""The connection of a client: its request's body, its JSON answer, comments while it waits, and its early end.
+"""A client's connection: request body, JSON answer, keep-alive comments, and disconnects.
 
-Guarantees: work is cancelled as soon as its client has closed the connection, and only then; between two things that a
-stream sends never pass more than the seconds of its `Comments`. A body is read up to its
-limit. One task watches, none is made for the work.
+Guarantees: work is cancelled as soon as its client closes the connection, and only then. A stream is never silent for
+longer than the seconds of its `Comments`. A body is read up to its limit. One task watches; the work itself runs
+without a task of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        ApiError: 413 when it has more than ``limit`` bytes; the rest is not read.
-        ClientGoneError: when the client closed the connection before it had sent all.
+        ApiError: 413, if it has more than ``limit`` bytes; the rest is not read.
+        ClientGoneError: if the client closed the connection before the end of the body.
     """
     stated = request.headers.get("content-length", "0")
     if stated.isdigit() and int(stated) > limit:
@@ -52,10 +52,10 @@ def json_response(value: object, headers: dict[str, str] | None = None) -> Respo
 
 
 class Connected:
-    """``async with Connected(receive)``: the body is cancelled, and ends in `ClientGoneError`, when the client goes away."""
+    """``async with Connected(receive)``: cancel the block with `ClientGoneError` when the client disconnects."""
 
     def __init__(self, receive: Receive) -> None:
-        """Bind the watch to an ASGI request whose body has been read."""
+        """Watch an ASGI request whose body has been read."""
         self._receive = receive
         self._over = self._gone = False
 
@@ -81,10 +81,10 @@ class Connected:
 
 
 class Comments:
-    """Sends a comment, which every reader skips, whenever a stream was silent; set ``sent_at`` when something is sent."""
+    """Sends a keep-alive comment after each silence of a stream; set ``sent_at`` on every other send."""
 
     def __init__(self, send: Send, seconds: float) -> None:
-        """Begin now; a comment follows ``seconds`` of silence."""
+        """Start now; send a comment after ``seconds`` of silence."""
         self.sent_at = time.monotonic()
         self._send = send
         self._seconds = seconds
@@ -101,7 +101,7 @@ class Comments:
         self._timer = asyncio.get_running_loop().call_later(left, self._look)
 
     async def stop(self) -> None:
-        """Send no more."""
+        """Stop sending comments."""
         self._timer.cancel()
         if self._sending is not None:
             self._sending.cancel()

@@ -1,8 +1,8 @@
-"""``POST /v1/chat/completions``: reads the request, sends the reply, counts how it ended.
+"""``POST /v1/chat/completions``: reads the request, sends the reply, counts the outcome.
 
-Guarantees: every request is counted with its status, a streamed one when it ends, and with the status of the error that
-it ended in. It is an ASGI application of its own: routing, validation and error handling of the framework cost more than
-the rest of a short request. Owns the admission of requests.
+Guarantees: every request is counted with its status. A streamed request is counted at its end, with the status of its
+error if it had one. This is an ASGI application of its own, because the framework's routing, validation and error
+handling cost more than the rest of a short request. Owns the admission of requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ChatCompletions:
     path = CHAT_PATH
 
     def __init__(self, service: ChatService) -> None:
-        """Bind the endpoint."""
+        """Create the endpoint for ``service``."""
         self._service = service
         self._admission = Admission()
 
@@ -61,7 +61,7 @@ class ChatCompletions:
 
 
 async def _chat(service: ChatService, admission: Admission, request: Request, until_sent: AsyncExitStack) -> Response:
-    """Return the response; a streamed reply is left when ``until_sent`` is."""
+    """Return the response; a streamed reply lives until ``until_sent`` exits."""
     body = await read_body(request, service.config.max_body_bytes)
     await admission.enter()
     chat_request, raw = parse_request(body)
@@ -79,7 +79,7 @@ async def _chat(service: ChatService, admission: Admission, request: Request, un
 
 
 async def _stream(service: ChatService, request: Request, reply: Reply) -> EventStream:
-    """Return the stream of a reply that has begun, or will: until then the reader gets comments."""
+    """Return the stream of a reply; before its first token the client gets keep-alive comments."""
 
     async def late() -> AsyncGenerator[bytes, None]:
         yield COMMENT
@@ -106,7 +106,7 @@ async def _stream(service: ChatService, request: Request, reply: Reply) -> Event
 
 
 def _reply_headers(reply: Reply) -> dict[str, str]:
-    """Return the headers of a reply; of a stream, the weight version is the one of its first tokens."""
+    """Return the headers of a reply; a stream reports the weight version of its first tokens."""
     return {
         "x-request-id": reply.id,
         "x-weight-version": reply.capture.weight_version,
@@ -115,7 +115,7 @@ def _reply_headers(reply: Reply) -> dict[str, str]:
 
 
 def count(metrics: GatewayMetrics, status: int) -> None:
-    """Count a chat completion that is over."""
+    """Count a finished chat completion."""
     metrics.requests.labels(code=str(status)).inc()
     if status == 503:
         metrics.refused.inc()

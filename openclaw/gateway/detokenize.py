@@ -1,9 +1,9 @@
 """Token ids to text, one token at a time.
 
-Guarantees: the pieces joined are the same text however the ids are split over calls; no piece ends inside a UTF-8
-sequence, what is incomplete is held back until it is complete or the reply ends. Control tokens (end of turn, padding)
-give no text; markers that the parsers read (`<think>`, `<tool_call>`) do, whether the tokenizer calls them special or
-not. A detokenizer owns the state of one reply; `Vocabulary` is shared and immutable.
+Guarantees: the joined text does not depend on how the ids are split over calls. No piece ends inside a UTF-8 sequence;
+incomplete bytes are buffered until they are complete or the reply ends. Control tokens (end of turn, padding) give no
+text. Markers for the parsers (`<think>`, `<tool_call>`) do, even if the tokenizer calls them special. A detokenizer owns
+the state of one reply; `Vocabulary` is shared and immutable.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class Detokenizer(Protocol):
     """Turns the ids of one reply into text."""
 
     def push(self, ids: Iterable[int]) -> str:
-        """Return the text that ``ids`` complete."""
+        """Return the text that is complete after ``ids``."""
         ...
 
     def finish(self) -> str:
-        """Return what is still held back, incomplete bytes as U+FFFD."""
+        """Return the buffered rest, with incomplete bytes as U+FFFD."""
         ...
 
 
 class Vocabulary:
-    """What is known of a tokenizer before any reply.
+    """The properties of a tokenizer that all replies share.
 
-    ``silent`` ids have no text, ``ends`` are those with which the model ends a reply, ``size`` is how many ids there are, and
-    ``bytes_of`` has the bytes of each token if they are known.
+    ``silent`` ids have no text, ``ends`` are the ids that end a reply, and ``size`` is the number of ids. ``bytes_of`` has
+    the bytes of each token, if known.
     """
 
     def __init__(self, tokenizer: Any, markers: Collection[str] = MARKERS) -> None:
-        """Read ``tokenizer``, a moment's work for a large one; ``markers`` are the special tokens that have a text."""
+        """Analyse ``tokenizer`` (slow for a large one); ``markers`` are special tokens that have text."""
         self.tokenizer = tokenizer
         self._added = added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
         self.silent = frozenset(index for index in tokenizer.all_special_ids if added.get(index, "") not in markers)
@@ -49,7 +49,7 @@ class Vocabulary:
         self.bytes_of = _bytes_of_tokens(tokenizer, added) if _is_byte_level(tokenizer) else None
 
     def token_bytes(self, index: int) -> bytes:
-        """Return the bytes of one token, empty for an id that no token has."""
+        """Return the bytes of one token, empty for an unused id."""
         if self.bytes_of is not None:
             return self.bytes_of.get(index, b"")
         if index in self._added:
@@ -60,12 +60,12 @@ class Vocabulary:
         return piece.replace(SPACE_PIECE, " ").encode()
 
     def detokenizer(self, silent: frozenset[int] | None = None) -> Detokenizer:
-        """Return a fresh detokenizer for one reply; ``silent`` replaces the ids without text."""
+        """Return a new detokenizer for one reply; ``silent`` replaces the ids without text."""
         return WindowDetokenizer(self, silent) if self.bytes_of is None else ByteDetokenizer(self, silent)
 
 
 class ByteDetokenizer:
-    """For byte-level BPE: each token is a run of bytes, so one incremental UTF-8 decoder is all it takes."""
+    """For byte-level BPE, where tokens are runs of bytes: one incremental UTF-8 decoder is enough."""
 
     def __init__(self, vocabulary: Vocabulary, silent: frozenset[int] | None = None) -> None:
         assert vocabulary.bytes_of is not None
@@ -74,34 +74,34 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        """Return the text that ``ids`` complete."""
+        """Return the text that is complete after ``ids``."""
         silent, bytes_of = self._silent, self._bytes_of
         return self._decoder.decode(b"".join(bytes_of.get(index, b"") for index in ids if index not in silent))
 
     def finish(self) -> str:
-        """Return what is still held back, incomplete bytes as U+FFFD."""
+        """Return the buffered rest, with incomplete bytes as U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
 class WindowDetokenizer:
-    """For any other tokenizer: decodes a short window of tokens again and emits what was added to it.
+    """For any other tokenizer: decodes a short window of tokens again and emits the new text.
 
-    The window begins where a piece ended, never inside a character that several tokens spell.
+    The window begins at the end of a piece, never inside a character that spans several tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary, silent: frozenset[int] | None = None) -> None:
         self._tokenizer = vocabulary.tokenizer
         self._silent = vocabulary.silent if silent is None else silent
         self._window: list[int] = []
-        self._ends: list[int] = []  # of the pieces in the window
+        self._ends: list[int] = []  # ends of the pieces in the window
         self._emitted = ""
 
     def push(self, ids: Iterable[int]) -> str:
-        """Return the text that ``ids`` complete."""
+        """Return the text that is complete after ``ids``."""
         return "".join(self._step(index) for index in ids if index not in self._silent)
 
     def finish(self) -> str:
-        """Return what is still held back, incomplete bytes as U+FFFD."""
+        """Return the buffered rest, with incomplete bytes as U+FFFD."""
         rest = self._decode(self._window)[len(self._emitted) :]
         self._window, self._ends, self._emitted = [], [], ""
         return rest
@@ -119,7 +119,7 @@ class WindowDetokenizer:
         return piece
 
     def _shorten(self) -> None:
-        """Keep the pieces that end in the window's last tokens."""
+        """Drop all but the pieces that end in the window's last tokens."""
         newest = len(self._window) - WINDOW_TOKENS // 2
         start = max((end for end in self._ends if end <= newest), default=0)
         self._window = self._window[start:]
@@ -131,13 +131,13 @@ class WindowDetokenizer:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Return whether the tokenizer's decoder is plain byte-level (GPT-2, Qwen, Llama 3)."""
+    """Return whether the decoder is plain byte-level BPE (GPT-2, Qwen, Llama 3)."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return type(getattr(backend, "decoder", None)).__name__ == "ByteLevel"
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's mapping from the printable character that stands for a byte to that byte."""
+    """Return GPT-2's mapping from printable characters to bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     mapping = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]

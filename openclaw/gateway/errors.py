@@ -1,7 +1,7 @@
-"""Errors, and the answers to them, as OpenAI clients expect them: ``{"error": {"message", "type", "param", "code"}}``.
+"""Error answers in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
 
 Guarantees: every error of the gateway has this shape, whatever raised it. The message says what is wrong and what to
-send instead; it never holds a key or the contents of a conversation.
+send instead. It never contains a key or any part of a conversation.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from openclaw.ledger.exceptions import LedgerError, LedgerUnavailableError
 
 logger = logging.getLogger(__name__)
 
-# The status that is counted and logged for a client that did not wait; it sees none.
+# Status in metrics and logs for a client that disconnected; nobody receives it.
 CLIENT_GONE = 499
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection before it was answered."""
+    """The client closed the connection before the answer."""
 
 
 class ApiError(OpenClawError):
-    """An answer other than a reply."""
+    """An error answer with its HTTP status."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class ApiError(OpenClawError):
         kind: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        """Describe the answer.
+        """Create the answer.
 
         Args:
             status: HTTP status.
             message: what is wrong and what to send instead.
             code: OpenAI's machine-readable name of the problem.
-            param: the request field that is wrong.
-            kind: OpenAI's ``type``; by default the one that goes with the status.
-            retry_after: seconds after which the request may be sent again; a 503 has 1.
+            param: the invalid request field.
+            kind: OpenAI's ``type``; the default follows from the status.
+            retry_after: seconds after which the client may retry; a 503 has 1.
         """
         super().__init__(message)
         self.status = status
@@ -79,33 +79,33 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = "i
 
 
 def unsupported(param: str, advice: str) -> ApiError:
-    """Return the 400 for a parameter that would change the reply and that this server does not have."""
+    """Return the 400 for an unsupported parameter that would change the reply."""
     return ApiError(400, f"{param!r} is not supported: {advice}", param=param, code="unsupported_parameter")
 
 
 def defect() -> ApiError:
-    """Return the answer for a defect of this server."""
-    return ApiError(500, "the server failed on this request; its log says why", code="internal_error")
+    """Return the 500 for a bug in this server."""
+    return ApiError(500, "internal error; see the server's log", code="internal_error")
 
 
 def from_engine(error: EngineError) -> ApiError:
-    """Return what a client is told when the engine did not do its part."""
+    """Return the client's answer to an engine error."""
     if isinstance(error, EngineAwayError):
-        return ApiError(503, "the engine is away; send the request again", code="engine_unavailable")
+        return ApiError(503, "the engine is unavailable; send the request again", code="engine_unavailable")
     if isinstance(error, EngineRejectedError):
         return ApiError(400, f"the engine refused the request: {error}", code="engine_rejected")
     return ApiError(500, f"the engine failed: {error}", code="engine_error")
 
 
 def from_ledger(error: LedgerError) -> ApiError:
-    """Return what a client is told when the ledger took nothing; the log names the file and what to do."""
+    """Return the client's answer to a ledger error; the log names the file and the remedy."""
     if isinstance(error, LedgerUnavailableError):
-        return ApiError(503, "the ledger cannot be written now; send the request again", code="ledger_unavailable")
-    return ApiError(500, "the ledger refused the request; the server's log says why", code="ledger_failed")
+        return ApiError(503, "the ledger is not writable now; send the request again", code="ledger_unavailable")
+    return ApiError(500, "the ledger refused the request; see the server's log", code="ledger_failed")
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Answer for refusals, for the ledger's errors, for unknown routes, and for defects."""
+    """Register the answers to refusals, ledger errors, unknown routes and bugs."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(LedgerError, _ledger_error)
@@ -119,13 +119,13 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
-    """Answer for the log; nobody is there to read it."""
+    """Answer for the log only; the client is gone."""
     return Response(status_code=CLIENT_GONE)
 
 
 async def _ledger_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LedgerError)
-    logger.error("%s %s is refused: %s", request.method, request.scope["route"].path, error)
+    logger.error("refused %s %s: %s", request.method, request.scope["route"].path, error)
     return from_ledger(error).response()
 
 
@@ -135,5 +135,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    """Answer for a defect; the server logs it with its traceback."""
+    """Answer an unexpected exception; the server logs its traceback."""
     return defect().response()

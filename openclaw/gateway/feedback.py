@@ -1,7 +1,7 @@
-"""``POST /v1/feedback``: what a person says about a reply outside of the conversation, tied to the reply's id.
+"""``POST /v1/feedback``: a person's opinion on a reply, outside of the conversation, by the reply's id.
 
-Guarantees: feedback that is answered with 200 is in the ledger; the answer says truthfully whether it counts for the
-verdict (``applied``) and if not why. Sending the same again changes nothing and is answered the same.
+Guarantees: after a 200 the feedback is in the ledger. The answer says whether it counts for the verdict (``applied``)
+and if not, why. Sending the same feedback again is a no-op with the same answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ID = 256
 
 
 class FeedbackRequest(BaseModel):
-    """The body; at least one of ``thumbs``, ``score`` and ``text`` says something."""
+    """The body; at least one of ``thumbs``, ``score`` and ``text`` is set."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -39,13 +39,13 @@ class FeedbackRequest(BaseModel):
 
 
 class FeedbackStore(Protocol):
-    """What the route needs of the ledger."""
+    """What the route needs from the ledger."""
 
     def record_feedback(self, feedback: Feedback, next_state: list[Message]) -> FeedbackReceipt: ...
 
 
 class FeedbackDesk:
-    """Takes feedback; everything it needs is given to it."""
+    """Takes feedback and stores it in the ledger."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class FeedbackDesk:
         self._on_pending = on_pending
 
     async def take(self, body: bytes, source: str) -> dict[str, Any]:
-        """Record the feedback in ``body``, sent by the key named ``source``, and return the answer.
+        """Record the feedback in ``body`` from the key named ``source``, and return the answer.
 
         Raises:
-            ApiError: 400 for a body that says nothing or contradicts itself, 404 for an unknown reply, 500 when the
-                ledger cannot be written.
+            ApiError: 400 for an empty or contradictory body, 404 for an unknown reply, 500 if the ledger is not
+                writable.
         """
         request = parse_feedback(body)
         feedback = Feedback(
@@ -107,7 +107,7 @@ class FeedbackDesk:
 
 
 def why_not(receipt: FeedbackReceipt) -> str:
-    """Return why feedback does not count: the turn is judged already, or is never trained for a reason of its own."""
+    """Return why feedback does not count: the turn is already judged, or excluded from training."""
     return "already_judged" if receipt.state == "judged" else receipt.reason or receipt.state
 
 
@@ -115,7 +115,7 @@ def parse_feedback(body: bytes) -> FeedbackRequest:
     """Return the request in ``body``.
 
     Raises:
-        ApiError: 400, naming the field that is wrong.
+        ApiError: 400, naming the invalid field.
     """
     try:
         request = FeedbackRequest.model_validate(orjson.loads(body))
@@ -127,7 +127,7 @@ def parse_feedback(body: bytes) -> FeedbackRequest:
         raise bad_request(f"{field or 'the body'}: {first['msg']}", param=field) from error
     text = (request.text or "").strip() or None
     if request.thumbs is None and request.score is None and text is None:
-        raise bad_request("nothing is said; send thumbs (up, down), score (-1 to 1) or text")
+        raise bad_request("the feedback is empty; send thumbs (up, down), score (-1 to 1) or text")
     if request.score and request.thumbs and (request.score > 0) != (request.thumbs == "up"):
         raise bad_request(f"thumbs {request.thumbs} and score {request.score:g} contradict; send one", param="score")
     return request.model_copy(update={"text": text})

@@ -1,11 +1,10 @@
-"""What a reply must look like, as a structural tag for the engine's grammar.
+"""The form that a reply must have, as a structural tag for the engine's grammar.
 
-``response_format``, a ``tool_choice`` that asks for a call, ``parallel_tool_calls: false`` and ``strict`` functions are
-kept by the engine, which cannot sample anything else; a thought before the answer stays free. The tags are those of
-xgrammar, SGLang's grammar back end.
+The engine enforces ``response_format``, a ``tool_choice`` that requires a call, ``parallel_tool_calls: false`` and
+``strict`` functions. A thought before the answer stays free. The tags are those of xgrammar, SGLang's grammar back end.
 
-Guarantees: a request that asks for none of these has no grammar, so that its reply is sampled from the policy as it is.
-Pure functions.
+Guarantees: a request without these parameters has no grammar, so its reply is sampled from the unchanged policy. Pure
+functions.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from openclaw.gateway.schema import ChatRequest, Tool
 
 Format = dict[str, Any]
 LONGEST_WHITESPACE = 16
-"""Most whitespace characters in a row within JSON; without a bound a small model may never stop writing them."""
+"""Most whitespace characters in a row within JSON; without a bound a small model may write them forever."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def reply_grammar(
     request: ChatRequest, tool_format: ToolFormat | None, reasoning: ReasoningFormat | None, thought: str
 ) -> str | None:
-    """Return the structural tag that the reply has to follow, or None.
+    """Return the structural tag that the reply must follow, or None.
 
     Args:
-        request: as it was checked.
-        tool_format: of the model's tool calls, None when there is none.
-        reasoning: format of its thoughts, None when there is none.
-        thought: whether the prompt ends in an ``open`` or ``closed`` thought, or in ``none``.
+        request: the validated request.
+        tool_format: of the model's tool calls, or None.
+        reasoning: format of its thoughts, or None.
+        thought: ``open`` or ``closed`` if the prompt ends in such a thought, otherwise ``none``.
 
     Raises:
-        ApiError: 400, when the request needs a tool format and there is none.
+        ApiError: 400, if the request needs a tool format and there is none.
     """
     body = _body(request, tool_format)
     if body is None:
@@ -57,7 +56,7 @@ def _body(request: ChatRequest, tool_format: ToolFormat | None) -> Format | None
     if tool_format is None:
         raise unsupported(
             "tool_choice" if forced else "tools",
-            "the server knows no format of tool calls for this model (TOOL_CALL_PARSER); leave it at 'auto', without "
+            "this server has no tool-call format for the model (TOOL_CALL_PARSER); send tool_choice 'auto', without "
             "'parallel_tool_calls': false, 'strict' and 'response_format'",
         )
     tags = [call_tag(tool, tool_format) for tool in request.callable_tools]
@@ -82,19 +81,19 @@ def _body(request: ChatRequest, tool_format: ToolFormat | None) -> Format | None
 
 
 def json_content(schema: dict[str, Any] | bool, style: str = "json") -> Format:
-    """Return the format of a JSON value, or of parameters in another ``style`` of xgrammar's."""
+    """Return the format of a JSON value, or of parameters in another ``style`` of xgrammar."""
     return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": LONGEST_WHITESPACE}
 
 
 def call_tag(tool: Tool, tool_format: ToolFormat) -> Format:
-    """Return the format of a call of ``tool``; its arguments follow the tool's schema."""
+    """Return the format of a call to ``tool``, with arguments that follow its schema."""
     begin, end = tool_format.frame(tool.function.name)
     content = json_content(tool.function.parameters or ANY_OBJECT, tool_format.style)
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def _after_thought(body: Format, reasoning: ReasoningFormat | None, thought: str) -> Format:
-    """Return ``body`` with what may come before it: the rest of a thought, or a whole one."""
+    """Return ``body`` preceded by an optional thought, or by the rest of an open one."""
     if reasoning is None or thought == "closed":
         return body
     inside = thought == "open" or reasoning.begins_inside

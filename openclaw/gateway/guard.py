@@ -1,7 +1,7 @@
-"""What every request passes before it reaches a route: request id, key, limits; and after it: counters and the access log.
+"""ASGI middleware in front of every route: request id, key and limits before it, counters and access log after it.
 
-Guarantees: every route but `OPEN_PATHS` needs a key, also one that is added later; a refused request's body is not read.
-Every answer carries ``X-Request-Id``: the client's own when it sent a usable one, else the turn's, else a new one.
+Guarantees: every route except `OPEN_PATHS` needs a key, including routes added later. The body of a refused request is
+not read. Every answer has ``X-Request-Id``: the client's own if usable, otherwise the turn's, otherwise a new one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from openclaw.gateway.metrics import GatewayMetrics
 
 OPEN_PATHS = frozenset({"/healthz"})
 LIMITED_METHODS = frozenset({"POST", "DELETE"})
-"""Looking at models and metrics is not counted against a key's limits."""
+"""Requests for models and metrics do not count against a key's limits."""
 
 
 class Guard:
-    """ASGI middleware; holds no state of its own."""
+    """The middleware; stateless."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Guard:
         on_refused: Callable[[str, int], None],
         log_contents: bool,
     ) -> None:
-        """Wrap ``app``; ``on_refused`` is told path and status of what never reached it."""
+        """Wrap ``app``; call ``on_refused`` with path and status of each refused request."""
         self._app = app
         self._keyring = keyring
         self._limits = limits
@@ -44,7 +44,7 @@ class Guard:
         self._log_contents = log_contents
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; anything but HTTP goes on as it is."""
+        """Serve one request; pass anything but HTTP through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -68,7 +68,7 @@ class Guard:
             log_request(record, route_of(scope), contents=self._log_contents)
 
     async def _admit(self, scope: Scope, headers: Headers, record: RequestRecord, receive: Receive, send: Send) -> None:
-        """Let a request through to its route, or answer that it may not."""
+        """Pass a request on to its route, or answer with a refusal."""
         limited = False
         try:
             if scope["path"] not in OPEN_PATHS:

@@ -1,7 +1,7 @@
-"""Several streams read as one, as their items come.
+"""Merges several asynchronous streams into one, in order of arrival.
 
 Guarantees: items of one source keep their order. When a source fails or the reader leaves, every source is closed before
-control returns. What the reader has not taken yet is kept; it is as long as the sources are.
+control returns. The buffer of unread items is unbounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield the items of all sources until the last one ends; the first error of a source is raised."""
+    """Yield the items of all sources until the last one ends; raise the first error of any."""
     queue: asyncio.Queue[tuple[T] | asyncio.Task[None]] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
     for task in tasks:

@@ -1,8 +1,8 @@
-"""How much a key may ask: requests and tokens per minute, and requests at a time; and how many requests the server holds.
+"""Limits per key (requests and tokens per minute, concurrent requests) and on the server's concurrent requests.
 
-Guarantees: a refused request is a 429 in OpenAI's shape with ``Retry-After``, and it is counted. A window is a minute that
-begins with the first request in it. Tokens are charged when a reply is over, so the reply that uses up a window is
-delivered whole and the next request waits. State: counters in memory, per key name.
+Guarantees: a refused request is a 429 in OpenAI's shape with ``Retry-After``, and is counted. A window is a minute that
+begins with its first request. Tokens are charged at the end of a reply: the reply that uses up a window is delivered
+whole, and the next request is refused. State: counters in memory, per key name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Limit = Literal["requests", "tokens", "concurrent"]
 
 
 class RateLimitError(ApiError):
-    """The 429; ``limit`` says which bound was reached."""
+    """The 429; ``limit`` names the limit."""
 
     def __init__(self, limit: Limit, message: str, retry_after: int) -> None:
         kind = "tokens" if limit == "tokens" else "requests"
@@ -38,7 +38,7 @@ class RateLimitError(ApiError):
 
 
 class BusyError(ApiError):
-    """The 503 of a server that has as many requests under way as its memory is meant for."""
+    """The 503 of a server whose concurrent requests have reached their limit."""
 
     def __init__(self, most: int) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class BusyError(ApiError):
 
 
 class RateLimits:
-    """Counts per key, and all keys together; call `enter`, and after it `leave` once."""
+    """Counters per key and over all keys; call `enter`, then `leave` once."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RateLimits:
         concurrent: int | None = None,
         together: int | None = None,
     ) -> None:
-        """Set the bounds; None is no bound. ``together`` bounds the requests of all keys at a time."""
+        """Set the limits; None means unlimited. ``together`` limits the concurrent requests of all keys."""
         self._together = together
         self._windows = FixedWindowRateLimiter(MemoryStorage())
         self._requests = RateLimitItemPerMinute(requests, namespace="requests") if requests else None
@@ -66,7 +66,7 @@ class RateLimits:
 
     @staticmethod
     def of(config: RuntimeConfig) -> RateLimits:
-        """Return the limits that a configuration sets."""
+        """Return the limits of a configuration."""
         return RateLimits(
             config.rate_limit_requests, config.rate_limit_tokens, config.rate_limit_concurrent, config.max_requests
         )
@@ -75,14 +75,16 @@ class RateLimits:
         """Count a request of ``key``.
 
         Raises:
-            BusyError: when the server has too many requests; it is then not under way.
-            RateLimitError: when it has to wait; it is then not under way.
+            BusyError: if the server is at its limit; the request is then not counted.
+            RateLimitError: if the key is at a limit; the request is then not counted.
         """
         if self._together and self._under_way.total() >= self._together:
             raise BusyError(self._together)
         if self._concurrent and self._under_way[key] >= self._concurrent:
-            raise RateLimitError("concurrent", f"this key has {self._concurrent} requests under way, its limit", 1)
-        # Counted before the first await, so that no other request gets past the bound meanwhile.
+            raise RateLimitError(
+                "concurrent", f"this key has reached its limit of {self._concurrent} concurrent requests", 1
+            )
+        # Count before the first await, so that no other request slips past the limit meanwhile.
         self._under_way[key] += 1
         try:
             if self._tokens and not await self._windows.test(self._tokens, key):
@@ -102,7 +104,7 @@ class RateLimits:
             raise
 
     async def leave(self, key: str, tokens: int) -> None:
-        """Say that a request is over, and charge the tokens of its prompt and reply."""
+        """End a request and charge the tokens of its prompt and reply."""
         self._forget(key)
         if self._tokens and tokens:
             await self._windows.hit(self._tokens, key, cost=tokens)

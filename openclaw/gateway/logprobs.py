@@ -1,8 +1,8 @@
 """Log-probabilities in OpenAI's shape: ``{"token", "logprob", "bytes", "top_logprobs"}`` for each token.
 
-Guarantees: the numbers are the engine's, at the sampling temperature. An entry leaves when its text can no longer be part
-of a stop string; tokens of one have no entry, nor have control tokens (end of turn). Reasoning and tool calls have.
-Owns the entries of one reply.
+Guarantees: the numbers are the engine's, at the sampling temperature. An entry is released once its text can no longer
+be part of a stop string. Tokens of a stop string and control tokens (end of turn) have no entry; reasoning and tool
+calls do. Owns the entries of one reply.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any
 from openclaw.gateway.detokenize import Vocabulary
 
 IMPOSSIBLE = -1e30
-"""What a grammar rules out has the least float, or none, as its log-probability."""
+"""A grammar gives excluded tokens the lowest float, or null, as log-probability."""
 
 
 class LogprobEntries:
-    """The entries of one reply, held until their text is out."""
+    """The entries of one reply, buffered until their text is released."""
 
     def __init__(self, vocabulary: Vocabulary, top: int, silent: frozenset[int] | None = None) -> None:
-        """Start a reply with ``top`` alternatives a token; ``silent`` replaces the ids without text."""
+        """Start a reply with ``top`` alternatives per token; ``silent`` replaces the ids without text."""
         self._vocabulary = vocabulary
         self._silent = vocabulary.silent if silent is None else silent
         self._top = top
         self._held: deque[tuple[int, dict[str, Any]]] = deque()
 
     def add(self, start: int, token: int, logprob: float, alternatives: Sequence[Sequence[Any]]) -> None:
-        """Take a sampled token.
+        """Add a sampled token.
 
         Args:
-            start: how many characters of text came before it.
+            start: number of characters before it.
             token: its id.
-            logprob: as the engine sent it.
-            alternatives: ``[logprob, id, ...]`` of the likeliest tokens; impossible ones among them are left out.
+            logprob: the engine's value.
+            alternatives: ``[logprob, id, ...]`` of the most likely tokens; impossible ones are dropped.
         """
         if token in self._silent:
             return
@@ -44,7 +44,7 @@ class LogprobEntries:
         self._held.append((start, entry))
 
     def release(self, end: int | None) -> list[dict[str, Any]]:
-        """Return the entries whose text begins before character ``end``; all of them for None."""
+        """Return the entries whose text begins before character ``end``, or all for None."""
         released = []
         while self._held and (end is None or self._held[0][0] < end):
             released.append(self._held.popleft()[1])

@@ -1,4 +1,4 @@
-"""The gateway's numbers, in Prometheus form; the names are those of the metrics page. Owned by the gateway."""
+"""The gateway's Prometheus metrics, under the names of the metrics page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ class GatewayMetrics:
             ["code"],
             registry=registry,
         )
-        self.refused = Counter(
-            "openclaw_refused", "Chat completions refused with 503; has to stay 0", registry=registry
-        )
+        self.refused = Counter("openclaw_refused", "Chat completions refused with 503; must stay 0", registry=registry)
         self.in_flight = Gauge("openclaw_requests_in_flight", "Chat completions under way", registry=registry)
         self.first_token = Histogram(
             "openclaw_ttft_seconds", "Seconds from request to first token", buckets=SECONDS, registry=registry
@@ -45,15 +43,11 @@ class GatewayMetrics:
             ["kind"],
             registry=registry,
         )
-        self.malformed_tool_calls = Counter(
-            "openclaw_malformed_tool_calls", "Tool calls that could not be read", registry=registry
-        )
+        self.malformed_tool_calls = Counter("openclaw_malformed_tool_calls", "Unreadable tool calls", registry=registry)
         self.mixed_versions = Counter(
             "openclaw_mixed_version_replies", "Replies sampled by more than one weight version", registry=registry
         )
-        self.ledger_failures = Counter(
-            "openclaw_ledger_failures", "Commits that the ledger did not take", registry=registry
-        )
+        self.ledger_failures = Counter("openclaw_ledger_failures", "Failed commits to the ledger", registry=registry)
         self.key_requests = Counter(
             "openclaw_key_requests", "Requests by name of the key and HTTP status", ["key", "code"], registry=registry
         )
@@ -68,7 +62,7 @@ class GatewayMetrics:
         )
         self.unauthorized = Counter("openclaw_unauthorized", "Requests without a known key", registry=registry)
         self.reload_failures = Counter(
-            "openclaw_reload_failures", "Changed keys or certificates that could not be used", registry=registry
+            "openclaw_reload_failures", "Changed keys or certificates that were unusable", registry=registry
         )
         self.feedback = Counter(
             "openclaw_feedback",

@@ -1,7 +1,6 @@
-"""The OpenAPI description beyond what FastAPI derives: request bodies, answers, and the shape of errors.
+"""The parts of the OpenAPI description that FastAPI cannot derive: request bodies, answers, the shape of errors.
 
-Guarantees: what `/openapi.json` says is what the routes do; the fuzz test holds them to it. Errors are described for all
-routes alike.
+Guarantees: `/openapi.json` matches the routes; the fuzz test checks it. All routes share one description of errors.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ ERROR: dict[str, Any] = {
 }
 MEANINGS = {
     400: "the request cannot be answered; `error.param` names the field that is wrong",
-    401: "a key is needed",
-    404: "there is no such thing",
-    409: "it contradicts what is recorded",
+    401: "the key is missing or unknown",
+    404: "not found",
+    409: "the request contradicts the ledger",
     413: "the body is too large",
-    429: "more than the key's limits allow; `Retry-After` says when to come again",
+    429: "the key is over its limits; `Retry-After` says when to retry",
     500: "the server or its engine failed",
-    503: "the engine is away; send the request again",
+    503: "the engine is unavailable; send the request again",
 }
 COMPLETION: dict[str, Any] = {
     "type": "object",
@@ -86,7 +85,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 def describe(description: dict[str, Any]) -> None:
-    """Add to an OpenAPI description what FastAPI cannot know, in place."""
+    """Add the missing parts to an OpenAPI description, in place."""
     description["paths"][CHAT_PATH] = {"post": dict(CHAT_OPERATION, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
         statuses = (*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ()))

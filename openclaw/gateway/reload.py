@@ -1,7 +1,7 @@
-"""Files that are read again when they change: the keys, and the certificate.
+"""Reloads the keys file and the certificate when they change.
 
-Guarantees: a change is noticed within `POLL_SECONDS`; what cannot be read leaves what was in force before, with one error
-in the log and in the counter. Owns the task that looks at the files.
+Guarantees: a change is noticed within `POLL_SECONDS`. If the new file is unusable, the previous contents remain valid;
+the error is logged and counted once. Owns the task that watches the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Stamp = tuple[int, int, int] | None
 
 
 class Reloader:
-    """Calls a function when one of its files changes; `now` calls all of them."""
+    """Calls a function when one of its files changes; `now` calls all functions."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
@@ -29,7 +29,7 @@ class Reloader:
         self._stamps: dict[Path, Stamp] = {}
 
     def watch(self, paths: Sequence[Path], read: Callable[[], None]) -> None:
-        """Call ``read`` when one of ``paths`` changes."""
+        """Register ``read`` for changes of ``paths``."""
         self._watched.append((paths, read))
         self._stamps.update({path: _stamp(path) for path in paths})
 
@@ -39,7 +39,7 @@ class Reloader:
             self._read(paths, read)
 
     async def run(self) -> None:
-        """Look at the files, for ever."""
+        """Watch the files in an endless loop."""
         while self._watched:
             await asyncio.sleep(POLL_SECONDS)
             for paths, read in self._watched:
@@ -53,13 +53,13 @@ class Reloader:
             read()
         except (ConfigError, OSError) as error:
             self._metrics.reload_failures.inc()
-            logger.error("%s changed and cannot be used; what was in force stays: %s", names, error)
+            logger.error("%s changed but is unusable; the previous contents remain valid: %s", names, error)
         else:
-            logger.info("%s: read again", names)
+            logger.info("reloaded %s", names)
 
 
 def _stamp(path: Path) -> Stamp:
-    """Return what changes when a file does; None when it is gone."""
+    """Return a value that changes with the file; None if it is missing."""
     try:
         found = path.stat()
     except OSError:

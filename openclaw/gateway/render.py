@@ -1,8 +1,8 @@
-"""Messages to prompt ids with the model's chat template: the only place where text becomes tokens.
+"""Renders messages to prompt ids with the model's chat template: the only place where text becomes tokens.
 
-Guarantees: a prompt is tokenised once, a long one in the renderer's own thread, so that it does not hold the event loop up;
-what is sampled is never tokenised at all. The tokenizer is used by one caller at a time. `Renderer.render` is the
-function for other callers of the runtime (the teacher's hinted prompts).
+Guarantees: a prompt is tokenised once; sampled text is never tokenised. Long prompts are rendered in the renderer's own
+thread, so that they do not block the event loop. One caller at a time uses the tokenizer. Other parts of the runtime
+call `Renderer.render`, for example for the teacher's hinted prompts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Renderer:
     """Owns the tokenizer for rendering."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Bind a ``transformers`` tokenizer with a chat template."""
+        """Create a renderer for a ``transformers`` tokenizer with a chat template."""
         if not getattr(tokenizer, "chat_template", None):
             raise RenderError("the tokenizer has no chat template; use a chat model's tokenizer (OPENCLAW_TOKENIZER)")
         self._tokenizer = tokenizer
@@ -68,7 +68,7 @@ class Renderer:
                 raise RenderError(f"the chat template refuses the messages: {error}") from error
 
     def forget(self) -> None:
-        """Drop the texts of past prompts that are kept in memory."""
+        """Clear the cache of past prompts."""
         with self._lock:
             self._segments.forget()
 
@@ -79,7 +79,7 @@ class Renderer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: ReasoningFormat | None = None,
     ) -> tuple[list[int], Thought]:
-        """Return the prompt ids, and the state of a thought at their end; does not hold up the event loop.
+        """Return the prompt ids and the state of a thought at their end, without blocking the event loop.
 
         Raises:
             RenderError: when the template refuses the messages.
@@ -91,7 +91,7 @@ class Renderer:
 
         size = sum(len(content_text(message.get("content"))) for message in messages)
         if size <= SHORT_CHARACTERS and not tools and self._lock.acquire(blocking=False):
-            # Sooner done than handed over.
+            # Rendering a short prompt here is faster than handing it to the thread.
             try:
                 return work()
             finally:
@@ -109,9 +109,9 @@ class Renderer:
 
 
 def template_message(message: Message) -> Message:
-    """Return a message as chat templates read it.
+    """Return a message in the form that chat templates expect.
 
-    Parts of text are joined, ``developer`` is ``system``, a tool call's arguments are an object.
+    Text parts are joined, ``developer`` becomes ``system``, and a tool call's arguments become an object.
     """
     result = {key: value for key, value in message.items() if value is not None and key not in DROPPED_FIELDS}
     result["content"] = content_text(message.get("content"))
@@ -129,6 +129,6 @@ def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
         try:
             function["arguments"] = json.loads(arguments) if arguments.strip() else {}
         except ValueError:
-            # What the model wrote was no JSON; the template shows it as it is.
+            # The model wrote invalid JSON; let the template show the raw text.
             function["arguments"] = arguments
     return {**call, "function": function}

@@ -1,6 +1,6 @@
 """``GET /v1/rollouts``: recorded turns for a collector on another machine.
 
-Guarantees: off unless ``OPENCLAW_SERVE_ROLLOUTS=1``, because it hands every conversation to whoever has a key; reads only.
+Guarantees: read-only; off unless ``OPENCLAW_SERVE_ROLLOUTS=1``, because it shows every conversation to every key.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ MOST_TURNS = 20
 
 
 class RolloutStore(Protocol):
-    """What the route needs of the ledger."""
+    """What the route needs from the ledger."""
 
     def changed_turns(self, since: float, after: int, limit: int) -> list[ChangedTurn]: ...
 
 
 class RolloutDesk:
-    """Hands turns out; holds no state."""
+    """Serves recorded turns; stateless."""
 
     def __init__(self, store: RolloutStore, *, enabled: bool) -> None:
         self._store = store
         self._enabled = enabled
 
     async def page(self, since: str, after: str) -> dict[str, Any]:
-        """Return the turns that changed after a position, and the position after them.
+        """Return the turns that changed after a position, and the next position.
 
         Args:
             since: seconds since the epoch.
             after: number of the last turn that changed at ``since``.
 
         Raises:
-            ApiError: 404 when the route is off, 400 for a position that is none.
+            ApiError: 404 if the route is off, 400 for an invalid position.
         """
         if not self._enabled:
             raise ApiError(
                 404,
-                "this server hands no turns out; start it with OPENCLAW_SERVE_ROLLOUTS=1, or "
+                "this server does not serve recorded turns; start it with OPENCLAW_SERVE_ROLLOUTS=1, or "
                 "python -m openclaw.server --enable-rl-intercept",
                 code="rollouts_not_served",
             )
         try:
             position = float(since), int(after)
         except ValueError as error:
-            raise bad_request("since is a number of seconds, after a whole number", param="since") from error
+            raise bad_request("since must be a number of seconds, after a whole number", param="since") from error
         if not -(2**63) <= position[1] < 2**63:
             raise bad_request("after is out of range", param="after")
         turns = await asyncio.to_thread(self._store.changed_turns, *position, MOST_TURNS)

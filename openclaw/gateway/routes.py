@@ -1,8 +1,8 @@
-"""The routes beside chat completions.
+"""The routes other than chat completions.
 
 ``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/rollouts``;
-``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Guarantees: a body beyond the limit is
-not read; holds no state.
+``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Guarantees: bodies over the limit are
+not read. Stateless.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from openclaw.ledger.exceptions import UnknownRecordError
 
 
 def add_session_routes(app: FastAPI, service: ChatService) -> None:
-    """Add what clients say about sessions and replies, and how collectors read them."""
+    """Add the routes for sessions, feedback and collectors."""
 
     @app.post("/v1/sessions/{session_id:path}/done")
     async def session_done(session_id: str) -> Response:
-        """End a session without a further turn; sent again, it has no further effect."""
+        """End a session without a further turn; a no-op when repeated."""
         if not await service.sessions.end(session_id):
             raise ApiError(404, f"there is no session {session_id!r}", code="session_not_found", param="session_id")
         return json_response({"id": session_id, "object": "session", "done": True})
 
     @app.delete("/v1/sessions/{session_id:path}")
     async def forget_session(session_id: str) -> Response:
-        """Delete all data of a session; ``erased`` is false while a reader of the file keeps old bytes on disk."""
+        """Delete all data of a session; ``erased`` is false while another reader keeps old bytes on disk."""
         try:
             gone = await service.sessions.forget(session_id)
         except UnknownRecordError as error:
@@ -43,18 +43,18 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
 
     @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
-        """Take what a person says about a reply."""
+        """Record a person's feedback on a reply."""
         body = await read_body(request, service.config.max_body_bytes)
         return json_response(await service.feedback.take(body, key_name(request.scope)))
 
     @app.get("/v1/rollouts")
     async def rollouts(since: str = "0", after: str = "0") -> Response:
-        """Hand recorded turns to a collector."""
+        """Return recorded turns to a collector."""
         return json_response(await service.rollouts.page(since, after))
 
 
 def add_model_routes(app: FastAPI, service: ChatService) -> None:
-    """Add the description of the one model."""
+    """Add the routes that describe the one model."""
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -75,16 +75,16 @@ def add_model_routes(app: FastAPI, service: ChatService) -> None:
 
 
 def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorRegistry) -> None:
-    """Add what monitoring asks for; the metrics are those of ``registry``."""
+    """Add the routes for monitoring; ``registry`` has the metrics."""
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Say that requests are taken."""
+        """Report that the gateway takes requests."""
         return json_response({"status": "ok", "model": service.config.model_name, "sessions": len(service.sessions)})
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Show the numbers of the runtime."""
+        """Return the runtime's metrics."""
         service.metrics.sessions.set(len(service.sessions))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 

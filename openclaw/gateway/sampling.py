@@ -1,10 +1,11 @@
-"""How a reply is sampled, and whether its turn may be trained.
+"""Plans the sampling of a reply, and decides whether its turn may be trained.
 
-Guarantees: the trainer learns only from turns that were sampled from the policy as it is. The engine's log-probabilities
-are those of the policy at the sampling temperature, before ``top_p``, ``top_k`` and ``min_p`` cut it, but after
-penalties, ``logit_bias`` and a grammar changed it; in both cases they are not what the token was drawn with under the
-plain policy. Nor does it learn from replies that do not end where the policy would end them. Such turns are served,
-recorded and excluded with a reason. Pure functions of request, configuration and reply.
+Guarantees: the trainer learns only from turns that were sampled from the unchanged policy and end where the policy would
+end them. Other turns are served, recorded, and excluded from training with a reason.
+
+The engine's log-probabilities are the policy's at the sampling temperature, before ``top_p``, ``top_k`` and ``min_p``
+cut the distribution, but after penalties, ``logit_bias`` and a grammar change it. In both cases the plain policy would
+draw the token with another probability. Pure functions of request, configuration and reply.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ EVALUATION = "evaluation"
 GRAMMAR = "grammar"
 SAMPLING_PARAMETERS = "sampling_parameters"
 MIN_TOKENS = "min_tokens"
-"""Until so many tokens the engine rules out every token that ends a reply: log-probabilities are those of what is left."""
+"""Before ``min_tokens`` the engine excludes all end tokens, so log-probabilities are those of the rest."""
 IGNORE_EOS = "ignore_eos"
-"""The policy was made to speak on after it had ended, which it never does by itself."""
+"""The policy had to continue after its own end token, which it never does by itself."""
 STOP_TOKEN = "stop_token_ids"
-"""The reply ended at a token of the request, where the policy would have gone on."""
+"""The reply ended at a token of the request, where the policy would have continued."""
 
 NEUTRAL: dict[str, Any] = {
     "top_p": 1.0,
@@ -38,19 +39,19 @@ NEUTRAL: dict[str, Any] = {
     "repetition_penalty": 1,
     "logit_bias": {},
 }
-"""Values that leave the sampled distribution as it is; a turn with any other is served and not trained."""
+"""Values that do not change the sampled distribution; a turn with another value is served, but not trained."""
 
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How one reply is sampled.
+    """The sampling of one reply.
 
     Attributes:
         parameters: for the engine's `/generate`.
-        temperature: of sampling.
-        top_p: of sampling.
+        temperature: sampling temperature.
+        top_p: nucleus of the sampling.
         excluded: why the turn must not be trained, or None.
-        stop_tokens: tokens that end the reply and with which the policy itself ends none, see `exclusion`.
+        stop_tokens: tokens that end this reply but are not the policy's own end tokens, see `exclusion`.
     """
 
     parameters: dict[str, Any]
@@ -68,24 +69,24 @@ def plan_sampling(
     *,
     vocabulary: Vocabulary,
 ) -> SamplingPlan:
-    """Return how a request is sampled.
+    """Return the sampling plan of a request.
 
     Args:
-        request: as it was checked.
-        config: with the defaults of what the request leaves open.
+        request: the validated request.
+        config: with the defaults.
         room: tokens that the context leaves for the reply.
-        grammar: the structural tag that the reply has to follow, or None.
+        grammar: the structural tag that the reply must follow, or None.
         vocabulary: of the policy.
 
     Raises:
-        ApiError: 400 for a ``seed`` where there is something to draw: the engine draws without one; for a stop token that
-            the vocabulary does not have, which would break the engine's batch; for ``min_tokens`` beyond the longest reply,
-            or where a grammar decides when the reply ends.
+        ApiError: 400 for a ``seed`` with random sampling, because the engine ignores seeds; for a stop token outside
+            the vocabulary, which would break the engine's batch; for ``min_tokens`` above the longest reply or together
+            with a grammar.
     """
     temperature = config.temperature if request.temperature is None else request.temperature
     top_p = config.top_p if request.top_p is None else request.top_p
     if request.seed is not None and temperature != 0 and request.top_k != 1:
-        raise unsupported("seed", "replies are drawn without one; send 'temperature': 0 with it, or leave it out")
+        raise unsupported("seed", "sampling is not seeded; send 'temperature': 0 with it, or leave it out")
     asked = {name: getattr(request, name) for name in NEUTRAL} | {"top_p": top_p}
     unusual = {name: value for name, value in asked.items() if value not in (None, NEUTRAL[name])}
     longest = min(request.requested_tokens or config.max_tokens, room)
@@ -120,27 +121,27 @@ def plan_sampling(
 
 
 def _check_min_tokens(wanted: int, longest: int, grammar: str | None) -> None:
-    """Refuse a least length that the reply cannot have."""
+    """Refuse a minimum length that the reply cannot have."""
     if wanted > longest:
         raise bad_request(
-            f"min_tokens={wanted} is more than the {longest} tokens that the reply may have; send at most {longest}",
+            f"min_tokens={wanted} is more than the reply's limit of {longest} tokens; send at most {longest}",
             param="min_tokens",
         )
     if wanted and grammar:
         raise bad_request(
-            "min_tokens: the reply ends where 'response_format' or the tool call does; leave it out", param="min_tokens"
+            "min_tokens does not work with 'response_format' or a required tool call; leave it out", param="min_tokens"
         )
 
 
 def exclusion(plan: SamplingPlan, ids: Sequence[int]) -> str | None:
-    """Return why the turn with this reply must not be trained, as far as sampling decides it; or None.
+    """Return why sampling excludes this reply's turn from training, or None.
 
     By field:
-        ``min_tokens``: every reply, because the engine's log-probabilities are not the policy's until then.
-        ``ignore_eos``: every reply. The engine alone knows all tokens that end one, so that a reply without any cannot be told.
-        ``stop_token_ids``: a reply that ends at one of them, unless the policy's own replies end with it too. A reply that
-            did not reach one was sampled as without the field.
-        ``skip_special_tokens``: none, it changes only what the client is shown.
+        ``min_tokens``: every reply, because the first log-probabilities are not the policy's.
+        ``ignore_eos``: every reply. Only the engine knows all end tokens, so we cannot tell which replies contain none.
+        ``stop_token_ids``: a reply that ends at one of them, unless it is the policy's own end token. Any other reply is
+        sampled as without the field.
+        ``skip_special_tokens``: none; it changes only the text that the client sees.
     """
     if plan.excluded is None and ids and ids[-1] in plan.stop_tokens:
         return STOP_TOKEN

@@ -1,8 +1,7 @@
-"""The chat completion request: what is read, what is harmless, what is refused by name.
+"""The chat completion request: supported, ignored and refused parameters.
 
-Guarantees: a parameter either has its OpenAI meaning, or stands in `IGNORED` because it cannot change a reply here, or
-the request is a 400 that names it; null counts as not sent. `parse_request` raises `ApiError` and nothing else for bad
-input.
+Guarantees: a parameter either has its OpenAI meaning, or is in `IGNORED` because it cannot change a reply here, or the
+request is a 400 that names it. Null counts as not sent. For bad input `parse_request` raises only `ApiError`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ ADVICE = {
     "web_search_options": "there is no search",
 }
 MAX_DEPTH = 100
-"""Deepest nesting of a body; what reads it further on, in Python and in the engine, is recursive."""
+"""Deepest nesting of a body; its readers in Python and in the engine are recursive."""
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
 MAX_CHOICES = 8
@@ -67,7 +66,7 @@ class ToolCall(_Strict):
 
 
 class TextPart(_Strict):
-    """A part of a message's content; only text can be read."""
+    """A text part of a message's content; other kinds are refused."""
 
     type: Literal["text"]
     text: str
@@ -85,7 +84,7 @@ class ChatMessage(_Strict):
 
 
 class ToolFunction(_Strict):
-    """What a tool is called with; ``strict`` makes the engine keep to the schema."""
+    """A tool's function; ``strict`` makes the engine enforce the schema."""
 
     name: str = Field(min_length=1, max_length=256, pattern=r"^[^\s<>\"\\]+$")
     description: str | None = None
@@ -107,14 +106,14 @@ class NamedFunction(_Strict):
 
 
 class NamedTool(_Strict):
-    """A tool choice that asks for a call of one function."""
+    """A tool choice that requires a call to one function."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class JsonSchema(_Strict):
-    """The schema that a reply must follow, whether ``strict`` or not."""
+    """The schema that a reply must follow, ``strict`` or not."""
 
     name: str
     description: str | None = None
@@ -123,14 +122,14 @@ class JsonSchema(_Strict):
 
 
 class ResponseFormat(_Strict):
-    """What the reply must be."""
+    """The required form of the reply."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StreamOptions(_Strict):
-    """What a stream contains beside the reply."""
+    """Options of a streamed reply."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -180,12 +179,12 @@ class ChatRequest(_Strict):
 
     @property
     def shows_special_tokens(self) -> bool:
-        """Whether control tokens have their text in the reply, but for the one that ends it."""
+        """Whether the reply shows control tokens, except the one that ends it."""
         return self.skip_special_tokens is False
 
     @property
     def choices(self) -> int:
-        """How many replies are asked for."""
+        """The number of requested choices."""
         return self.n or 1
 
     @property
@@ -200,7 +199,7 @@ class ChatRequest(_Strict):
 
     @property
     def must_call(self) -> bool:
-        """Whether the reply must be tool calls."""
+        """Whether the reply must be a tool call."""
         return self.tool_choice == "required" or self.named_tool is not None
 
     @property
@@ -211,12 +210,12 @@ class ChatRequest(_Strict):
 
     @property
     def tool_schemas(self) -> dict[str, dict[str, Any]]:
-        """The parameters' JSON schema of each offered function."""
+        """The JSON schema of each offered function's parameters."""
         return {tool.function.name: tool.function.parameters or {} for tool in self.tools or []}
 
     @property
     def response_schema(self) -> dict[str, Any] | None:
-        """The JSON schema that the answer must follow, None for any text."""
+        """The JSON schema that the answer must follow, or None."""
         if self.response_format is None or self.response_format.type == "text":
             return None
         stated = self.response_format.json_schema
@@ -224,12 +223,12 @@ class ChatRequest(_Strict):
 
     @property
     def requested_tokens(self) -> int | None:
-        """The limit that the client set for the reply."""
+        """The client's limit on the reply's tokens."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """What the chat template gets; ``reasoning_effort`` is passed on, and ``none`` turns thinking off."""
+        """Keywords for the chat template: ``reasoning_effort`` passes through, and ``none`` turns thinking off."""
         keywords: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             keywords["reasoning_effort"] = self.reasoning_effort
@@ -259,10 +258,10 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 
 
 def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
-    """Return the request and its JSON as it was sent.
+    """Return the validated request and its raw JSON.
 
     Raises:
-        ApiError: 400, naming the parameter that is wrong.
+        ApiError: 400, naming the invalid parameter.
     """
     try:
         raw = orjson.loads(body)
@@ -284,7 +283,7 @@ def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
 
 
 def _depth(value: Any) -> int:
-    """Return how deep a JSON value nests, without recursion."""
+    """Return the nesting depth of a JSON value, without recursion."""
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
@@ -293,7 +292,7 @@ def _depth(value: Any) -> int:
 
 
 def _invalid(error: ValidationError) -> ApiError:
-    """Return the 400 for the first thing that pydantic found."""
+    """Return the 400 for pydantic's first error."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = ".".join(str(part) for part in first["loc"])
     if first["loc"][0] == "messages" and "content" in first["loc"]:
@@ -306,7 +305,7 @@ def _invalid(error: ValidationError) -> ApiError:
 
 
 def _check_meaning(request: ChatRequest) -> None:
-    """Refuse values that would change the reply in a way this server cannot."""
+    """Refuse values that this server cannot honour."""
     if request.modalities not in (None, ["text"]):
         raise unsupported("modalities", ADVICE["modalities"])
     _check_tools(request)
@@ -323,18 +322,21 @@ def _check_meaning(request: ChatRequest) -> None:
         raise bad_request(f"stop: send up to {MAX_STOPS} strings that are not empty", param="stop")
     if request.ignore_eos and request.stop_token_ids:
         raise bad_request(
-            "stop_token_ids: with 'ignore_eos' the engine ends a reply at no token; send one of them, or a 'stop' string",
+            "stop_token_ids has no effect with 'ignore_eos'; send only one of them, or a 'stop' string",
             param="stop_token_ids",
         )
     if any(not TOKEN_ID.fullmatch(token) for token in request.logit_bias or ()):
         raise bad_request("logit_bias: name tokens by their ids, like {'1734': -5}", param="logit_bias")
     if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():
-        raise bad_request(f"chat_template_kwargs: {min(reserved)!r} is the server's", param="chat_template_kwargs")
+        raise bad_request(
+            f"chat_template_kwargs: {min(reserved)!r} is reserved for the server; leave it out",
+            param="chat_template_kwargs",
+        )
     for number in (request.temperature, request.top_p, request.min_p):
         if number is not None and not math.isfinite(number):
             raise bad_request("numbers must be finite", param="temperature")
     if all(message.role in ("system", "developer") for message in request.messages):
-        raise bad_request("messages: at least one message of a user is needed", param="messages")
+        raise bad_request("messages: send at least one user message", param="messages")
 
 
 def _check_tools(request: ChatRequest) -> None:

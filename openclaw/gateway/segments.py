@@ -1,11 +1,11 @@
-"""Prompts to ids, message by message: what was tokenised for the request before is not tokenised again.
+"""Tokenises prompts segment by segment, with a cache, because every request repeats the conversation's history.
 
-A conversation sends its whole history with every request. A tokenizer cuts a text at its control tokens first and knows
-nothing across them, so the ids of the parts between them are the ids of the whole. Guarantees: the same ids as
-``tokenizer.encode``; a tokenizer for which that is not certain (any that is not plain byte-level, or whose control tokens
-swallow spaces) is left to do it itself. Memory is bounded by ``MOST_CACHED_TOKENS``, the least recently used parts go first.
+A tokenizer first splits a text at its control tokens. The segments between them are independent, so their joined ids are
+the ids of the whole text.
 
-Owns the cache; used by one caller at a time.
+Guarantees: the same ids as ``tokenizer.encode``. Tokenizers for which this is not certain (not plain byte-level, or with
+control tokens that strip spaces) encode the whole text themselves. The cache holds ``MOST_CACHED_TOKENS``, evicted least
+recently used first. Owns the cache; used by one caller at a time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class SegmentEncoder:
     """Encodes the text of a prompt."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Bind a ``transformers`` tokenizer."""
+        """Create an encoder for a ``transformers`` tokenizer."""
         self._tokenizer = tokenizer
         self._cache: OrderedDict[str, array[int]] = OrderedDict()
         self._cached_tokens = 0
-        # A token that is looked for after normalisation may be gone by then; the tokenizer finds those itself.
+        # Normalisation may remove tokens that are matched after it; only the tokenizer itself finds those.
         self._controls = {
             token.content: index for index, token in tokenizer.added_tokens_decoder.items() if not token.normalized
         }
@@ -36,7 +36,7 @@ class SegmentEncoder:
             self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``, no control token added."""
+        """Return the ids of ``text``, without adding control tokens."""
         if self._cut is None:
             return self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = []
@@ -48,7 +48,7 @@ class SegmentEncoder:
         return ids
 
     def forget(self) -> None:
-        """Drop every text that is kept; the next prompts are tokenised anew."""
+        """Clear the cache."""
         self._cache.clear()
         self._cached_tokens = 0
 
@@ -67,7 +67,7 @@ class SegmentEncoder:
 
 
 def _cuts_cleanly(tokenizer: Any) -> bool:
-    """Return whether the text between two control tokens is tokenised as if it stood alone."""
+    """Return whether segments between control tokens are tokenised independently."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or type(backend.decoder).__name__ != "ByteLevel":
         return False

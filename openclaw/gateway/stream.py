@@ -1,9 +1,9 @@
 """Replies in OpenAI's wire format: one JSON object, or server-sent events.
 
-Guarantees: each delta leaves as soon as it is known; every stream that a client reads to its end closes with
-``data: [DONE]``, one that broke off closes with an ``error`` event instead. When the client goes away the source is
-closed at once, and its owner learns the end of every stream once. Keep-alive comments, also before the first token,
-prevent idle time-outs between engine and client. `EventStream` owns the sending of one reply.
+Guarantees: each delta is sent as soon as it is known. A complete stream ends with ``data: [DONE]``, a failed one with an
+``error`` event. When the client disconnects, the source is closed at once. The owner learns the end of every stream
+exactly once. Keep-alive comments, also before the first token, prevent idle time-outs between engine and client.
+`EventStream` owns the sending of one reply.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def event(value: dict[str, Any]) -> bytes:
 
 
 class ChunkWriter:
-    """Writes the chunks of one streamed request; every choice of it has its ``index``."""
+    """Writes the chunks of one streamed request, each with the ``index`` of its choice."""
 
     def __init__(self, head: dict[str, Any], *, logprobs: bool = False, include_usage: bool = False) -> None:
         """Start a stream.
 
         Args:
-            head: what every chunk begins with, see `head`.
+            head: the fields of every chunk, see `head`.
             logprobs: whether the client asked for log-probabilities.
             include_usage: whether it asked for the usage.
         """
@@ -49,7 +49,7 @@ class ChunkWriter:
         self._spoken: set[int] = set()
 
     def step(self, step: Step) -> bytes:
-        """Return the chunks of what a choice says next; its first one says who speaks."""
+        """Return the chunks of a choice's next step; the first chunk has the role."""
         entries = step.logprobs
         data = b""
         if step.index not in self._spoken:
@@ -63,11 +63,11 @@ class ChunkWriter:
         return data
 
     def finish(self, index: int, reason: str) -> bytes:
-        """Return the chunk that says why a choice ended."""
+        """Return the chunk with a choice's finish reason."""
         return self._chunk(index, {}, reason)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """Return the chunk with the usage, or nothing when the client did not ask for it."""
+        """Return the chunk with the usage, or nothing if the client did not ask for it."""
         return event({**self._head, "choices": [], "usage": usage}) if self._include_usage else b""
 
     def _chunk(
@@ -83,7 +83,7 @@ class ChunkWriter:
 
 
 def head(completion_id: str, model: str, created: float, weight_version: str) -> dict[str, Any]:
-    """Return the fields that every answer to one request has; ``system_fingerprint`` names the weights."""
+    """Return the fields of every answer to one request; ``system_fingerprint`` names the weights."""
     return {
         "id": completion_id,
         "object": "chat.completion",
@@ -94,7 +94,7 @@ def head(completion_id: str, model: str, created: float, weight_version: str) ->
 
 
 def choice(index: int, message: dict[str, Any], reason: str, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Return one choice of a whole reply; ``logprobs`` None when they were not asked for."""
+    """Return one choice of a whole reply; ``logprobs`` is None unless the client asked for them."""
     numbers = None if logprobs is None else _logprobs_field(logprobs)
     return {"index": index, "message": message, "logprobs": numbers, "finish_reason": reason}
 
@@ -117,7 +117,7 @@ def _delta_fields(delta: Delta) -> dict[str, Any]:
 
 
 class EventStream(Response):
-    """Sends the events of ``source`` until it ends or the client goes away."""
+    """Sends the events of ``source`` until it ends or the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -129,14 +129,14 @@ class EventStream(Response):
         *,
         keepalive_seconds: float,
     ) -> None:
-        """Bind the response.
+        """Create the response.
 
         Args:
             source: the events.
             headers: of the response.
-            keepalive_seconds: after a silence of this length a comment is sent, which every reader skips.
-            on_end: called once when sending is over, even when ``source`` was never asked for anything, with 200 when
-                everything was sent, 499 when the client went away and 500 when sending failed.
+            keepalive_seconds: silence after which a comment is sent.
+            on_end: called once at the end, even if ``source`` was never read: with 200 if everything was sent, 499 if the
+            client disconnected, 500 if sending failed.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
@@ -148,7 +148,7 @@ class EventStream(Response):
         """Run the response.
 
         Raises:
-            ClientGoneError: when the client goes away.
+            ClientGoneError: if the client disconnects.
         """
         status = CLIENT_GONE
         try:

@@ -1,7 +1,6 @@
-"""The gateway's certificate: checked before it listens, read again when it changes, trusted by its own health check.
+"""The gateway's certificate: checked at start, reloaded on change, trusted by the gateway's own health check.
 
-Guarantees: a certificate that cannot be served is a `ConfigError` in one line; a private key that other users can read is
-refused.
+Guarantees: an unusable certificate is a `ConfigError` of one line. A private key that other users can read is refused.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from openclaw.exceptions import ConfigError
 from openclaw.gateway.auth import check_private
 
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
-"""OpenSSL's flag that leaves the dates out; a health check must not stop a run over them."""
+"""OpenSSL's flag to ignore the validity dates: an expired certificate must not fail the health check of a run."""
 
 
 def check_certificate(config: RuntimeConfig) -> None:
-    """Raise ConfigError when certificate and key cannot be served."""
+    """Raise ConfigError if the gateway cannot serve the certificate and key."""
     if config.tls_cert is None or config.tls_key is None:
         return
     check_private(Path(config.tls_key), "OPENCLAW_TLS_KEY")
     if not Path(config.tls_cert).is_file():
-        raise ConfigError(f"OPENCLAW_TLS_CERT={config.tls_cert}: no such file")
+        raise ConfigError(f"OPENCLAW_TLS_CERT={config.tls_cert}: no such file; name a PEM certificate chain")
     try:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
     except ssl.SSLError as error:
@@ -34,16 +33,16 @@ def check_certificate(config: RuntimeConfig) -> None:
 
 
 def load_certificate(context: ssl.SSLContext, config: RuntimeConfig) -> None:
-    """Let ``context`` serve the certificate, new connections of a running server included.
+    """Load the certificate into ``context``; new connections of a running server use it.
 
     Raises:
-        ssl.SSLError: when it cannot be used.
+        ssl.SSLError: if it is unusable.
     """
     context.load_cert_chain(config.tls_cert or "", config.tls_key, password="")
 
 
 def own_certificate_context(cert: str) -> ssl.SSLContext:
-    """Return a client context that trusts exactly the gateway's own certificate, whatever name and dates are in it."""
+    """Return a client context that trusts only the gateway's own certificate, ignoring its name and dates."""
     context = ssl.create_default_context(cafile=cert)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME

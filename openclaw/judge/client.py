@@ -1,8 +1,8 @@
-"""Asks an engine's `/generate`: the transport, and the judge on top of it.
+"""HTTP client of an engine's `/generate`, and the judge on top of it.
 
-Guarantees: ids go in (rendered by the judge's own tokenizer), never text. Only transport errors and 5xx are retried, a
-bounded number of times; a 4xx is the caller's fault and is raised at once. At most ``concurrency`` requests of one
-`EngineHttp` are under way. Retries are counted.
+Guarantees: the engine gets ids (rendered by the judge's own tokenizer), never text. Only transport errors and 5xx are
+retried, a bounded number of times; a 4xx is the caller's fault and raised at once. One `EngineHttp` has at most
+``concurrency`` concurrent requests. Retries are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 async def together(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
-    """Run coroutines at the same time and return their results; the first failure cancels the rest and is raised."""
+    """Run coroutines concurrently and return their results; cancel the rest and raise on the first failure."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
@@ -40,7 +40,7 @@ async def together(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
 
 
 class Engine(Protocol):
-    """Where prompts are answered or scored; `EngineHttp`, or a stand-in."""
+    """An engine that answers or scores prompts: `EngineHttp`, or a stand-in."""
 
     async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Return the engine's answer to one `/generate` payload."""
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
 
 class EngineHttp:
-    """One engine, or a router before several, by its URL. Owns its connections; call `close`."""
+    """One engine, or a router in front of several. Owns its connections; call `close`."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class EngineHttp:
         backoff: float = 0.2,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Prepare a client of ``url``.
+        """Create a client of ``url``.
 
         Args:
             url: ``http://HOST:PORT``.
             timeout: seconds until a request counts as failed.
-            concurrency: most requests under way.
-            retries: further tries after a transport error or 5xx.
-            backoff: seconds before the first further try, doubled for each one after.
+            concurrency: most concurrent requests.
+            retries: retries after a transport error or 5xx.
+            backoff: seconds before the first retry, doubled for each further one.
             transport: stand-in for tests.
         """
         self.url = url.rstrip("/")
@@ -86,8 +86,8 @@ class EngineHttp:
         """POST ``payload`` to `/generate`.
 
         Raises:
-            EngineUnavailableError: after the last try.
-            EngineRefusedError: on a 4xx, with the engine's words.
+            EngineUnavailableError: after the last retry.
+            EngineRefusedError: on a 4xx, with the engine's message.
         """
         async with self._slots:
             for attempt in range(self._retries):
@@ -99,14 +99,14 @@ class EngineHttp:
             return await self._post(payload)
 
     async def answers(self) -> bool:
-        """Return whether the engine gives one token within `PROBE_TIMEOUT_SECONDS`; waits for no free slot."""
+        """Return whether the engine gives one token within `PROBE_TIMEOUT_SECONDS`; ignores the concurrency limit."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 await self._post(PROBE)
         except (EngineUnavailableError, TimeoutError):
             return False
         except EngineRefusedError:
-            pass  # an answer too
+            pass  # a refusal shows that the engine is up
         return True
 
     async def _post(self, payload: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class EngineHttp:
 
 @dataclass(frozen=True)
 class Question:
-    """What a judge sees: the reply, what came after it, and whose reaction that is."""
+    """A judge's input: the reply, its next state, and the role of the next state."""
 
     reply: str
     next_state: str
@@ -132,7 +132,7 @@ class Question:
 
     @staticmethod
     def about(reply: Message, next_state: Sequence[Message]) -> Question:
-        """Return the question about an assistant message and the messages after it; long texts lose their middle."""
+        """Return the question about a reply and the messages after it; long texts are clipped in the middle."""
         return Question(
             clip_middle(response_text(reply), MAX_JUDGED_CHARACTERS),
             clip_middle(next_state_text(next_state), MAX_JUDGED_CHARACTERS),
@@ -142,7 +142,7 @@ class Question:
 
 @dataclass(frozen=True)
 class JudgeSampling:
-    """How a judge answers."""
+    """Sampling parameters of a judge."""
 
     temperature: float = RuntimeVariables.prm_temperature
     top_p: float = 1.0
@@ -150,16 +150,16 @@ class JudgeSampling:
 
 
 class JudgeClient:
-    """Casts votes: renders the question (off the event loop), lets the judge engine answer, reads the answer."""
+    """Casts votes: renders the question (off the event loop), asks the judge engine, parses the answer."""
 
     def __init__(self, engine: Engine, tokenizer: Any, variant: Variant, sampling: JudgeSampling) -> None:
-        """Bind the judge.
+        """Create the judge.
 
         Args:
-            engine: where the judge model runs.
+            engine: runs the judge model.
             tokenizer: the judge model's, with a chat template.
             variant: which prompts (`openclaw.judge.prompts`).
-            sampling: how it answers.
+            sampling: of the answers.
         """
         self._engine = engine
         self._tokenizer = tokenizer
@@ -169,7 +169,7 @@ class JudgeClient:
         self._control_tokens = [token for token in tokenizer.get_added_vocab() if len(token) > 1]
 
     def prompt_ids(self, kind: JudgeKind, question: Question) -> list[int]:
-        """Return the ids that ask the judge ``kind``; control tokens in the judged text are broken up."""
+        """Return the prompt ids for the judge ``kind``; control tokens in the judged text are broken up."""
         reply, next_state = self._harmless(question.reply), self._harmless(question.next_state)
         messages = judge_messages(kind, reply, next_state, question.role, self._variant)
         keywords = {"enable_thinking": False} if self._variant == "brief" else {}
@@ -178,10 +178,10 @@ class JudgeClient:
         )
 
     async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
-        """Return ``count`` votes, asked at the same time.
+        """Return ``count`` votes, cast concurrently.
 
         Raises:
-            JudgeError: when one of them could not be had; there is no verdict from half a vote.
+            JudgeError: if any of them failed; there is no verdict from incomplete votes.
         """
         if count == 0:
             return []

@@ -1,7 +1,8 @@
-"""Turns that must not be trained whatever the judge says, each with the reason under which it is counted.
+"""Finds turns that must not be trained whatever the judge says, and the reason that is counted.
 
-Guarantees: a turn that passes has finite log-probabilities, one per id, sampled at the temperature the trainer assumes,
-and a length the trainer can hold. Nothing is repaired: a turn with a defect is left out.
+Guarantees: a turn that passes has one finite log-probability per id, the temperature that the trainer assumes, and a
+length that fits the trainer. Nothing is repaired: a defective turn is excluded.
+
 
 Reasons: ``side``, ``aborted``, ``no_next_state``, ``temperature``, ``length_mismatch``, ``empty``, ``too_short``,
 ``too_long``, ``non_finite_logprob``, ``no_weight_version`` here; ``stale`` at the rollout (`openclaw.training.rollout`).
@@ -19,12 +20,12 @@ TEMPERATURE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Limits:
-    """What the trainer accepts.
+    """The limits of the trainer.
 
     Attributes:
-        temperature: the temperature it divides logits by; a turn sampled at another one has other log-probabilities.
-        min_response_tokens: shorter replies are fragments.
-        max_tokens: most prompt and response tokens together.
+        temperature: by which it divides logits; log-probabilities at another temperature would not match.
+        min_response_tokens: shorter replies count as fragments.
+        max_tokens: limit on prompt plus response tokens.
     """
 
     temperature: float

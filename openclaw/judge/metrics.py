@@ -1,4 +1,4 @@
-"""Numbers of the judge loop, in Prometheus form; the names are those of the metrics page."""
+"""The judge loop's Prometheus metrics, under the names of the metrics page."""
 
 from __future__ import annotations
 

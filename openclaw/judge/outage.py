@@ -1,7 +1,7 @@
-"""Notices that an engine which was away answers again, so that turns do not wait out the pause of their last failure.
+"""Detects the end of an engine outage, so that turns need not wait out their back-off.
 
-Guarantees: engines are asked only after a failure, every `PROBE_SECONDS` and for one token, until all of them answer. An
-engine that answers the probe and fails everything else was not away: its turns keep their growing pause. Owns no state.
+Guarantees: probes run only after a failure, every `PROBE_SECONDS`, for one token, until all engines answer. An engine
+that answers the probe but fails other requests was not away: its turns keep their back-off. Stateless.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROBE_SECONDS = 1.0
 
 
 class Probed(Protocol):
-    """An engine that can be asked whether it answers; `openclaw.judge.client.EngineHttp` is one."""
+    """An engine with a probe, such as `openclaw.judge.client.EngineHttp`."""
 
     async def answers(self) -> bool: ...
 
@@ -28,20 +28,20 @@ async def watch_outages(
     came_back: Callable[[], Awaitable[None]],
     probe_seconds: float = PROBE_SECONDS,
 ) -> None:
-    """Call ``came_back`` each time that all engines answer after at least one did not; runs until it is cancelled.
+    """Call ``came_back`` whenever all engines answer after an outage; run until cancelled.
 
     Args:
-        engines: all that a turn may need.
-        failed: set by whoever missed an engine, after it noted which turn has to wait.
-        came_back: makes what waits due; called once more when something failed in the moment of the return.
-        probe_seconds: pause between two looks.
+        engines: all engines that a turn may need.
+        failed: set on a failed request, after its turn was postponed.
+        came_back: makes postponed turns due; called once more if a request failed during the return.
+        probe_seconds: pause between two probes.
     """
     while True:
         await failed.wait()
         failed.clear()
         if not await _were_away(engines, probe_seconds):
             continue
-        logger.info("the engines answer again; turns that waited for them are due")
+        logger.info("the engines answer again; postponed turns are due")
         await came_back()
         await asyncio.sleep(probe_seconds)
         if failed.is_set():
@@ -50,7 +50,7 @@ async def watch_outages(
 
 
 async def _were_away(engines: Sequence[Probed], probe_seconds: float) -> bool:
-    """Return once all engines answer: whether one did not at first."""
+    """Wait until all engines answer; return whether any did not at first."""
     away = False
     while not all(await asyncio.gather(*(engine.answers() for engine in engines))):
         away = True

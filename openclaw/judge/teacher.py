@@ -1,21 +1,21 @@
-"""Teacher log-probabilities: how likely the reply was, token by token, had the policy read what the teacher reads.
+"""Teacher log-probabilities: the likelihood of each response token under the teacher's prompt.
 
-What it reads is the method's to say (`openclaw.method.JudgePlan`): the hint, unless the plan has a context of its own.
+The method chooses the teacher's prompt (`openclaw.method.JudgePlan`): the hint, unless the plan has its own context.
 
-Guarantees: ids are joined (the teacher's prompt ids + response ids), never text, so each number belongs to the token that was
-sampled. Scoring starts one token early, because an engine gives no value for the first position it scores: the first
-response token has a true log-probability.
+Guarantees: ids are joined (the teacher's prompt ids + response ids), never text, so each number belongs to the sampled
+token. Scoring starts one token early, because an engine gives no value for the first position that it scores. So the
+first response token has a true log-probability.
 
-Temperature. The stored log-probabilities of a turn are at its sampling temperature; an engine scores given tokens at
-temperature 1 only. Both prompts are therefore scored, and with s = the reply to the turn's own prompt and t = the reply
-to the teacher's
+Temperature: a turn's stored log-probabilities are at its sampling temperature, but an engine scores given tokens only at
+temperature 1. So both prompts are scored. With s = score of the reply under the turn's own prompt, and t = its score
+under the teacher's prompt,
 
     teacher_log_probs[k] = response_logprobs[k] + (t[k] - s[k])
 
 so that teacher_log_probs - response_logprobs, the advantage of on-policy distillation, is exactly the log ratio of the
 two distributions at temperature 1, free of any temperature mismatch. Both scores come from the same weights: when the
-engine's weights change in between, they are taken again. The top K (`TopK`) are the engine's own numbers at temperature 1,
-at which the loss compares them.
+engine's weights change in between, scoring starts again. The top K (`TopK`) are the engine's own numbers at temperature
+1, where the loss compares them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VERSION_TRIES = 3
 
 @dataclass(frozen=True)
 class Scores:
-    """Log-probabilities of response tokens at temperature 1, the weights that gave them, and the top K if asked for."""
+    """Log-probabilities of response tokens at temperature 1, their weight version, and the top K if requested."""
 
     log_probs: list[float]
     weight_version: str
@@ -47,7 +47,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class TeacherScore:
-    """Teacher log-probabilities of a turn's response tokens, the weight versions of both scores, and the teacher's top K."""
+    """A turn's teacher log-probabilities, the weight versions of both scores, and the teacher's top K."""
 
     log_probs: tuple[float, ...]
     versions: tuple[str, ...]
@@ -55,11 +55,11 @@ class TeacherScore:
 
 
 async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequence[int], topk: int = 0) -> Scores:
-    """Return log p(response_ids[k] | prompt_ids, response_ids[:k]) for each k, and the ``topk`` most likely tokens there.
+    """Return log p(response_ids[k] | prompt_ids, response_ids[:k]) for each k, and the ``topk`` likeliest tokens.
 
     Raises:
-        TeacherMismatchError: when the engine scored other tokens, other many, or gave a value that is not finite.
-        JudgeError: when it could not be asked.
+        TeacherMismatchError: if the engine scored other tokens or another number, or gave a value that is not finite.
+        JudgeError: if the engine was unavailable.
     """
     start = len(prompt_ids) - 1
     answer = await engine.generate(
@@ -77,7 +77,7 @@ async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequenc
     if ids != [prompt_ids[start], *response_ids]:
         raise TeacherMismatchError(
             f"asked to score {len(response_ids)} tokens after position {start}, "
-            f"the engine scored {len(ids) - 1} or other ones"
+            f"but the engine scored {len(ids) - 1}, or other tokens"
         )
     values = [entry[0] for entry in entries[1:]]
     if not all(value is not None and math.isfinite(value) for value in values):
@@ -87,25 +87,25 @@ async def score(engine: Engine, prompt_ids: Sequence[int], response_ids: Sequenc
 
 
 def _topk(rows: list[Any] | None, length: int, topk: int) -> TopK:
-    """Return the top K of each response token; ``rows`` has one entry more, without value, for the position before."""
+    """Return the top K of each response token; ``rows`` starts with an empty entry for the position before."""
     if rows is None or len(rows) != length + 1 or any(row is None or len(row) != topk for row in rows[1:]):
-        raise TeacherMismatchError(f"asked for the top {topk} of {length} positions, the engine gave something else")
+        raise TeacherMismatchError(f"the engine did not give the requested top {topk} of {length} positions")
     log_probs = [[entry[0] for entry in row] for row in rows[1:]]
     if not all(math.isfinite(value) for row in log_probs for value in row):
-        raise TeacherMismatchError("the engine gave a log-probability among its top ones that is not a finite number")
+        raise TeacherMismatchError("the engine gave a top log-probability that is not a finite number")
     return TopK(log_probs, [[entry[1] for entry in row] for row in rows[1:]])
 
 
 def under_hint(turn: Turn, verdict: Verdict) -> list[Message] | None:
-    """Return the request with the hint at the end of its last user message: what a teacher reads by default."""
+    """Return the request with the hint appended to its last user message, the teacher's default context."""
     return None if verdict.hint is None else append_hint(turn.messages, verdict.hint)
 
 
 def context_of(context: TeacherContext, turn: Turn, verdict: Verdict) -> Sequence[Message] | None:
-    """Return what the teacher reads; None when the turn has no teacher.
+    """Return the teacher's messages, or None if the turn has no teacher.
 
     Raises:
-        TeacherMismatchError: when the turn does not have what the context is built from.
+        TeacherMismatchError: if the turn lacks what the context is built from.
     """
     try:
         return context(turn, verdict)
@@ -114,19 +114,19 @@ def context_of(context: TeacherContext, turn: Turn, verdict: Verdict) -> Sequenc
 
 
 class TeacherScorer:
-    """Scores replies under the teacher's prompt with at most ``concurrency`` turns under way."""
+    """Scores replies under the teacher's prompt, at most ``concurrency`` turns at a time."""
 
     def __init__(self, *, policy: Engine, teacher: Engine, render: Render, concurrency: int, topk: int = 0) -> None:
-        """Bind the engines.
+        """Create a scorer.
 
         Args:
-            policy: the engine that serves the policy; it scores the reply to the turn's own prompt.
-            teacher: the engine that scores it under the teacher's: the same object for self-distillation, or
-                another model's engine with the policy's tokenizer.
-            render: messages, tools and template keywords to prompt ids, as the gateway renders them; called in a
-                thread.
-            concurrency: most turns under way.
-            topk: tokens per position whose probabilities the teacher gives too; 0 for none.
+            policy: the policy's engine; scores the reply under the turn's own prompt.
+            teacher: scores the reply under the teacher's prompt: the same object for self-distillation, or another
+            model's engine with the policy's tokenizer.
+            render: renders messages, tools and template keywords to prompt ids, as the gateway does; called in a
+            thread.
+            concurrency: most turns at a time.
+            topk: size of the teacher's top K; 0 for none.
         """
         self._topk = topk
         self._policy = policy
@@ -135,11 +135,11 @@ class TeacherScorer:
         self._slots = asyncio.Semaphore(concurrency)
 
     async def score_turn(self, turn: Turn, messages: Sequence[Message]) -> TeacherScore:
-        """Return the teacher's log-probabilities of the turn's response as the reply to ``messages``.
+        """Return the teacher's log-probabilities of the turn's response as a reply to ``messages``.
 
         Raises:
-            TeacherMismatchError: when they cannot be used.
-            JudgeError: when an engine could not be asked, or its weights changed at every try.
+            TeacherMismatchError: if they are unusable.
+            JudgeError: if an engine was unavailable, or its weights changed during every try.
         """
         try:
             prompt_ids = await asyncio.to_thread(self._render, messages, turn.tools, turn.chat_template_kwargs)

@@ -1,7 +1,7 @@
-"""From what judges wrote to one verdict.
+"""Parses the judges' answers and takes their majority.
 
-Guarantees: only what the judge says after its thinking counts; a tie, a majority below the threshold and the absence of
-a valid vote are all 0. Pure functions.
+Guarantees: only the answer after the judge's thinking counts. A tie, a majority below the threshold and no valid vote
+all give 0. Pure functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ THINKING_START, THINKING_END = "<think>", "</think>"
 
 
 def after_thinking(answer: str) -> str:
-    """Return the part of ``answer`` after its thinking; empty when the thinking never ended."""
+    """Return the part of ``answer`` after its thinking; empty if the thinking never ends."""
     _, end, visible = answer.rpartition(THINKING_END)
     if end:
         return visible
@@ -24,7 +24,7 @@ def after_thinking(answer: str) -> str:
 
 
 def read_vote(judge: JudgeKind, answer: str, seconds: float) -> Vote:
-    """Return the vote that a judge's answer is."""
+    """Return the vote in a judge's answer."""
     visible = after_thinking(answer)
     if judge == "prm":
         return Vote(judge, answer, parse_score(visible), None, seconds)
@@ -33,10 +33,10 @@ def read_vote(judge: JudgeKind, answer: str, seconds: float) -> Vote:
 
 
 def majority(values: Iterable[int | None], threshold: float) -> int:
-    """Return the value that more than any other of the valid votes hold, when their share reaches ``threshold``.
+    """Return the most frequent valid vote if its share reaches ``threshold``, otherwise 0.
 
     Args:
-        values: the votes; None is an invalid one and does not count.
+        values: the votes; None is an invalid vote and does not count.
         threshold: least share of the valid votes, in (0, 1].
 
     Returns:
@@ -53,7 +53,7 @@ def majority(values: Iterable[int | None], threshold: float) -> int:
 
 
 def agreement(values: Sequence[int | None]) -> float:
-    """Return the share of all votes that the most frequent valid value holds; 0 without a valid vote."""
+    """Return the share of the most frequent valid value among all votes; 0 without a valid vote."""
     counts = Counter(value for value in values if value is not None)
     return counts.most_common(1)[0][1] / len(values) if counts else 0.0
 

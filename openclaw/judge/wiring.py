@@ -1,7 +1,7 @@
 """Builds the judge loop of a runtime process from its configuration.
 
-Guarantees: the policy engine and the judge engine are one `EngineHttp` each, so that their bounds on concurrency hold
-for votes and scores alike. Owner of the connections is the returned `JudgeLoop`.
+Guarantees: the policy engine and the judge engine are one `EngineHttp` each, so their concurrency limits cover votes
+and scores together. The returned `JudgeLoop` owns the connections.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slime.utils.processing_utils import load_tokenizer
 
 SCORES_PER_TURN = 2
 REQUESTS_IN_TIME = 3
-"""A request may take this part of a turn's time, so that one that hangs is sent again before the turn is given up."""
+"""A request's share of a turn's time-out, so that a hanging request is retried before the turn times out."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class JudgeLoop:
                 await engine.close()
 
     def notify(self) -> None:
-        """Say that a turn became pending or a session ended."""
+        """Wake the worker: a turn became pending or a session ended."""
         self.worker.notify()
 
 
@@ -56,11 +56,11 @@ def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, regi
     Args:
         config: of the runtime.
         ledger: of the run.
-        render: messages, tools and template keywords to prompt ids, as the gateway renders them.
+        render: renders messages, tools and template keywords to prompt ids, as the gateway does.
         registry: where metrics are registered.
 
     Raises:
-        ConfigError: when an engine, the judge's tokenizer or the method is not named.
+        ConfigError: if an engine, the judge's tokenizer or the method is not configured.
     """
     config.require("policy_url", "judge_url", "judge_tokenizer", "method")
     method = load_method(config.method or "", config)

@@ -1,9 +1,14 @@
-"""The judge loop: every pending turn of the ledger is judged once, and nothing else is.
+"""The judge loop: judges every pending turn of the ledger exactly once.
 
-Guarantees: the ledger is the only queue, so a restart continues where the last process stopped. A failure of the
-machinery (engine gone, time-out, a bug here) is never a score: the turn stays pending, is tried again after a growing
-pause or when the engine is back (`openclaw.judge.outage`), and the failure is counted. What a person states outranks the judge (`openclaw.ledger.opinion`). At most ``concurrency`` turns are under way. A finished session that cannot be
-closed holds up no other. The worker owns no state but the set of turns that it is judging and the sessions to retry.
+Guarantees:
+
+* The ledger is the only queue, so a restart continues where the last process stopped.
+* A technical failure (engine gone, time-out, a bug here) is never a score. The turn stays pending, the failure is
+  counted, and the worker retries after a growing pause or when the engine is back (`openclaw.judge.outage`).
+* A person's stated opinion outranks the judge (`openclaw.ledger.opinion`).
+* At most ``concurrency`` turns are judged at a time. A session that cannot be closed blocks no other.
+
+The worker's only state is the set of turns that it is judging and the sessions to retry.
 """
 
 from __future__ import annotations
@@ -37,15 +42,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How the loop runs.
+    """Settings of the loop.
 
     Attributes:
-        concurrency: most turns under way.
-        timeout: seconds a turn may take, all votes and the teacher together.
-        vote_threshold: least share of the valid votes for a majority.
-        poll_seconds: how often the ledger is asked when nobody calls `JudgeWorker.notify`.
-        first_pause: seconds before a failed turn is tried again; doubled at each further failure.
-        longest_pause: bound of that pause, seconds.
+        concurrency: most turns at a time.
+        timeout: seconds for all votes and the teacher of a turn.
+        vote_threshold: minimum share of the valid votes for a majority.
+        poll_seconds: how often the worker polls the ledger without a call of `JudgeWorker.notify`.
+        first_pause: seconds before the first retry of a failed turn, doubled for each further one.
+        longest_pause: upper bound of that pause, seconds.
     """
 
     concurrency: int = RuntimeVariables.judge_concurrency
@@ -57,7 +62,7 @@ class WorkerSettings:
 
 
 class JudgeWorker:
-    """Judges pending turns until it is told to stop."""
+    """Judges pending turns until stopped."""
 
     def __init__(
         self,
@@ -69,16 +74,16 @@ class JudgeWorker:
         metrics: JudgeMetrics,
         settings: WorkerSettings | None = None,
     ) -> None:
-        """Bind the worker.
+        """Create the worker.
 
         Args:
-            ledger: where turns wait and verdicts go.
-            method: which judges run, and what a verdict gives.
-            judge: asks the judge engine.
-            teacher: scores replies under what it reads; needed when the method's plan says so.
-            limits: which turns can be trained at all.
-            metrics: where the loop counts.
-            settings: how it runs.
+            ledger: holds the pending turns and takes the verdicts.
+            method: chooses the judges and turns verdicts into samples.
+            judge: casts the votes.
+            teacher: scores replies; required if the method's plan needs a teacher.
+            limits: decide which turns can be trained at all.
+            metrics: counters of the loop.
+            settings: of the loop.
         """
         self._plan = method.judges()
         if self._plan.needs_teacher and teacher is None:
@@ -94,14 +99,14 @@ class JudgeWorker:
         self._unclosed: dict[str, tuple[int, float]] = {}
         self._wake = asyncio.Event()
         self.missed_engine = asyncio.Event()
-        """Set when a turn was postponed because an engine was away or silent."""
+        """Set when a turn is postponed because an engine was away or silent."""
 
     def notify(self) -> None:
-        """Say that a turn became pending or a session ended; call it from the worker's event loop."""
+        """Wake the worker: a turn became pending or a session ended. Call it from the worker's event loop."""
         self._wake.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Judge until ``stop`` is set; turns under way then stay pending."""
+        """Judge until ``stop`` is set; unfinished turns stay pending."""
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
@@ -111,7 +116,7 @@ class JudgeWorker:
                     await self._close_sessions()
                 except Exception:
                     self._metrics.failures.labels(kind="internal").inc()
-                    logger.exception("the judge loop failed and goes on")
+                    logger.exception("the judge loop failed; it continues")
                 woken = asyncio.create_task(self._wake.wait())
                 await asyncio.wait(
                     [stopped, woken], timeout=self._settings.poll_seconds, return_when=asyncio.FIRST_COMPLETED
@@ -147,13 +152,13 @@ class JudgeWorker:
                 verdict, decision = await self._decide(turn, item.feedback)
             await self._record(turn.id, verdict, decision, len(item.feedback))
         except UnknownRecordError:
-            logger.info("turn %s was forgotten while it was judged", turn.id)
+            logger.info("turn %s was deleted while it was judged", turn.id)
         except FeedbackArrivedError as error:
             self._metrics.failures.labels(kind="feedback_arrived").inc()
-            logger.info("judged again: %s", error)
+            logger.info("judging again: %s", error)
         except TransitionError as error:
             self._metrics.failures.labels(kind="judged_elsewhere").inc()
-            logger.warning("turn %s was judged by another process meanwhile: %s", turn.id, error)
+            logger.warning("another process judged turn %s meanwhile: %s", turn.id, error)
         except (EngineUnavailableError, TimeoutError) as error:
             kind = "timeout" if isinstance(error, TimeoutError) else "unavailable"
             await self._postpone(item, kind, str(error) or f"no verdict in {self._settings.timeout} s")
@@ -165,7 +170,7 @@ class JudgeWorker:
             self._metrics.seconds.observe(verdict.seconds)
 
     async def _record(self, turn_id: str, verdict: Verdict, decision: SampleDecision, feedback: int) -> None:
-        """Commit a verdict; while the ledger takes nothing it is kept and tried again, so that no judge is asked twice."""
+        """Commit a verdict; retry while the ledger is unavailable, so that no judge is asked twice."""
         pause = self._settings.first_pause
         while True:
             try:
@@ -175,7 +180,7 @@ class JudgeWorker:
                 return
             except LedgerUnavailableError as error:
                 self._metrics.failures.labels(kind="ledger").inc()
-                logger.error("the verdict of turn %s waits %.1f s for the ledger: %s", turn_id, pause, error)
+                logger.error("cannot store the verdict of turn %s; next try in %.1f s: %s", turn_id, pause, error)
             await asyncio.sleep(pause)
             pause = min(self._settings.longest_pause, 2 * pause)
 
@@ -188,23 +193,23 @@ class JudgeWorker:
             await asyncio.to_thread(self._ledger.postpone, item.turn.id, error, not_before)
         except Exception:
             self._metrics.failures.labels(kind="postpone").inc()
-            logger.exception("turn %s could not be postponed; it is pending and tried again at once", item.turn.id)
+            logger.exception("could not postpone turn %s; it stays pending and is retried at once", item.turn.id)
         if kind in ("unavailable", "timeout"):
             self.missed_engine.set()
 
     async def retry_postponed(self) -> None:
-        """Try the postponed turns now: an engine that was away is back."""
+        """Make the postponed turns due now, because an engine is back."""
         try:
             await asyncio.to_thread(self._ledger.retry_pending)
         except LedgerUnavailableError as error:
             self._metrics.failures.labels(kind="ledger").inc()
-            logger.error("postponed turns wait out their pause: %s", error)
+            logger.error("could not make postponed turns due; they wait out their pause: %s", error)
         self.notify()
 
     async def _decide(self, turn: Turn, feedback: Sequence[Feedback]) -> tuple[Verdict, SampleDecision]:
-        """Return verdict and samples of a turn; one that cannot be trained is not shown to a judge.
+        """Return a turn's verdict and samples; skip the judge for a turn that cannot be trained.
 
-        A score that a person stated is taken as it is, and a judge is asked only about what was said in words.
+        A person's stated score is final. Judges see only feedback in words.
         """
         reason = defect(turn, self._limits)
         if reason is not None:
@@ -259,7 +264,7 @@ class JudgeWorker:
             self._metrics.agreement.labels(judge=votes[0].judge).observe(agreement([vote.value for vote in votes]))
 
     async def _close_sessions(self) -> None:
-        """Let finished sessions give what they give as a whole, each once; one that fails is tried again later."""
+        """Collect the samples of finished sessions, once each; retry a failed session later."""
         limit = self._settings.concurrency + len(self._unclosed)
         for session_id in await asyncio.to_thread(self._ledger.finished_sessions, limit):
             failures, not_before = self._unclosed.get(session_id, (0, 0.0))
@@ -272,7 +277,7 @@ class JudgeWorker:
                 pause = min(self._settings.longest_pause, self._settings.first_pause * 2 ** min(failures, 16))
                 self._unclosed[session_id] = (failures + 1, time.monotonic() + pause)
                 if failures == 0:
-                    logger.exception("session %s could not be closed; tried again from time to time", session_id)
+                    logger.exception("could not close session %s; the worker retries from time to time", session_id)
             else:
                 self._unclosed.pop(session_id, None)
 

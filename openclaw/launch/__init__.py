@@ -1,5 +1,5 @@
-"""From a launch script's two lines to a running trainer: variables, profile and flags become one validated plan.
+"""The launcher: combines variables, profile and flags into one validated plan, and starts it.
 
-Guarantees: a plan that cannot work fails before Ray or an engine starts, with the line to change. May import slime's
-arguments, placement and start order, and of openclaw the config and what training refuses.
+Guarantees: an invalid plan fails before Ray or an engine starts, with the line to change. May import slime's arguments,
+placement and start order; of openclaw, the config and the losses that training refuses.
 """

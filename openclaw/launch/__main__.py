@@ -33,7 +33,7 @@ def fail(message: str) -> NoReturn:
 
 
 def check_machine(plan: Plan) -> None:
-    """Exit when the machine has fewer GPUs than the plan uses, or CUDA does not work; a cluster that exists answers for its own."""
+    """Exit if the machine lacks GPUs or CUDA does not work; skip the check in an existing cluster."""
     if plan.profile.device != "cuda" or plan.args.ray_address:
         return
     if plan.gpu_ids is not None and not plan.args.share_gpu:
@@ -45,7 +45,7 @@ def check_machine(plan: Plan) -> None:
         cpu = folder if (folder / CPU_SCRIPT).is_file() else recommended().folder
         shown = cpu.name if cpu.parent == REPOSITORY else cpu
         fail(
-            f"this script needs {needed} GPUs and the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "
+            f"this script needs {needed} GPUs, but the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "
             f"or on a CPU run: bash {shown}/{CPU_SCRIPT}"
         )
     if problems := missing_devices(plan.args, plan.environment):
@@ -53,7 +53,7 @@ def check_machine(plan: Plan) -> None:
 
 
 def method_help(argv: Sequence[str] | None) -> str:
-    """Return what ``--help`` says of the variables of the method that the command line names; nothing without one."""
+    """Return the ``--help`` text on variables of the method in the command line, empty without a method."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--method")
     method = finder.parse_known_args(argv)[0].method

@@ -1,7 +1,7 @@
-"""Configuration files of other guides, given as ``--config FILE``: their keys become variables and flags of this launcher.
+"""Configuration files of other guides (``--config FILE``): maps their keys to variables and flags of this launcher.
 
-Guarantee: every key means what a variable or a flag means, or is refused with the line that says what to do instead; a file with
-the trainer's own flags is left to the trainer. The environment wins over a file, flags win over both.
+Guarantees: every key maps to a variable or a flag, or is refused with advice. A file of the trainer's own flags is left
+to the trainer. The environment wins over a file, and flags win over both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_CRITIC = "no method here has a critic; remove it"
 _CLIENT = "the client decides that, not the trainer; remove it"
 _ALWAYS = "is always so here"
 
-# Key of a file, and the variable (in capitals), the flag, or the only value it may have and why. A method adds its own.
+# Key of a file -> variable (in capitals), flag, or the only accepted value and the reason. Methods add their own.
 KEYS: dict[str, str | tuple[Any, str]] = {
     "model.name": "SERVED_MODEL_NAME",
     "model.checkpoint_path": "HF_CKPT",
@@ -55,22 +55,22 @@ KEYS: dict[str, str | tuple[Any, str]] = {
     ),
     "rollout_config.message_classification": (
         None,
-        "the client says so per request, with the header X-Turn-Type: main or side",
+        "the client chooses per request, with the header X-Turn-Type: main or side",
     ),
-    "rollout_config.reward_computation.type": ("binary", "the script of a method says how replies are scored"),
+    "rollout_config.reward_computation.type": ("binary", "the method's script decides how replies are scored"),
     "rollout_config.reward_computation.aggregation": ("majority", _ALWAYS),
     "rollout_config.reward_computation.num_samples": "PRM_M",
 }
 
 
 def known_keys() -> dict[str, str | tuple[Any, str]]:
-    """Return `KEYS` and those that the methods of this repository declare."""
+    """Return `KEYS` and the keys that the methods of this repository declare."""
     return {**KEYS, **{key: meaning for each in methods_of() for key, meaning in each.config.guide_keys.items()}}
 
 
 @dataclass
 class GuideFile:
-    """What a file says: environment variables, and flags of the trainer."""
+    """The contents of a file: environment variables and trainer flags."""
 
     variables: dict[str, str] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ def with_guide_file(
 
 
 def read_guide_file(path: str, method: str) -> GuideFile | None:
-    """Return what the file says for ``method``; None when it is a file of the trainer's flags, or none at all.
+    """Return the file's settings for ``method``; None for a file of trainer flags, or anything else.
 
     Raises:
         ConfigError: a line per key that cannot be honoured.
@@ -108,7 +108,7 @@ def read_guide_file(path: str, method: str) -> GuideFile | None:
         if problem:
             lines.append(f"{path}: {problem}")
     if lines:
-        raise ConfigError("\n  - ".join(["keys that cannot be honoured:", *lines]))
+        raise ConfigError("\n  - ".join(["unsupported keys:", *lines]))
     return found
 
 
@@ -122,13 +122,13 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _take(found: GuideFile, key: str, value: Any, method: str) -> str | None:
-    """Add what a key says to ``found``, or return why it cannot be honoured."""
+    """Add a key's setting to ``found``, or return why it is unsupported."""
     if key == "training.method":
         named = [each for each in methods_of() if each.config.guide_name == str(value)]
         if named and named[0].config.name == method:
             return None
         folder = (named[0] if named else recommended()).folder.name
-        return f"{key}: {value} is another method than this script's; run bash {folder}/run_*.sh"
+        return f"{key}: {value} is not this script's method; run bash {folder}/run_*.sh"
     known = known_keys()
     if key not in known:
         return f"unknown key {key}"
@@ -140,5 +140,5 @@ def _take(found: GuideFile, key: str, value: Any, method: str) -> str | None:
         found.flags += [meaning, str(value)]
         return None
     if found.variables.setdefault(meaning, str(value)) != str(value):
-        return f"{key}: {value} and another key set {meaning} differently; keep one of them"
+        return f"{key}: {value} contradicts another key for {meaning}; keep one of them"
     return None

@@ -1,6 +1,7 @@
-"""The memory budget in the launcher's words: the profile's GPUs where the machine has none, and changes as variables.
+"""The memory budget of a plan, with fixes expressed as variables of the launcher.
 
-Guarantee: what a dry run prints is what `slime.arguments.memory_budget` checks at the start, with the same arguments.
+Guarantees: a dry run prints the check that `slime.arguments.memory_budget` makes at start, with the same arguments. On
+a machine without GPUs it assumes the profile's.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ VARIABLES = {
     "use_lora": "USE_LORA",
     "gradient_checkpointing": "USE_GRADIENT_CHECKPOINTING",
 }
-"""Variables of the launcher by the argument that they set."""
+"""The launcher's variable for each argument."""
 
 
 def as_variables(change: Fix) -> str:
-    """Return what to type: ``MAX_TOKENS_PER_GPU=8192``; a flag where no variable sets it."""
+    """Return the fix to type: ``MAX_TOKENS_PER_GPU=8192``, or a flag if no variable sets it."""
     name, value = change.values[0]
     if name not in VARIABLES:
         return as_flags(change)
@@ -36,7 +37,7 @@ def as_variables(change: Fix) -> str:
 
 
 def plan_budget(profile: Profile, args: Arguments, gpu_ids: Sequence[int] | None, problems: Sequence[str]) -> Budget:
-    """Return the budget of derived arguments; empty where ``problems`` are not of this machine alone, or nothing has a place."""
+    """Return the budget of ``args``; empty without a placement, or if ``problems`` go beyond this machine."""
     if not all(of_machine(problem) for problem in problems):
         return Budget(())
     memory = gpu_memory(args, f"profile {profile.name}", profile.gpu_memory_gb)

@@ -1,8 +1,8 @@
-"""Finds the method that a launch names, and what its folder declares (`openclaw.config.method_config.MethodConfig`).
+"""Finds a launch's method and its folder's declaration (`openclaw.config.method_config.MethodConfig`).
 
-Guarantees: this file knows no method. Methods of this repository are the folders ``openclaw-*`` whose module
-``openclaw_*_method.py`` has a ``Config``; any other folder is named by its path, ``--method ../openclaw-mymethod``. A folder
-that declares nothing runs with the flags its script gives. A declaration that cannot be meant is a `ConfigError`.
+Guarantees: this file knows no method by name. The repository's methods are the folders ``openclaw-*`` whose module
+``openclaw_*_method.py`` has a ``Config``. Any other folder is given by path, ``--method ../openclaw-mymethod``. A folder
+without a declaration runs with its script's flags. An invalid declaration is a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAUNCH_NAMES = frozenset(each.name for each in LAUNCH_VARIABLES)
 
 
 class Undeclared(MethodConfig):
-    """A folder that declares nothing: its script brings the flags."""
+    """The configuration of a folder that declares nothing; its script gives the flags."""
 
     name = ""
     defaults = {"PRM_M": 1}
@@ -39,7 +39,7 @@ class Undeclared(MethodConfig):
 
 @dataclass(frozen=True)
 class FoundMethod:
-    """A method and its folder; the folder's first method has the name ``Config``, others are variants of it."""
+    """A method and its folder; the folder's main method is ``Config``, others are variants of it."""
 
     folder: Path
     config: type[MethodConfig]
@@ -52,13 +52,13 @@ class FoundMethod:
 
     @property
     def without_topk(self) -> str | None:
-        """The folder's name when its samples never have the teacher's top K."""
+        """The folder's name if its samples never have the teacher's top K, otherwise None."""
         return None if self.config.keeps_topk else self.folder.name
 
     def runtime_defaults(self, profile: str, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the defaults of variables that the runtime process reads: those of every profile, those of this one.
+        """Return defaults of the runtime process's variables: for all profiles, and for this profile.
 
-        A default gives way to a variable that ``environment`` sets under any of its names.
+        Variables that ``environment`` sets under any of their names are left out.
         """
         given = {each.name for each in (*VARIABLES, *self.config.variables()) if each.is_set(environment)}
         of_profile = self.config.profile_defaults.get(profile, {})
@@ -66,21 +66,21 @@ class FoundMethod:
 
 
 def _for_runtime(defaults: Mapping[str, Value], given: Collection[str]) -> dict[str, str]:
-    """Return the defaults, as text, of variables that are not the launcher's and not ``given``."""
+    """Return the defaults, as text, of variables that are neither the launcher's nor ``given``."""
     left_out = {*LAUNCH_NAMES, *given}
     return {name: str(value) for name, value in defaults.items() if name not in left_out and value is not None}
 
 
 def method_file(folder: Path) -> Path:
-    """Return where a folder declares its method: ``openclaw-mymethod/openclaw_mymethod_method.py``."""
+    """Return the path of a folder's declaration: ``openclaw-mymethod/openclaw_mymethod_method.py``."""
     return folder / f"{folder.name.replace('-', '_')}_method.py"
 
 
 def declared_in(folder: Path) -> list[FoundMethod]:
-    """Return the methods that a folder declares, its own first and then variants; empty where it declares none.
+    """Return the methods that a folder declares, the main one first; empty if none.
 
     Raises:
-        ConfigError: when its module cannot be imported, or a declaration cannot be meant.
+        ConfigError: if its module cannot be imported, or a declaration is invalid.
     """
     file = method_file(folder)
     if not file.is_file():
@@ -97,7 +97,7 @@ def declared_in(folder: Path) -> list[FoundMethod]:
 
 
 def _imported(file: Path) -> ModuleType:
-    """Import a module by its file, under the name that it has with its folder on the import path."""
+    """Import a module by file, under the name that it has with its folder on the import path."""
     known = sys.modules.get(file.stem)
     if known is not None and known.__file__ and Path(known.__file__).resolve() == file.resolve():
         return known
@@ -117,46 +117,46 @@ def _imported(file: Path) -> ModuleType:
 
 
 def _check(file: Path, config: type[MethodConfig]) -> None:
-    """Raise ConfigError for variables that exist already, and for defaults of what does not exist or cannot be."""
+    """Raise ConfigError for duplicate variables, unknown profiles, and defaults of unknown variables or bad values."""
     taken = {name for each in (*LAUNCH_VARIABLES, *VARIABLES) for name in each.names}
     for each in config.variables():
         if again := taken.intersection(each.names):
-            raise ConfigError(f"{file}: {', '.join(sorted(again))} is declared already; give the variable another name")
+            raise ConfigError(f"{file}: {', '.join(sorted(again))} is already declared; choose another name")
         taken.update(each.names)
     known = {each.name: each for each in (*LAUNCH_VARIABLES, *VARIABLES, *config.variables())}
     if unknown := config.profile_defaults.keys() - PROFILES.keys():
-        raise ConfigError(f"{file}: no profile {', '.join(sorted(unknown))}; use {', '.join(sorted(PROFILES))}")
+        raise ConfigError(f"{file}: unknown profile {', '.join(sorted(unknown))}; use {', '.join(sorted(PROFILES))}")
     for defaults in (config.defaults, *config.profile_defaults.values()):
         for name, value in defaults.items():
             if name not in known:
-                raise ConfigError(f"{file}: a default of {name}, which is no variable; declare it in Config")
+                raise ConfigError(f"{file}: default for the unknown variable {name}; declare it in Config")
             if value is not None:
                 known[name].parse(str(value), f"{file}: {name}")
 
 
 @cache
 def methods_of(repository: Path = REPOSITORY) -> tuple[FoundMethod, ...]:
-    """Return what the folders of the repository declare, in the order of their names; a broken folder is left out aloud."""
+    """Return the repository's methods in order of their folders; skip a broken folder with a warning."""
     found: list[FoundMethod] = []
     for folder in sorted(repository.glob("openclaw-*")):
         try:
             found += declared_in(folder)
         except ConfigError as error:
-            logger.warning("left out: %s", error)
+            logger.warning("skipped a method: %s", error)
     return tuple(found)
 
 
 def recommended(repository: Path = REPOSITORY) -> FoundMethod:
-    """Return the method that a command means when it names none."""
+    """Return the default method of a command."""
     found = methods_of(repository)
     return next((each for each in found if each.config.recommended and not each.variant), found[0])
 
 
 def find_method(name: str, repository: Path = REPOSITORY) -> FoundMethod:
-    """Return a method of the repository by its name, or that of another folder by its path.
+    """Return a method of the repository by name, or another folder's method by path.
 
     Raises:
-        ConfigError: when there is neither, or the folder's declaration cannot be used.
+        ConfigError: if there is neither, or the folder's declaration is unusable.
     """
     for found in methods_of(repository):
         if found.config.name == name:

@@ -1,4 +1,4 @@
-"""Several machines: what the variables ask for, and what a machine that is not the head runs."""
+"""Several machines: checks their variables, and builds the command of machines other than the head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check_nodes(values: Mapping[str, Value], gpu_ids: tuple[int, ...] | None, environment: Mapping[str, str]) -> None:
-    """Raise ConfigError when the machines of a run could not find or trust each other."""
+    """Raise ConfigError if the machines of a run could not find or trust each other."""
     count, rank, head = int(str(values["nnodes"])), int(str(values["node_rank"])), values["master_addr"]
     if count == 1:
         given = {
@@ -27,7 +27,7 @@ def check_nodes(values: Mapping[str, Value], gpu_ids: tuple[int, ...] | None, en
         }
         words = [f"{name}={value}" for name, value in given.items() if value]
         if words:
-            raise ConfigError(f"{' '.join(words)} is for several machines: set NNODES, the number of them, or unset it")
+            raise ConfigError(f"{' '.join(words)} is for several machines; set NNODES to their number, or unset it")
         return
     problems = []
     if rank >= count:
@@ -43,7 +43,7 @@ def check_nodes(values: Mapping[str, Value], gpu_ids: tuple[int, ...] | None, en
 
 
 def node_command(args: Arguments, values: Mapping[str, Value]) -> tuple[str, ...]:
-    """Return the command of a machine that is not the head; flags given after the script's name count here too."""
+    """Return the command of a machine other than the head; it honours flags given after the script's name."""
     own = ("--node-address", str(values["node_addr"])) if values["node_addr"] else ()
     return (
         *(sys.executable, "-m", "slime.ray.worker_node"),

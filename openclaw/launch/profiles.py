@@ -1,6 +1,6 @@
-"""Defaults per kind of machine. A profile changes defaults of variables, never what a flag means.
+"""Defaults per kind of machine. A profile changes defaults of variables, never the meaning of a flag.
 
-What depends on the method as well is the method's to say (`openclaw.config.method_config.MethodConfig.profile_defaults`).
+A method declares defaults that also depend on it (`openclaw.config.method_config.MethodConfig.profile_defaults`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class Profile:
     """Defaults of one kind of machine.
 
     Attributes:
-        name: as it is typed.
+        name: value of ``--profile``.
         device: of trainer and engines.
         variables: defaults of launch variables.
         runtime: defaults of the runtime's variables.
-        flags: flags that only this machine needs.
+        flags: flags that only this kind of machine needs.
         gpu_memory_gb: GiB of one GPU, for the memory budget on a machine without GPUs.
     """
 
@@ -32,13 +32,13 @@ class Profile:
     gpu_memory_gb: float | None = None
 
 
-# A reply waits for feedback as long as its reader does; after many updates the clipped ratio leaves little of it to learn.
+# A reply may wait long for its reader's feedback; after many updates the clipped ratio leaves little to learn.
 GPU8 = Profile("gpu8", "cuda", variables={"MAX_WEIGHT_STALENESS": 32}, gpu_memory_gb=80.0)
 
 GPU8_FP8 = replace(
     GPU8,
     name="gpu8_fp8",
-    # Weights stay bfloat16: an engine that quantised them at its start cannot load the trainer's.
+    # Weights stay bfloat16: an engine that quantised them at start could not load the trainer's.
     flags=("--sglang-kv-cache-dtype", "fp8_e4m3"),
 )
 
@@ -58,8 +58,8 @@ GPU4_LORA = replace(
     },
 )
 
-# Computed for Qwen3-1.7B, see instructions/scripts.md. Each engine may take 0.9 of what is free when it starts, and the number
-# of tokens is the real bound. Short prefill chunks bound the logits of a teacher's answer.
+# Computed for Qwen3-1.7B, see instructions/scripts.md. Each engine may take 0.9 of the free memory at its start; the
+# number of tokens is the real bound. Short prefill chunks bound the logits of a teacher's answer.
 GPU1_24GB = replace(
     GPU4_LORA,
     name="gpu1_24gb",

@@ -1,4 +1,4 @@
-"""The plan as text: placement per GPU, variables with their sources, flags by group, the command. Secrets are not shown."""
+"""Prints a plan: placement per GPU, variables with sources, flags by group, the command. Hides secrets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def placement_lines(plan: Plan) -> Iterator[str]:
 
 
 def source_text(name: str, source: str) -> str:
-    """Say where a value came from; ``source`` is the name under which it was set, or a word."""
+    """Return where a value came from; ``source`` is the variable's name as set, or a word."""
     if source == name:
         return "env"
     return source if source in ("default", "profile", "method", "model") else f"env ({source})"
@@ -54,13 +54,13 @@ def variable_lines(plan: Plan) -> Iterator[str]:
 
 
 def process_lines(plan: Plan) -> Iterator[str]:
-    """Yield what the run sets for training ranks and engines: name, value, processes, source."""
+    """Yield the variables of training ranks and engines: name, value, processes, source."""
     for line in environment_lines(plan.args, plan.environment):
         yield f"  {line}"
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with ``***`` in place of keys and passwords."""
+    """Return a command line's words with keys and passwords replaced by ``***``."""
     shown: list[str] = []
     hide = False
     for word in words:
@@ -86,7 +86,7 @@ def summary_lines(plan: Plan) -> Iterator[str]:
 
 
 def start_and_memory_lines(plan: Plan) -> Iterator[str]:
-    """Yield the order of the start, and the memory budget with its warnings; nothing of a plan without a placement."""
+    """Yield the start order and the memory budget with its warnings; nothing without a placement."""
     try:
         placement = describe_placement(plan.args)
     except ConfigurationError:

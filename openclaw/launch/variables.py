@@ -1,7 +1,7 @@
 """The launcher's environment variables, declared once.
 
-Guarantees: every variable that a launch script honours beside the runtime's own (`openclaw.config.runtime_variables.VARIABLES`) stands here
-with its type, default and meaning. Defaults that differ between machines come from the profile.
+Guarantees: every variable of a launch script is declared here with type, default and meaning, except the runtime's own
+(`openclaw.config.runtime_variables.VARIABLES`). Defaults that differ between machines come from the profile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LaunchVariables(EnvironmentConfig):
     )
     rollout_gpus: str = variable("ROLLOUT_GPUS", "2", "GPUs that serve the policy: a count, or a list")
     prm_gpus: str = variable("PRM_GPUS", "2", "GPUs that serve the judge: a count, or a list")
-    nnodes: int = variable("NNODES", 1, "machines; the counts of GPUs above are those of each", minimum=1)
+    nnodes: int = variable("NNODES", 1, "number of machines; the GPU counts above are per machine", minimum=1)
     node_rank: int = variable("NODE_RANK", 0, "rank of this machine among NNODES; 0 is the head", minimum=0)
     master_addr: str | None = variable("MASTER_ADDR", None, "address of the head, with NNODES above 1")
     master_port: int = variable("MASTER_PORT", 6379, "port of Ray on the head", minimum=1)
@@ -53,7 +53,7 @@ class LaunchVariables(EnvironmentConfig):
         "PRM_MODEL_PATH", None, "judge checkpoint; default: HF_CKPT", aliases=("JUDGE_MODEL_PATH",)
     )
     run_dir: str | None = variable("RUN_DIR", None, "logs, metrics and ledger; default: runs/<script>")
-    resume: bool = variable("RESUME", False, "1: go on from the newest checkpoint in SAVE_CKPT")
+    resume: bool = variable("RESUME", False, "1: continue from the newest checkpoint in SAVE_CKPT")
     save_interval: int = variable("SAVE_INTERVAL", 10, "steps between checkpoints", minimum=1)
     num_rollout: int = variable(
         "NUM_ROLLOUT", 100_000_000, "optimizer steps until the run ends", minimum=1, aliases=("UPDATES",)
@@ -69,7 +69,7 @@ class LaunchVariables(EnvironmentConfig):
     max_weight_staleness: int | None = variable(
         "MAX_WEIGHT_STALENESS",
         None,
-        "replies sampled more than this many updates ago are not trained on (reason stale); default: no bound",
+        "do not train on replies sampled more than this many updates ago (reason stale); default: no bound",
         minimum=0,
     )
     gradient_checkpointing: bool = variable("USE_GRADIENT_CHECKPOINTING", True, "recompute activations")
@@ -80,7 +80,7 @@ class LaunchVariables(EnvironmentConfig):
     mem_fraction_static: float = variable(
         "MEM_FRACTION_STATIC", 0.8, "share of GPU memory for weights and KV cache", maximum=1.0, above=0.0
     )
-    seed: int = variable("SEED", 1234, "seed of everything random")
+    seed: int = variable("SEED", 1234, "random seed")
     use_lora: bool = variable("USE_LORA", False, "train LoRA adapters")
     lora_rank: int = variable("LORA_RANK", 16, "LoRA rank", minimum=1)
     lora_alpha: int = variable("LORA_ALPHA", 32, "LoRA scale", minimum=1)
@@ -91,16 +91,16 @@ class LaunchVariables(EnvironmentConfig):
 
 LAUNCH_VARIABLES = LaunchVariables.variables()
 
-# Variables of other guides that mean nothing here, each with what to use instead.
+# Variables of other guides without a meaning here, and what to use instead.
 REPLACED: dict[str, str] = {
     "GRAD_ACCUM_STEPS": "gradients accumulate over the whole batch; MAX_TOKENS_PER_GPU bounds a micro-batch",
     "MAJORITY_VOTE_THRESHOLD": "the majority of the votes decides; unset it",
     "VALUE_CLIP": "no method here has a critic; unset it",
     "RESUME_CKPT": "write SAVE_CKPT=FOLDER RESUME=1 with the folder that holds the checkpoints",
     "DATA_PATH": "training from recorded conversations is not implemented yet; unset it",
-    "OPENCLAW_RECORD_ENABLED": "every turn is in the ledger (OPENCLAW_LEDGER) always; unset it",
-    "OPENCLAW_RECORD_FILE": "every turn is in the ledger; OPENCLAW_LEDGER says where",
-    "OPENCLAW_PRM_RECORD_FILE": "every verdict is in the ledger; OPENCLAW_LEDGER says where",
+    "OPENCLAW_RECORD_ENABLED": "the ledger (OPENCLAW_LEDGER) always records every turn; unset it",
+    "OPENCLAW_RECORD_FILE": "the ledger records every turn; set its path with OPENCLAW_LEDGER",
+    "OPENCLAW_PRM_RECORD_FILE": "the ledger records every verdict; set its path with OPENCLAW_LEDGER",
     "OPENCLAW_DEBUG": "write ROLLOUT_LOG_LEVEL=DEBUG",
 }
 # Read by the environments of method folders; the built-in methods learn from conversations.
@@ -110,7 +110,7 @@ OF_ENVIRONMENTS = (
 
 
 def check_replaced(environment: Mapping[str, str], *, built_in: bool = True) -> None:
-    """Raise ConfigError when a variable is set that this launcher, or a built-in method, does not honour."""
+    """Raise ConfigError for set variables that this launcher, or a built-in method, does not support."""
     lines = [f"{name} is set, but {instead}" for name, instead in REPLACED.items() if environment.get(name)]
     if built_in:
         lines += [
@@ -119,12 +119,12 @@ def check_replaced(environment: Mapping[str, str], *, built_in: bool = True) -> 
             if environment.get(name)
         ]
     if lines:
-        raise ConfigError("\n  - ".join(["variables that cannot be honoured:", *lines]))
+        raise ConfigError("\n  - ".join(["unsupported variables:", *lines]))
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The value of a variable and where it came from: the name it was set under, ``profile`` or ``default``."""
+    """A variable's value and its source: the name it was set under, ``profile`` or ``default``."""
 
     variable: Variable
     value: Value
@@ -135,7 +135,7 @@ def resolve(environment: Mapping[str, str], profile: Mapping[str, Value]) -> dic
     """Return ``{field: Resolved}``; the environment wins over the profile, the profile over the default.
 
     Raises:
-        ConfigError: naming the variable that cannot be used, and what to type.
+        ConfigError: naming the unusable variable, and what to type.
     """
     resolved = {}
     for each in LAUNCH_VARIABLES:
@@ -147,10 +147,10 @@ def resolve(environment: Mapping[str, str], profile: Mapping[str, Value]) -> dic
 
 
 def parse_gpus(name: str, text: str) -> tuple[int, tuple[int, ...] | None]:
-    """Return the count, and the GPU numbers when ``text`` is a list.
+    """Return the count, and the GPU numbers if ``text`` is a list.
 
     Raises:
-        ConfigError: when it is neither.
+        ConfigError: if it is neither.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdigit() for word in words):
@@ -159,5 +159,5 @@ def parse_gpus(name: str, text: str) -> tuple[int, tuple[int, ...] | None]:
         return int(words[0]), None
     numbers = tuple(map(int, words))
     if len(set(numbers)) != len(numbers):
-        raise ConfigError(f"{name}={text!r} names a GPU twice")
+        raise ConfigError(f"{name}={text!r} names a GPU twice; list each GPU once")
     return len(numbers), numbers

@@ -1,7 +1,7 @@
-"""Rows <-> records. Numbers survive exactly: ids as int32, log-probabilities as float64, never as text.
+"""Converts rows to records and back, with exact numbers: ids as int32, log-probabilities as float64.
 
-Guarantees: ``decode(encode(x)) == x`` for turns and samples, free attributes of a sample included as long as they are
-JSON values.
+Guarantees: ``decode(encode(x)) == x`` for turns and samples, including a sample's free attributes if they are JSON
+values.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def unpack_floats(blob: bytes | None) -> list[float] | None:
 
 
 def flat(rows: Sequence[Sequence[Any]] | None) -> list[Any] | None:
-    """Return the values of a matrix, row after row; None stays None. Raises ValueError when it is not rectangular."""
+    """Return a matrix's values row by row; None stays None. Raise ValueError if it is not rectangular."""
     if rows is None:
         return None
     if len({len(row) for row in rows}) > 1:
@@ -144,7 +144,7 @@ def decode_verdict(row: sqlite3.Row) -> Verdict:
 
 
 def _columns() -> list[tuple[str, Stream]]:
-    """Return the streams of a sample that have a column of their own, and its name."""
+    """Return the sample streams with a column of their own, and the column's name."""
     return [(name, stream) for name, stream in carried() if stream.column]
 
 
@@ -164,7 +164,7 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
     """Return the columns of a sample.
 
     Raises:
-        ValueError: naming what is inconsistent (`Sample.validate`) or cannot be stored.
+        ValueError: naming what is inconsistent (`Sample.validate`) or not storable.
     """
     sample.validate()
     values = sample.to_dict()
@@ -175,7 +175,7 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
     try:
         text = json.dumps(values)
     except TypeError as error:
-        raise ValueError(f"a sample can be stored with plain Python values only: {error}") from error
+        raise ValueError(f"a sample may hold only plain Python values: {error}") from error
     return {"sample": text, **columns}
 
 

@@ -1,7 +1,6 @@
-"""The commands of ``python -m openclaw.inspect`` that take care of a ledger file: forget, check, export,
-import, salvage.
+"""The maintenance commands of ``python -m openclaw.inspect``: forget, check, export, import, salvage.
 
-Guarantees: each says in its last line what holds now; one that cannot be done raises LedgerError with what to type.
+Guarantees: each command's last line states the result. A command that fails raises LedgerError with what to type.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ def forget_command(options: argparse.Namespace) -> Iterable[str]:
             gone = ledger.forget_session(options.session_id)
         except UnknownRecordError:
             raise UnknownRecordError(f"no session {options.session_id!r}; --turns lists them") from None
-        yield f"{gone.turns} turns and {gone.samples} samples of {options.session_id!r} are deleted"
+        yield f"deleted {gone.turns} turns and {gone.samples} samples of {options.session_id!r}"
         for backup in ledger.erase():
-            yield f"{backup} was a copy of the file before it was brought up to date; it is deleted too"
+            yield f"deleted {backup}, a backup of the file from before a migration"
         if gone.trained:
-            yield f"{gone.trained} of the samples had been used; weights and checkpoints that learned from them stay"
-        yield "no byte of it is left in the file; exports, logs and copies elsewhere are not looked at"
+            yield f"{gone.trained} of the samples had been trained; weights and checkpoints that learned from them remain"
+        yield "the file holds no byte of the session any more; exports, logs and other copies are not searched"
 
 
 def check_command(options: argparse.Namespace) -> Iterable[str]:
@@ -51,7 +50,7 @@ def check_command(options: argparse.Namespace) -> Iterable[str]:
     with closing(Ledger(options.ledger)) as ledger, ledger.transaction() as connection:
         check_file(connection, options.ledger, None)
         wrong = connection.execute("PRAGMA foreign_key_check").fetchall()
-    yield f"{options.ledger} is sound" if not wrong else f"{options.ledger}: {len(wrong)} rows refer to lost ones"
+    yield f"{options.ledger} is sound" if not wrong else f"{options.ledger}: {len(wrong)} rows refer to missing rows"
 
 
 def import_command(options: argparse.Namespace) -> Iterable[str]:
@@ -60,15 +59,15 @@ def import_command(options: argparse.Namespace) -> Iterable[str]:
     redactor = None if mode == "off" else Redactor(mode)
     with closing(Ledger(options.ledger, redaction=redactor)) as ledger, progress_bar("importing") as on_progress:
         result = import_conversations(ledger, options.file, on_progress)
-    yield f"{result.added} turns of {result.sessions} sessions added, {result.known} were there before"
-    yield "imported turns are kept and exported; without an engine's ids and log-probabilities none is judged or trained"
+    yield f"added {result.added} turns of {result.sessions} sessions; {result.known} were already there"
+    yield "imported turns can be read and exported, but not judged or trained: they lack an engine's ids and log-probabilities"
 
 
 def export_command(options: argparse.Namespace) -> Iterable[str]:
     """Write all conversations to a file."""
     with closing(Ledger(options.ledger)) as ledger, progress_bar("exporting") as on_progress:
         count = write_conversations(ledger, options.file, on_progress)
-    yield f"{count} sessions written to {options.file}"
+    yield f"wrote {count} sessions to {options.file}"
 
 
 def salvage_command(options: argparse.Namespace) -> Iterable[str]:
@@ -78,7 +77,7 @@ def salvage_command(options: argparse.Namespace) -> Iterable[str]:
     for table in TABLES:
         lost = f", up to {result.lost[table]} lost" if result.lost[table] else ""
         yield f"{table:18} {result.kept[table]:7} kept{lost}"
-    yield f"go on with it: OPENCLAW_LEDGER={options.target}"
+    yield f"to continue with the new file, set OPENCLAW_LEDGER={options.target}"
 
 
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], Iterable[str]]] = {

@@ -1,11 +1,11 @@
 """Turns of the ledger as conversations in JSON lines, the format of offline training and import.
 
 One line per session: ``{"session_id", "turns": [{"type", "prompt", "response", "next_state", "trainable"}]}`` with
-``type`` ``main`` or ``side``, ``prompt`` the request messages, ``response`` the assistant message, ``next_state`` the
-messages after it or null, and ``trainable`` whether the turn gave a sample that was not dropped; of an imported turn
-(`openclaw.ledger.importing`) what its file said.
+``type`` ``main`` or ``side``, ``prompt`` the request messages, ``response`` the assistant message, and ``next_state`` the
+messages after it or null. ``trainable`` says whether the turn gave a sample that was not dropped; for an imported turn
+(`openclaw.ledger.importing`) it is the file's value.
 
-Guarantees: reads only; sessions in the order of their first turn, turns in the order they were recorded.
+Guarantees: read-only; sessions in the order of their first turn, turns in the order they were recorded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def turn_values(record: TurnRecord) -> dict[str, Any]:
 def write_conversations(
     ledger: Ledger, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> int:
-    """Write all sessions to ``path``, one JSON object a line, and return how many there were."""
+    """Write all sessions to ``path``, one JSON object per line, and return their number."""
     total = len(ledger.session_ids())
 
     def watched() -> Iterator[dict[str, Any]]:
@@ -54,7 +54,7 @@ def write_conversations(
 
 
 def write_lines(values: Iterable[dict[str, Any]], path: Path) -> int:
-    """Write one JSON object a line and return how many; a reader sees the file of before or the whole new one."""
+    """Write one JSON object per line, atomically, and return their number."""
     part = path.with_name(f"{path.name}.part")
     count = 0
     with part.open("w", encoding="utf-8") as file:

@@ -1,9 +1,9 @@
-"""Finds damage of a ledger file when it is opened: in the file, and in the write-ahead log beside it.
+"""Detects damage of a ledger file and its write-ahead log when the file is opened.
 
-Guarantees: a file of at most `CHECK_BYTES` is read as a whole (``PRAGMA quick_check``, half a second when it is cached); of a larger
-one SQLite compares the length, and damaged pages are found when they are read. Transactions of the write-ahead log that
-SQLite leaves out because their checksums are wrong are counted. Not found: other values in a page that is well formed,
-and a log that was deleted.
+Guarantees: a file of at most `CHECK_BYTES` is read completely (``PRAGMA quick_check``, half a second if cached). Of a
+larger file SQLite checks the length, and damaged pages show up when they are read. Transactions of the write-ahead log
+that SQLite skips because of wrong checksums are counted. Not detected: changed values in a well-formed page, and a
+deleted log.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FRAME_HEADER = struct.Struct(">6I")  # page, pages after the commit or 0, salt, 
 
 @dataclass(frozen=True)
 class Log:
-    """A write-ahead log as it lies on disk.
+    """A write-ahead log on disk.
 
     Attributes:
-        salts: of the header; None when the header cannot be read.
-        commits: numbers, from 1, of the frames that end a transaction.
+        salts: of the header; None if the header is unreadable.
+        commits: numbers of the frames that end a transaction, from 1.
     """
 
     salts: tuple[int, int] | None
@@ -36,7 +36,7 @@ class Log:
 
 
 def check_file(connection: sqlite3.Connection, path: Path, limit: int | None = CHECK_BYTES) -> None:
-    """Raise LedgerDamagedError when an open file of at most ``limit`` bytes (None: any) is not well formed."""
+    """Raise LedgerDamagedError if an open file of at most ``limit`` bytes (None: any size) is malformed."""
     if limit is not None and path.stat().st_size > limit:
         return
     finding = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -45,7 +45,7 @@ def check_file(connection: sqlite3.Connection, path: Path, limit: int | None = C
 
 
 def read_log(path: Path) -> Log | None:
-    """Return the write-ahead log of the ledger ``path``; None when there is none or it is empty."""
+    """Return the write-ahead log of the ledger ``path``, or None if it is missing or empty."""
     try:
         file = path.with_name(f"{path.name}-wal").open("rb")
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def read_log(path: Path) -> Log | None:
 
 
 def lost_transactions(before: Log | None, connection: sqlite3.Connection, path: Path) -> int | None:
-    """Return how many transactions of the log SQLite could not read; None when the log's header is damaged.
+    """Return the number of log transactions that SQLite could not read; None if the log's header is damaged.
 
     Args:
         before: `read_log` before the connection was opened.

@@ -1,10 +1,10 @@
-"""One connection to a ledger file: transactions, and errors that name what was wrong.
+"""One connection to a ledger file: transactions and named errors.
 
-Guarantees: what `transaction` committed survives ``kill -9`` and power loss (write-ahead log, ``synchronous=FULL``);
-what it did not commit leaves no trace. Several processes may hold the file open: writers take turns and wait for one
-another up to ten seconds. A failure leaves no half transaction, names the file and what to do
-(`openclaw.ledger.exceptions`), and the next call tries anew. A `Database` may be used from several threads; a lock makes their transactions one after the
-other. The file must lie on a local disk, as every SQLite write-ahead log must.
+Guarantees: what `transaction` committed survives ``kill -9`` and power loss (write-ahead log, ``synchronous=FULL``).
+What it did not commit leaves no trace. Several processes may open the file; a writer waits up to ten seconds for
+another. An error names the file and the remedy (`openclaw.ledger.exceptions`), and the next call tries again. A
+`Database` may be used from several threads; a lock serialises their transactions. The file must be on a local disk, like
+every SQLite write-ahead log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PART = ("SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part"))
 
 
 class Redaction(Protocol):
-    """Replaces what must not be stored; `openclaw.ledger.redact.Redactor` is one."""
+    """Replaces what must not be stored, like `openclaw.ledger.redact.Redactor`."""
 
     def turn(self, turn: Turn) -> Turn: ...
     def messages(self, messages: Sequence[Message]) -> list[Message]: ...
@@ -44,17 +44,17 @@ class Database:
     def __init__(
         self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
     ) -> None:
-        """Open the ledger at ``path``, creating file and folder when missing.
+        """Open the ledger at ``path``; create the file and folder if missing.
 
         Args:
             path: the file.
             clock: seconds since the epoch; tests pass their own.
-            redaction: what people said goes through it before it is stored; None stores it as it is.
+            redaction: applied to all text before it is stored; None stores it unchanged.
 
         Raises:
-            LedgerVersionError: when a newer program wrote the file.
-            LedgerDamagedError: when it is not a whole database.
-            LedgerUnavailableError: when it cannot be opened now.
+            LedgerVersionError: if a newer version wrote the file.
+            LedgerDamagedError: if the file is damaged.
+            LedgerUnavailableError: if it cannot be opened now.
         """
         self.path = Path(path)
         self.clock = clock
@@ -73,7 +73,7 @@ class Database:
                 raise
 
     def _prepare(self, log: Log | None) -> None:
-        """Set the connection up, check the file and bring it up to date."""
+        """Set up the connection, check the file and migrate it."""
         self._connection.row_factory = sqlite3.Row
         self._connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_SECONDS * 1000)}")
         self._switch_to_wal()
@@ -84,14 +84,16 @@ class Database:
         if lost != 0:
             count = "an unknown number of" if lost is None else lost
             logger.error(
-                "%s-wal is damaged: the last transactions (%s) are lost, the ledger is as before them", self.path, count
+                "%s-wal is damaged: the last transactions (%s) are lost; the ledger is in the state before them",
+                self.path,
+                count,
             )
         check_file(self._connection, self.path)
         migrate(self._connection, self.path)
 
     @contextmanager
     def _named_errors(self) -> Generator[None]:
-        """Raise what SQLite reports about file and disk as errors of the ledger."""
+        """Convert SQLite's errors about file and disk to ledger errors."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -101,7 +103,7 @@ class Database:
             raise named from error
 
     def _switch_to_wal(self) -> None:
-        """Turn the write-ahead log on; SQLite does not wait for another process that does so, so this does."""
+        """Switch on the write-ahead log; retry here, because SQLite does not wait for another process."""
         deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
         while True:
             try:
@@ -113,21 +115,21 @@ class Database:
                 time.sleep(0.005)
 
     def close(self) -> None:
-        """Close the connection; everything committed stays."""
+        """Close the connection."""
         with self._lock:
             self._connection.close()
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
-        """Run the body as one write transaction: all of it is committed, or none.
+        """Run the body as one atomic write transaction.
 
-        Inside another transaction of the same thread it is a part of that one: undone alone when the body fails,
-        committed when the outer one is.
+        Inside another transaction of the same thread it is a savepoint: rolled back alone if the body fails, committed
+        with the outer transaction.
 
         Raises:
-            TransitionError: when the body takes a row off its state table.
-            LedgerUnavailableError: when the transaction could not be made now; nothing of it is in the file.
-            LedgerDamagedError: when the body met a damaged page.
+            TransitionError: if the body makes an illegal state change.
+            LedgerUnavailableError: if the transaction is not possible now; nothing of it is in the file.
+            LedgerDamagedError: if the body reads a damaged page.
         """
         with self._lock, self._named_errors():
             begin, commit, undo = PART if self._connection.in_transaction else WHOLE
@@ -136,7 +138,7 @@ class Database:
                 yield self._connection
                 self._connection.execute(commit)
             except BaseException as error:
-                # SQLite itself undoes everything when the disk is full or fails.
+                # SQLite has already rolled back if the disk is full or failed.
                 for statement in undo if self._connection.in_transaction else ():
                     self._connection.execute(statement)
                 if isinstance(error, sqlite3.IntegrityError) and "illegal " in str(error):
@@ -144,7 +146,7 @@ class Database:
                 raise
 
     def rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        """Return all rows of a query that does not write."""
+        """Return all rows of a read-only query."""
         with self._lock, self._named_errors():
             return self._connection.execute(sql, parameters).fetchall()
 
@@ -152,8 +154,8 @@ class Database:
         """Set columns of the row ``row_id`` inside a transaction.
 
         Raises:
-            UnknownRecordError: when there is no such row.
-            TransitionError: naming both states, when ``state`` may not change like this.
+            UnknownRecordError: if there is no such row.
+            TransitionError: naming both states of an illegal change of ``state``.
         """
         assignments = ", ".join(f"{name} = ?" for name in columns)
         statement = f"UPDATE {table} SET {assignments} WHERE id = ?"

@@ -1,4 +1,4 @@
-"""What can go wrong with the ledger, by name; `ledger_error` names what SQLite reports."""
+"""The ledger's errors; `ledger_error` converts SQLite's."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ PRIMARY_CODE = 0xFF
 
 
 class LedgerError(OpenClawError):
-    """Base of everything the ledger raises about its contents."""
+    """Base of the ledger's errors."""
 
 
 class LedgerVersionError(LedgerError):
-    """The file was written by a newer program."""
+    """A newer version wrote the file."""
 
 
 class LedgerUnavailableError(LedgerError):
-    """The file cannot be read or written now (disk full, held by another process, not writable); nothing was changed."""
+    """The file is not readable or writable now (disk full, locked, read-only); nothing was changed."""
 
 
 class LedgerDamagedError(LedgerError):
-    """The file is not a whole database any more."""
+    """The file is a damaged database."""
 
 
 class UnknownRecordError(LedgerError):
-    """A turn, sample or session id that the ledger does not hold."""
+    """The ledger has no turn, sample or session with this id."""
 
 
 class TransitionError(LedgerError):
-    """A state change that is not in the tables of `openclaw.ledger.states`."""
+    """A state change that `openclaw.ledger.states` does not list."""
 
 
 class FeedbackArrivedError(LedgerError):
-    """A verdict came too late: more feedback counts than it has seen."""
+    """New feedback arrived while its turn was judged, so the verdict is outdated."""
 
 
 _UNAVAILABLE = {
-    sqlite3.SQLITE_FULL: "the disk is full; free space there, writing goes on by itself",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space, and writing resumes by itself",
     sqlite3.SQLITE_IOERR: "the disk refused a read or write; look at free space, quota and the kernel's log",
-    sqlite3.SQLITE_BUSY: "another process holds the file for too long; `fuser FILE` shows which",
-    sqlite3.SQLITE_LOCKED: "another connection holds the file for too long",
+    sqlite3.SQLITE_BUSY: "another process locks the file for too long; `fuser FILE` shows which",
+    sqlite3.SQLITE_LOCKED: "another connection locks the file for too long",
     sqlite3.SQLITE_READONLY: "the file cannot be written; give this user write access to it and its folder",
     sqlite3.SQLITE_PERM: "the file cannot be opened; give this user access to it",
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; give this user write access to its folder",
@@ -51,7 +51,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def ledger_error(error: sqlite3.Error, path: Path) -> LedgerError | None:
-    """Return what an error of SQLite means for the person who runs the program; None for a defect of this program."""
+    """Return the ledger error for an SQLite error; None for a bug in this program."""
     primary = getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE
     if primary in _DAMAGED:
         return damaged(path, str(error))

@@ -1,8 +1,8 @@
-"""Feedback in the ledger: what a person said about a reply outside of the conversation.
+"""Feedback in the ledger: a person's opinion on a reply, outside of the conversation.
 
-Guarantees: feedback is kept in any case; it counts (``applied``) when its turn was not judged yet, either as the turn's
-next state or beside the one it has; saying the same again changes nothing. No verdict is committed that has not seen all
-feedback that counts (`TurnQueries.record_judged`).
+Guarantees: feedback is always stored. It counts (``applied``) if its turn is not judged yet: as the turn's next state, or
+in addition to it. Repeating feedback is a no-op. A verdict is committed only if it has seen all feedback that counts
+(`TurnQueries.record_judged`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from openclaw.ledger.turns import TurnQueries
 
 @dataclass(frozen=True)
 class FeedbackReceipt:
-    """What became of feedback.
+    """The outcome of feedback.
 
     Attributes:
         applied: whether it counts for the verdict of its turn.
-        repeated: whether the same was said before; nothing was written then.
-        state: of the turn, afterwards.
-        reason: why the turn gives no sample, if that is known.
+        repeated: whether the same feedback was there before; then nothing was written.
+        state: the turn's state afterwards.
+        reason: why the turn gives no sample, if known.
     """
 
     applied: bool
@@ -33,17 +33,17 @@ class FeedbackReceipt:
 
 
 class FeedbackQueries(TurnQueries):
-    """What the feedback route asks of the ledger."""
+    """The ledger's queries for the feedback route."""
 
     def record_feedback(self, feedback: Feedback, next_state: Sequence[Message]) -> FeedbackReceipt:
-        """Commit feedback; a turn without a next state gets it as one, and waits for the judge from now on.
+        """Commit feedback; a turn without a next state takes it as next state and becomes pending.
 
         Args:
-            feedback: what was said.
-            next_state: the same as messages for the judge.
+            feedback: the feedback.
+            next_state: the feedback as messages for the judge.
 
         Raises:
-            UnknownRecordError: when the ledger does not hold the turn.
+            UnknownRecordError: if the ledger has no such turn.
         """
         if self.redaction is not None:
             feedback = self.redaction.feedback(feedback)

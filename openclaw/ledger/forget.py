@@ -1,12 +1,12 @@
-"""Forgetting: every trace of what was said in a session leaves the ledger, while the count of what was trained stays.
+"""Deletes all data of a session from the ledger, but keeps the counts of trained samples.
 
-Guarantees: one transaction deletes a session's turns, verdicts, samples (also those not yet trained) and feedback.
-What remains is a digest of its id with the time, and a tombstone per sample (`forgotten_samples`) with the step that
-used it and nothing else. A batch that holds such a sample already finishes its step; a crash does not bring the sample
-back. A reply that was under way when its session was forgotten is not recorded (`TurnQueries.record_turn`).
-`erase` then removes the bytes from the file: deleted rows are overwritten (``secure_delete``), the write-ahead log is
-emptied, and the copies that a migration made are removed. Copies elsewhere and checkpoints that learned from the
-session are out of its reach.
+Guarantees: one transaction deletes a session's turns, verdicts, samples (trained or not) and feedback. What remains is a
+digest of its id with the time, and a tombstone per sample (`forgotten_samples`) with the step that used it. A batch that
+already has such a sample finishes its step; a crash does not bring the sample back. A reply that is running when its
+session is deleted is not recorded (`TurnQueries.record_turn`).
+
+`erase` then removes the bytes from disk: it overwrites deleted rows (``secure_delete``), empties the write-ahead log and
+deletes the backups of migrations. It does not reach other copies, or checkpoints that learned from the session.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ERASE_PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What was deleted: ``turns``, ``samples``, and how many of the samples a step had used (``trained``)."""
+    """Counts of deleted ``turns``, ``samples``, and samples that a step had used (``trained``)."""
 
     turns: int
     samples: int
@@ -43,10 +43,10 @@ class ForgetQueries(Database):
 
         Args:
             session_id: the session.
-            under_way: its first reply is being generated, so that there may be nothing yet but what must not come.
+            under_way: whether a reply is running, so that the ledger may have no turn of the session yet.
 
         Raises:
-            UnknownRecordError: when the ledger does not hold it.
+            UnknownRecordError: if the ledger has no such session.
         """
         turns_of = "(SELECT id FROM turns WHERE session_id = ?)"
         with self.transaction() as connection:
@@ -76,12 +76,12 @@ class ForgetQueries(Database):
         return Forgotten(turns, samples, trained)
 
     def erase(self) -> list[Path]:
-        """Remove the bytes of deleted rows from disk; return the copies of the file that were removed.
+        """Remove the bytes of deleted rows from disk; return the deleted backups.
 
         Raises:
-            LedgerUnavailableError: when another process reads the file for so long that the log cannot be emptied.
+            LedgerUnavailableError: if another process reads the file for too long to empty the log.
         """
-        # SQLite's own waiting for readers would keep every writer out meanwhile.
+        # SQLite's own wait for readers would block every writer meanwhile.
         deadline = time.monotonic() + ERASE_SECONDS
         with self._named_errors(), closing(sqlite3.connect(self.path, timeout=0.0)) as connection:
             while busy := connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
@@ -91,7 +91,7 @@ class ForgetQueries(Database):
         if busy:
             raise LedgerUnavailableError(
                 f"ledger {self.path}: the rows are deleted, but {self.path}-wal still holds them because another process "
-                "reads; do the same again later, or end that process"
+                "reads it; repeat the command later, or end that process"
             )
         backups = sorted(self.path.parent.glob(f"{self.path.name}.v*.backup*"))
         for backup in backups:
@@ -99,7 +99,7 @@ class ForgetQueries(Database):
         return backups
 
     def sessions_quiet_since(self, at: float, limit: int) -> list[str]:
-        """Return sessions whose last turn came before ``at`` and that have no turn left to judge, the oldest first."""
+        """Return sessions whose last turn is older than ``at`` and that have no turn to judge, oldest first."""
         found = self.rows(
             "SELECT id FROM sessions WHERE started_at < ? AND NOT EXISTS"
             " (SELECT 1 FROM turns WHERE session_id = sessions.id AND (state = 'pending' OR finished_at >= ?))"
@@ -109,5 +109,5 @@ class ForgetQueries(Database):
         return [row["id"] for row in found]
 
     def forgotten_sample_count(self) -> int:
-        """Return how many samples were forgotten."""
+        """Return the number of deleted samples."""
         return self.rows("SELECT COUNT(*) AS n FROM forgotten_samples")[0]["n"]

@@ -1,7 +1,7 @@
-"""Turns as the sessions look them up: by session or by conversation, without their tokens.
+"""Looks up turns by session or by conversation, without their tokens.
 
-Guarantees: what is read back is enough to go on with a session that memory has forgotten; marks and reads only, a
-turn's next state is recorded by `openclaw.ledger.turns`.
+Guarantees: the result is enough to continue a session that is no longer in memory. Only reads and sets marks;
+`openclaw.ledger.turns` records next states.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class TurnNode:
-    """A turn without its tokens; ``first_message`` is that of its request."""
+    """A turn without its tokens; ``first_message`` is its request's first message."""
 
     id: str
     session_id: str
@@ -38,12 +38,12 @@ class TurnNode:
 
 
 class GraphQueries(Database):
-    """What `openclaw.sessions` asks of the ledger beside recording turns."""
+    """The ledger's queries for `openclaw.sessions`, besides recording turns."""
 
     def session_nodes(self, session_id: str, limit: int) -> tuple[int, list[TurnNode]]:
-        """Return how many turns a session has, and its last ones, oldest first.
+        """Return a session's number of turns, and its newest turns, oldest first.
 
-        That is the last ``limit``, and the last ``limit`` of those that wait for a next state.
+        These are the last ``limit`` turns, and the last ``limit`` turns that wait for a next state.
         """
         count = self.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ?", (session_id,))[0]["n"]
         if count == 0:
@@ -63,13 +63,13 @@ class GraphQueries(Database):
     def conversation_nodes(
         self, digests: Sequence[bytes], limit: int, *, session_id: str | None = None, session_prefix: str = ""
     ) -> list[TurnNode]:
-        """Return turns by conversation: those of ``digests`` in order, up to the first with a main turn.
+        """Return the turns of the conversations ``digests``, up to the first conversation with a main turn.
 
         Args:
             digests: of conversations.
-            limit: most turns of one conversation; those that wait for a next state come first, then the newest.
-            session_id: look in this session only.
-            session_prefix: look in sessions with such names only.
+            limit: most turns per conversation; those that wait for a next state come first, then the newest.
+            session_id: search only this session.
+            session_prefix: search only sessions with this prefix.
         """
         nodes: list[TurnNode] = []
         for digest in digests:
@@ -85,7 +85,7 @@ class GraphQueries(Database):
         return nodes
 
     def mark_regenerated(self, turn_id: str) -> None:
-        """Note that the user asked for another reply than this turn's; it goes on waiting for a next state."""
+        """Mark a turn whose reply the user had regenerated; it keeps waiting for a next state."""
         with self.transaction() as connection:
             connection.execute(
                 "UPDATE turns SET signal = ?, reason = ? WHERE id = ? AND state IN ('waiting', 'ended')",
@@ -93,7 +93,7 @@ class GraphQueries(Database):
             )
 
     def regenerated_turns(self, session_id: str) -> list[str]:
-        """Return the ids of a session's turns that are marked so and have no next state."""
+        """Return the ids of a session's regenerated turns without a next state."""
         found = self.rows(
             "SELECT id FROM turns INDEXED BY turns_by_session_state"
             " WHERE session_id = ? AND signal = ? AND state IN ('waiting', 'ended') ORDER BY number",
@@ -102,12 +102,12 @@ class GraphQueries(Database):
         return [row["id"] for row in found]
 
     def idle_sessions(self, before: float, after: str, limit: int) -> tuple[list[str], str]:
-        """Return the idle ones of a page of the sessions that have not ended, and where the next page begins.
+        """Return the idle sessions of one page of open sessions, and the start of the next page.
 
         Args:
-            before: a session is idle when its last turn finished then or earlier, seconds since the epoch.
-            after: where the page begins: what the last call returned, or ``""``.
-            limit: sessions of a page.
+            before: a session is idle if its last turn finished at this time or earlier, seconds since the epoch.
+            after: start of the page: the result of the last call, or ``""``.
+            limit: sessions per page.
         """
         page = self.rows(
             "SELECT id, (SELECT finished_at FROM turns WHERE session_id = sessions.id ORDER BY number DESC LIMIT 1)"

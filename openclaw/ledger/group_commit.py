@@ -1,9 +1,8 @@
-"""Ledger calls of an event loop: one thread, in order, and one sync of the disk for all that wait together.
+"""Group commit: runs an event loop's ledger calls in one thread, in order, with one disk sync per group.
 
-Guarantees: calls take effect in the order they were made. A call returns after what it wrote is committed, never
-before. Calls that wait while the disk syncs for the ones before them share the next transaction; each is a savepoint of
-it, so that one that fails leaves no trace and the others count. When the transaction itself fails (disk full, file
-locked), its calls are made again one by one, so that each gets the error that is its own.
+Guarantees: calls take effect in order. A call returns only after its writes are committed. Calls that wait during a disk
+sync share the next transaction. Each call is a savepoint, so a failing call leaves no trace and the others succeed. If
+the transaction itself fails (disk full, file locked), its calls run again one by one, so that each gets its own error.
 
 Owns the thread and the queue; used from one event loop.
 """
@@ -32,13 +31,13 @@ Batch = list[tuple[Call, asyncio.Future[Any]]]
 
 
 class Transactional(Protocol):
-    """A ledger whose transactions may stand inside one another."""
+    """A ledger with nested transactions."""
 
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]: ...
 
 
 class GroupCommit:
-    """Makes the calls; see the module's guarantees."""
+    """Runs the calls; see the module's guarantees."""
 
     def __init__(self, store: Transactional) -> None:
         self._store = store
@@ -50,14 +49,14 @@ class GroupCommit:
         self._thread.start()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return what a ledger call returns; it is carried through even when the caller is cancelled."""
+        """Return the result of a ledger call; it completes even if the caller is cancelled."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((partial(function, *arguments), future))
         self._next()
         return await future
 
     async def close(self) -> None:
-        """Let the thread finish what it was given."""
+        """Finish the queued calls and end the thread."""
         if self._busy:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
@@ -65,7 +64,7 @@ class GroupCommit:
         await asyncio.to_thread(self._thread.join)
 
     def _next(self) -> None:
-        """Give the thread everything that waits, unless it is at work."""
+        """Pass all queued calls to the thread, unless it is busy."""
         if self._busy:
             return
         if not self._waiting:
@@ -77,7 +76,7 @@ class GroupCommit:
         self._given.put((asyncio.get_running_loop(), batch))
 
     def _deliver(self, batch: Batch, outcomes: list[Outcome]) -> None:
-        """Hand the outcomes out; the thread gets its next work first."""
+        """Deliver the outcomes, after giving the thread its next work."""
         self._busy = False
         self._next()
         for (_, future), (value, error) in zip(batch, outcomes, strict=True):
@@ -89,20 +88,20 @@ class GroupCommit:
                 future.set_exception(error)
 
     def _work(self) -> None:
-        """Make what is given, until None; runs in the thread."""
+        """Run batches until None; the thread's main function."""
         while (given := self._given.get()) is not None:
             loop, batch = given
             outcomes = self._make([call for call, _ in batch])
             loop.call_soon_threadsafe(self._deliver, batch, outcomes)
 
     def _make(self, calls: list[Call]) -> list[Outcome]:
-        """Make calls in the thread: together, or one by one when that is not possible."""
+        """Run calls in one transaction, or one by one if that fails."""
         if len(calls) == 1:
             return [_outcome(calls[0])]
         try:
             return self._together(calls)
         except Exception:
-            logger.exception("%d ledger calls could not be committed together; each is made alone", len(calls))
+            logger.exception("%d ledger calls could not be committed together; running each alone", len(calls))
             return [_outcome(call) for call in calls]
 
     def _together(self, calls: list[Call]) -> list[Outcome]:
@@ -111,13 +110,13 @@ class GroupCommit:
             for call in calls:
                 value, error = _outcome(call)
                 if error is not None and not connection.in_transaction:
-                    raise error  # SQLite gave the whole transaction up, not only this call
+                    raise error  # SQLite rolled back the whole transaction, not only this call
                 outcomes.append((value, error))
         return outcomes
 
 
 def _outcome(call: Call) -> Outcome:
-    """Make a call; its error belongs to whoever waits for it."""
+    """Run a call and return its result or error."""
     try:
         return call(), None
     except Exception as error:  # noqa: BLE001

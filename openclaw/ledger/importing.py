@@ -1,9 +1,8 @@
-"""Conversations in JSON lines (see `openclaw.ledger.conversations`) become turns of a ledger.
+"""Imports conversations in JSON lines (see `openclaw.ledger.conversations`) into a ledger.
 
-Guarantees: importing a file again adds nothing, and exporting an imported file gives it back. A file with a line that is
-none of the format adds nothing at all. Imported turns are kept for reading, export and offline use; they are never
-judged or trained (reason ``imported``), because no engine sampled their tokens: they have neither ids nor
-log-probabilities, and making some up would not be what the policy did.
+Guarantees: importing a file again adds nothing, and exporting an imported file gives the same file. A file with an
+invalid line adds nothing at all. Imported turns are for reading, export and offline use. They are never judged or trained
+(reason ``imported``): no engine sampled their tokens, so they have neither ids nor log-probabilities.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ KINDS = ("main", "side")
 
 
 class ImportFormatError(LedgerError):
-    """A file that is not conversations in JSON lines; the message names the line and the field."""
+    """A file is not conversations in JSON lines; the message names the line and the field."""
 
 
 @dataclass
 class Imported:
-    """How many turns were ``added``, how many the ledger had before (``known``), in how many ``sessions``."""
+    """Counts of ``added`` turns, already ``known`` turns, and their ``sessions``."""
 
     sessions: int = 0
     added: int = 0
@@ -52,15 +51,15 @@ class ImportedTurn:
 def import_conversations(
     ledger: Ledger, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Imported:
-    """Add the turns of a file that the ledger does not hold yet.
+    """Add a file's turns to the ledger, except those it already has.
 
     Args:
-        ledger: where to; what it redacts is redacted here too.
-        path: one JSON object, or one a line.
-        on_progress: called with conversations done and in all.
+        ledger: the target; its redaction applies.
+        path: one JSON object, or one per line.
+        on_progress: called with the number of conversations done and in total.
 
     Raises:
-        ImportFormatError: naming the first line that is not of the format; nothing is added then.
+        ImportFormatError: naming the first invalid line; nothing is added then.
     """
     parsed = [(where, _session_id(value, where), _turns(value, where)) for where, value in _objects(path)]
     result = Imported()
@@ -85,7 +84,7 @@ def import_conversations(
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (where, value) of each conversation: the whole file, or its lines."""
+    """Yield (place, value) of each conversation: the whole file, or its lines."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -120,7 +119,7 @@ def _session_id(value: object, where: str) -> str:
 
 
 def _turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
-    """Return the turns with their fields checked, texts turned into messages."""
+    """Return the turns with validated fields and texts converted to messages."""
     turns = value.get("turns")
     if not _is_array(turns):
         raise ImportFormatError(f"{where}: turns is not a list; write {FORMAT}")
@@ -131,7 +130,7 @@ def _turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
             raise ImportFormatError(f"{place} is not an object; write {FORMAT}")
         kind, trainable = turn.get("type", "main"), turn.get("trainable", True)
         if kind not in KINDS or not isinstance(trainable, bool):
-            raise ImportFormatError(f"{place}: type is main or side, trainable true or false")
+            raise ImportFormatError(f"{place}: type must be main or side, trainable true or false")
         reply = _messages(turn.get("response"), "assistant", f"{place}: response")
         if len(reply) != 1:
             raise ImportFormatError(f"{place}: response is one message, got {len(reply)}")
@@ -149,7 +148,7 @@ def _turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:
 
 
 def _messages(value: object, role: str, where: str) -> list[Message]:
-    """Return a text, a message or a list of messages as messages; a text is said by ``role``."""
+    """Return a text, a message or a list of messages as messages; a text gets the role ``role``."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     found = [value] if _is_object(value) else value
@@ -183,5 +182,5 @@ def _turn(session_id: str, position: int, described: ImportedTurn, ledger: Ledge
 
 
 def _identity(turn: Turn) -> str:
-    """Return what makes two turns of a session the same."""
+    """Return the key by which two turns of a session are the same."""
     return json.dumps([turn.kind, turn.messages, turn.response_message, turn.next_state], sort_keys=True)

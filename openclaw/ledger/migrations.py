@@ -1,8 +1,8 @@
-"""The ledger's schema as the ordered list of steps that lead to it: `MIGRATIONS`, from an empty file to `VERSION`.
+"""The ledger's schema as ordered migrations: `MIGRATIONS`, from an empty file to `VERSION`.
 
-Guarantees: a step that has been released is never edited; a change of the schema is a new step. A new file goes through
-all steps, so that it is the same as one that was brought up to date. Triggers are not part of a step: they follow from
-the tables in `openclaw.ledger.states` and are made anew after the last step.
+Guarantees: a released migration is never edited; a schema change is a new migration. A new file runs all migrations, so
+it equals a migrated one. Triggers are not part of a migration: they follow from `openclaw.ledger.states` and are created
+after the last migration.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ ALTER TABLE samples ADD COLUMN teacher_topk_indices BLOB;    -- K int32 per resp
 
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
-    """Set the digest of the main turns that were recorded before there was a column for it."""
+    """Set the digest of main turns that were recorded before its column existed."""
     last = 0
     while True:
         row = connection.execute(
@@ -140,13 +140,13 @@ def fill_conversations(connection: sqlite3.Connection) -> None:
 
 @dataclass(frozen=True)
 class Migration:
-    """One step of the schema.
+    """One migration.
 
     Attributes:
-        version: of the file after it.
-        summary: what it brings.
+        version: the file's version after it.
+        summary: what it adds.
         statements: SQL.
-        fill: gives values to what the statements added; None when there is nothing to fill.
+        fill: fills the new columns, or None.
     """
 
     version: int

@@ -1,7 +1,7 @@
-"""The records that cross the ledger's border: turns, verdicts and what they are made of.
+"""The records of the ledger's interface: turns, verdicts and their parts.
 
-Guarantees: a record is immutable and checks its own shape (`Turn.validate`), so that a turn whose ids and logprobs
-disagree cannot be stored. Nobody owns state here; the rows live in `openclaw.ledger.store`.
+Guarantees: a record is immutable and validates its own shape (`Turn.validate`), so a turn with inconsistent ids and
+logprobs cannot be stored. Stateless; `openclaw.ledger.store` has the rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One reply of the policy with everything that produced it, as the engine saw it.
+    """One reply of the policy, with the inputs that produced it.
 
     Attributes:
         id: unique; also the ``id`` of the chat completion.
@@ -53,7 +53,7 @@ class Turn:
         reason: why the turn gives no sample, or None. A turn recorded with a reason is excluded from the start.
         next_state: the messages that followed it, or None.
         next_state_at: when they arrived, seconds since the epoch.
-        signal: how the next state came; None is ``next_state``.
+        signal: kind of the next state; None means ``next_state``.
         conversation: digest of ``messages`` and the reply (`openclaw.messages.fingerprint`), or None.
     """
 
@@ -83,13 +83,13 @@ class Turn:
 
     @property
     def never_trained(self) -> str | None:
-        """Why no turn like this is ever judged or trained, whatever follows it: ``side``, ``aborted`` or None."""
+        """Why such a turn is never judged or trained: ``side``, ``aborted`` or None."""
         if self.kind == "side":
             return "side"
         return "aborted" if self.finish_reason == "abort" else None
 
     def validate(self) -> None:
-        """Raise ValueError naming the first length or value that is inconsistent."""
+        """Raise ValueError naming the first inconsistent length or value."""
         if len(self.response_logprobs) != len(self.response_ids):
             raise ValueError(
                 f"turn {self.id}: {len(self.response_ids)} response ids but "
@@ -131,17 +131,17 @@ class TopK:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judges said about a turn.
+    """The judges' verdict on a turn.
 
     Attributes:
-        score: majority of the PRM votes in -1, 0, 1; None when no PRM vote was asked for.
-        score_source: ``feedback`` when a person stated the score and the PRM was not asked.
+        score: majority of the PRM votes in -1, 0, 1; None without PRM votes.
+        score_source: ``feedback`` if a person stated the score and the PRM was not asked.
         hint: the accepted hint, or None.
         votes: every vote that was cast, both judges.
         teacher_log_probs: per response token, see `openclaw.judge.teacher`; None without a hint or a teacher.
         teacher_versions: weight versions of the engine that scored them; empty for a static teacher.
-        teacher_topk: what the teacher would have said at each position; stored with the samples of the turn only.
-        seconds: from the first vote asked to the last answer.
+        teacher_topk: the teacher's most likely tokens per position; stored only with the turn's samples.
+        seconds: from the first request of a vote to the last answer.
     """
 
     score: int | None = None
@@ -154,7 +154,7 @@ class Verdict:
     score_source: Literal["judge", "feedback"] = "judge"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready values, without the teacher's logprobs (stored as exact floats apart)."""
+        """Return the verdict as JSON-ready values, without the teacher's logprobs, which have a column of exact floats."""
         values = asdict(replace(self, teacher_topk=None))
         del values["teacher_log_probs"], values["teacher_topk"]
         return values
@@ -175,7 +175,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class PendingTurn:
-    """A turn that waits for the judge, how often judging it failed for reasons that are not its own, and its feedback."""
+    """A turn that waits for the judge, its number of failed attempts, and its feedback."""
 
     turn: Turn
     attempts: int
@@ -192,16 +192,16 @@ class JudgedTurn:
 
 @dataclass(frozen=True, kw_only=True)
 class Feedback:
-    """What a person said about a reply outside of the conversation.
+    """A person's feedback on a reply, outside of the conversation.
 
     Attributes:
         turn_id: the reply.
-        created_at: when it was said, seconds since the epoch.
+        created_at: when it was given, seconds since the epoch.
         thumbs: ``up``, ``down`` or None.
-        score: a number on the scale of the front end, or None.
+        score: the front end's number, or None.
         text: words, or None.
         source: which front end or person it came from, or None.
-        applied: whether it counts for the verdict of its turn; assigned by the ledger.
+        applied: whether it counts for its turn's verdict; assigned by the ledger.
     """
 
     turn_id: str

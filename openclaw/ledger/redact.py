@@ -1,10 +1,11 @@
-"""Secrets and personal data are replaced before a turn is stored.
+"""Replaces secrets and personal data before a turn is stored.
 
-Guarantees: what a pattern recognises never reaches the ledger: text is replaced by ``[REDACTED:kind]``, and a turn whose
-request or reply held some loses its token ids too (they spell the same secret) and is excluded with reason
-``redacted``. A next state or feedback is stored redacted and judged as such; its turn is trained. Digests by which
-sessions recognise a conversation are taken before. Ordinary text, code, hashes and numbers stay as they are; what no
-pattern knows (a password in plain words) is not found.
+Guarantees: text that matches a pattern never reaches the ledger; ``[REDACTED:kind]`` replaces it. If a request or reply
+contains a secret, the turn also loses its token ids, which spell the same secret, and is excluded with reason
+``redacted``. A next state or feedback is stored and judged in redacted form, and its turn is trained. Sessions take
+their digests of a conversation before redaction. Ordinary text, code, hashes and numbers stay unchanged. Secrets
+without a pattern, such as a password in plain words, are not found.
+
 
 Modes: ``secrets`` (keys, tokens, private keys, passwords in URLs: patterns of detect-secrets and those below),
 ``personal`` (also e-mail addresses, phone and card numbers, IBANs and IP addresses, by Presidio), ``off``. Messages
@@ -54,7 +55,7 @@ DETECT_SECRETS = {
     "telegram_token": "TelegramBotTokenDetector",
     "twilio": "TwilioKeyDetector",
 }
-"""Module and class of detect-secrets; left out are those that find ordinary words (artifactory, keyword, entropy)."""
+"""Modules and classes of detect-secrets, without those that match ordinary words (artifactory, keyword, entropy)."""
 OWN_PATTERNS = {
     "private_key": (
         r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\\[nr]|[\s\w+/=:,.\-]){64,}?"
@@ -83,23 +84,23 @@ ANCHORS: dict[str, tuple[str, ...]] = {
     "jwt": (".eyJ",),
     "api_key": ("sk-", "hf_", "AIza", "github_pat_", "gsk_", "xai-", "npm_", "ya29.", "tvly-"),
 }  # fmt: skip
-"""What every match of a kind's patterns holds one of; a text without any is not searched for that kind."""
+"""Anchors per kind: every match contains one, so a text without any is not searched for that kind."""
 FOLDED = frozenset({"aws", "slack"})
-"""Kinds with patterns that ignore case; their anchors are looked for in the folded text."""
+"""Kinds with case-insensitive patterns; their anchors are matched in case-folded text."""
 PARTS = {
     "discord": re.compile(r"\.[a-zA-Z\d_-]{6}\.[a-zA-Z\d_-]{27}"),
     "mailchimp": re.compile(r"-us[0-9]"),
     "telegram_token": re.compile(r":[0-9A-Za-z_-]{35}"),
 }
-"""A part of every match that is found faster than the whole, for kinds without a telling word."""
+"""For kinds without anchors: a pattern that is part of every match and faster to search."""
 URL_PASSWORD = re.compile(r"://[^\s:/?#@\"'<>]+:([^\s:/?#@\"'<>{}$*]+)@")
 WORD = r"[A-Za-z0-9_+/.~-]"
 LONG_KEY = re.compile(rf"sk-(?<!{WORD}sk-){WORD}{{17,}}={{0,2}}")
-# A long word after a colon or an equals sign, whose name may be one of a secret.
+# A long word after a colon or equals sign, whose name may be that of a secret.
 ASSIGNED = re.compile(
     rf"[:=](?<=[YTNDytnd\"'\s].)\s*[\"']?(?:(?i:bearer|basic|token)(?:\s+[\"']?|[\"']))?(?=({WORD}{{20,}}={{0,2}}))"
 )
-# What stands before a long word that is a secret if it looks random.
+# The text before a long word that is a secret if it looks random.
 BEFORE_SECRET = re.compile(
     r"(?:(?:(?:API_?KEY|SECRET|SECRET_KEY|ACCESS_KEY|TOKEN|PASSWORD|PASSWD)"
     r"|(?i:api[_-]?key|access[_-]?token|secret[_-]?key|client[_-]?secret|auth[_-]?token))[\"']?\s*[:=]"
@@ -114,7 +115,7 @@ INSTALL_PRIVACY = "pip install 'openclaw-rl[privacy]'"
 
 
 def looks_random(text: str) -> bool:
-    """Return whether a value was made by a machine: letters and digits, and at least `LEAST_ENTROPY_BITS` a character."""
+    """Return whether a value looks random: letters and digits, at least `LEAST_ENTROPY_BITS` per character."""
     if PLACEHOLDERS.search(text) or not re.search(r"\d", text) or not re.search(r"[A-Za-z]", text):
         return False
     counts = Counter(text).values()
@@ -166,7 +167,7 @@ class PersonalFinder:
             tldextract = importlib.import_module("tldextract.tldextract")
         except ImportError as error:
             raise ConfigError(f"OPENCLAW_REDACT=personal needs Presidio ({error}); type: {INSTALL_PRIVACY}") from error
-        # By default it asks the network for the list of domains; the one it brings along will do.
+        # Use the bundled list of domains; the default downloads one.
         vars(tldextract)["TLD_EXTRACTOR"] = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
         self._recognizers = [getattr(recognizers, name)() for name in PRESIDIO]
 
@@ -178,17 +179,17 @@ class PersonalFinder:
 
 
 class Redactor:
-    """Replaces what is found; see the module's guarantees."""
+    """Replaces matches; see the module's guarantees."""
 
     def __init__(self, mode: Mode, on_found: Callable[[str], None] = lambda kind: None) -> None:
         """Load the patterns.
 
         Args:
-            mode: what to look for.
-            on_found: called with the kind of each thing that is replaced.
+            mode: what to search for.
+            on_found: called with the kind of each replacement.
 
         Raises:
-            ConfigError: when the library for ``personal`` is not installed.
+            ConfigError: if the library for ``personal`` is not installed.
         """
         self._finders: list[Callable[[str], Iterator[Span]]] = [SecretFinder()]
         if mode == "personal":
@@ -198,7 +199,7 @@ class Redactor:
         self._lock = threading.Lock()
 
     def turn(self, turn: Turn) -> Turn:
-        """Return the turn as it may be stored: itself, or without ids and excluded."""
+        """Return the turn unchanged, or redacted, without ids and excluded."""
         following = None if turn.next_state is None else self.messages(turn.next_state)
         changed = replace(
             turn,
@@ -270,7 +271,7 @@ class Redactor:
 
 
 def build_redactor(mode: Literal["secrets", "personal", "off"], registry: CollectorRegistry) -> Redactor | None:
-    """Return the redactor of a runtime, which counts what it replaces; None for ``off``."""
+    """Return a redactor that counts its replacements; None for ``off``."""
     if mode == "off":
         return None
     found = PrometheusCounter("openclaw_redactions", "Secrets and personal data replaced", ["kind"], registry=registry)

@@ -1,6 +1,6 @@
 """Read-only views of the ledger: counts by state and reason, and each turn with its verdict, samples and step.
 
-Guarantees: nothing here writes; a row shows one moment of the ledger.
+Guarantees: read-only; each row is a consistent snapshot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAGE = 200
 
 @dataclass(frozen=True)
 class SampleRecord:
-    """A sample and what became of it; ``weight_version`` and ``live_at`` once its step is live."""
+    """A sample and its outcome; ``weight_version`` and ``live_at`` are set once its step is live."""
 
     id: int
     turn_id: str
@@ -34,7 +34,7 @@ class SampleRecord:
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """A turn with everything that followed from it."""
+    """A turn with its verdict and samples."""
 
     turn: Turn
     verdict: Verdict | None
@@ -44,10 +44,10 @@ class TurnRecord:
 
 
 class ReportQueries(Database):
-    """What tests, the inspect command and reports ask of the ledger."""
+    """The ledger's queries for tests, the inspect command and reports."""
 
     def counts(self) -> dict[str, Any]:
-        """Return how many turns and samples are in each state, and why turns and samples are not trained.
+        """Return counts of turns and samples by state, and by reason for not being trained.
 
         Keys: ``turns``, ``samples`` {state: n}; ``turn_reasons``, ``sample_reasons`` {reason: n}; ``sessions``,
         ``steps``, ``judge_attempts_failed``: n.
@@ -110,7 +110,7 @@ class ReportQueries(Database):
         return [row["session_id"] for row in found]
 
     def step_records(self) -> list[dict[str, Any]]:
-        """Return the steps that were not undone, oldest first, each with its number of samples, forgotten ones included."""
+        """Return the steps that were not undone, oldest first, with their numbers of samples, deleted ones included."""
         found = self.rows(
             "SELECT steps.*, (SELECT COUNT(*) FROM samples WHERE samples.rollout_id = steps.rollout_id"
             " AND state IN ('leased', 'trained')) + (SELECT COUNT(*) FROM forgotten_samples"

@@ -1,9 +1,9 @@
-"""Copies what can be read of a damaged ledger to a new one, row by row.
+"""Copies the readable rows of a damaged ledger to a new one.
 
-Guarantees: the damaged file is not touched (a copy of it is read); the result passes every check of a ledger; what could
-not be read is counted. A row whose session or turn is lost is kept where its own values suffice: a turn gets its session
-back, a used sample without its turn stays as a tombstone, so that steps keep their count. Only a file whose first
-page (the list of its tables) is damaged gives nothing.
+Guarantees: the damaged file is not changed; salvage reads a copy. The result passes every check of a ledger. Unreadable
+rows are counted. A row without its session or turn is kept if its own values suffice: the session of a turn is
+recreated, and a used sample becomes a tombstone, so that steps keep their counts. Only damage of the first page (the
+list of tables) loses everything.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TABLES = (
 CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback")
 HEADER_BYTES = 100
 UNKNOWN_ROWS = 1_000_000
-"""How many row ids are tried when nothing of the file says how many there were."""
+"""Number of row ids to try if the file does not reveal their number."""
 
 
 @dataclass
 class Salvage:
-    """Rows by table: ``kept``, and ``lost`` (an upper bound where a damaged page hides how many it held)."""
+    """Rows by table: ``kept``, and ``lost`` (an upper bound if a damaged page hides its number of rows)."""
 
     kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
     lost: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
@@ -53,16 +53,16 @@ READABLE: dict[str, Callable[[sqlite3.Row], Any]] = {
 
 
 def salvage(damaged: Path, target: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Salvage:
-    """Write what can be read of ``damaged`` to the new ledger ``target``.
+    """Write the readable rows of ``damaged`` to the new ledger ``target``.
 
     Args:
-        damaged: the file; a write-ahead log beside it is used as far as it is whole.
+        damaged: the file; the intact part of its write-ahead log is used, too.
         target: must not exist.
-        on_progress: called with row ids tried and to try.
+        on_progress: called with the number of row ids tried and in total.
 
     Raises:
-        LedgerError: when ``target`` exists.
-        LedgerDamagedError: when not even the list of tables can be read.
+        LedgerError: if ``target`` exists.
+        LedgerDamagedError: if even the list of tables is unreadable.
     """
     if target.exists():
         raise LedgerError(f"{target} exists; name a new file")
@@ -79,7 +79,7 @@ def salvage(damaged: Path, target: Path, on_progress: Callable[[int, int], None]
 
 
 def pad(path: Path) -> None:
-    """Extend a file that was cut off to the length in its header: SQLite refuses to read a shorter one at all."""
+    """Extend a truncated file to the length in its header, because SQLite refuses to read a shorter one."""
     with path.open("r+b") as file:
         header = file.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:
@@ -98,7 +98,7 @@ def _copy_rows(
         present = {row["name"] for row in source.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.DatabaseError as error:
         raise LedgerDamagedError(
-            f"{damaged}: its list of tables cannot be read ({error}); go back to a copy of the file"
+            f"{damaged}: the list of tables is unreadable ({error}); restore a backup of the file"
         ) from error
     tables = [table for table in TABLES if table in present]
     last = {table: _last_row_id(source, table) for table in tables}
@@ -123,7 +123,7 @@ def _copy_rows(
 
 
 def _last_row_id(source: sqlite3.Connection, table: str) -> int | None:
-    """Return the highest row id that a table can hold, or None when the file does not say."""
+    """Return the highest possible row id of a table, or None if unknown."""
     for query, parameters in (
         ("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)),
         (f"SELECT MAX(rowid) FROM {table}", ()),
@@ -138,7 +138,7 @@ def _last_row_id(source: sqlite3.Connection, table: str) -> int | None:
 
 
 def _readable_rows(source: sqlite3.Connection, table: str, limit: int, result: Salvage) -> Iterator[sqlite3.Row]:
-    """Yield the rows of a table that are whole; count the others as lost."""
+    """Yield the readable rows of a table; count the others as lost."""
     check = READABLE.get(table)
     for row_id in range(1, limit + 1):
         try:
@@ -154,7 +154,7 @@ def _readable_rows(source: sqlite3.Connection, table: str, limit: int, result: S
 
 
 def _insert(connection: sqlite3.Connection, table: str, row: sqlite3.Row) -> bool:
-    """Write a row to the new ledger; return False when what it belongs to is lost."""
+    """Write a row to the new ledger; return False if its parent is lost."""
     values = dict(row)
     if table == "turns":
         connection.execute(

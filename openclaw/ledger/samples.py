@@ -1,8 +1,8 @@
-"""Samples and training steps: the half of the ledger that the trainer's side writes.
+"""Samples and training steps: the half of the ledger that the trainer writes.
 
-Guarantees, relative to the checkpoint that is restored: no sample is trained twice and none is lost. A sample is
-*trained* only when a checkpoint that contains its step is on disk (`mark_trained`); restoring an older checkpoint takes
-back every later lease, use and drop (`reconcile`). What exceeds a batch stays ready for the next one.
+Guarantees, relative to the restored checkpoint: no sample is trained twice and none is lost. A sample is *trained* only
+when a checkpoint that contains its step is on disk (`mark_trained`). Restoring an older checkpoint undoes every later
+lease, use and drop (`reconcile`). Samples beyond a batch stay ready for the next one.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from slime.utils.types import Sample
 
 
 class SampleQueries(Database):
-    """What the rollout function and the data source ask of the ledger."""
+    """The ledger's queries for the rollout function and the data source."""
 
     def ready_count(self) -> int:
-        """Return how many samples wait for a batch."""
+        """Return the number of ready samples."""
         return self.rows("SELECT COUNT(*) AS n FROM samples WHERE state = 'ready'")[0]["n"]
 
     def leased_count(self, rollout_id: int) -> int:
-        """Return how many samples a rollout holds."""
+        """Return the number of samples leased to a rollout."""
         return self.rows("SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id = ?", (rollout_id,))[
             0
         ]["n"]
 
     def untrained_leases(self) -> int:
-        """Return how many samples are held by rollouts whose step is not live yet."""
+        """Return the number of samples leased to rollouts whose step is not live yet."""
         return self.rows(
             "SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id NOT IN"
             " (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
         )[0]["n"]
 
     def claim_samples(self, rollout_id: int, count: int) -> list[Sample]:
-        """Lease the oldest ready samples to a rollout until it holds ``count``, and return all it holds.
+        """Lease the oldest ready samples to a rollout until it has ``count``, and return all of them.
 
-        Claiming again for the same rollout returns the same samples, so that a caller that died in between loses none.
+        Claiming again for the same rollout returns the same samples, so a caller that died in between loses none.
         """
         with self.transaction() as connection:
             held = connection.execute(
@@ -52,9 +52,9 @@ class SampleQueries(Database):
         return [decode_sample(row) for row in leased]
 
     def drop_sample(self, sample_id: int, reason: str, rollout_id: int) -> None:
-        """Give up a ready or leased sample; ``rollout_id`` is the rollout that would have used it.
+        """Drop a ready or leased sample; ``rollout_id`` is the rollout that would have used it.
 
-        Of a sample that was forgotten since it was leased, the tombstone says from now on that no step used it.
+        If the sample was deleted after its lease, its tombstone now says that no step used it.
         """
         with self.transaction() as connection:
             forgotten = connection.execute(
@@ -65,20 +65,20 @@ class SampleQueries(Database):
             self.update_one(connection, "samples", sample_id, state="dropped", reason=reason, rollout_id=rollout_id)
 
     def mark_trained(self, rollout_id: int) -> int:
-        """Record that a checkpoint contains every step up to ``rollout_id``; return how many samples that settles."""
+        """Mark samples up to ``rollout_id`` as trained, because a checkpoint has their steps; return their number."""
         with self.transaction() as connection:
             return connection.execute(
                 "UPDATE samples SET state = 'trained' WHERE state = 'leased' AND rollout_id <= ?", (rollout_id,)
             ).rowcount
 
     def reconcile(self, rollout_id: int) -> dict[str, int]:
-        """Make the ledger agree with a restored checkpoint that contains every step up to ``rollout_id``.
+        """Align the ledger with a restored checkpoint that contains every step up to ``rollout_id``.
 
         Args:
             rollout_id: last rollout in the checkpoint, -1 for the initial weights.
 
         Returns:
-            ``trained``: samples found leased to a step that the checkpoint contains; ``ready``: samples taken back.
+            ``trained``: leased samples whose step the checkpoint contains; ``ready``: samples that became ready again.
         """
         with self.transaction() as connection:
             trained = connection.execute(
@@ -96,9 +96,9 @@ class SampleQueries(Database):
         return {"trained": trained, "ready": ready}
 
     def record_step(self, rollout_id: int, weight_version: str, trained_at: float, live_at: float) -> None:
-        """Record that the weights after the step of ``rollout_id`` answer requests since ``live_at``.
+        """Record that the weights after the step of ``rollout_id`` are live since ``live_at``.
 
-        A second push of the same step (an engine was restarted) changes nothing: the first one made it live.
+        A second push of the same step, after an engine restart, is a no-op.
         """
         with self.transaction() as connection:
             connection.execute(
@@ -108,12 +108,12 @@ class SampleQueries(Database):
             )
 
     def live_weight_version(self) -> str | None:
-        """Return the version that the last step put live, None before the first step."""
+        """Return the weight version of the last live step, None before the first."""
         found = self.rows("SELECT weight_version FROM steps WHERE undone_at IS NULL ORDER BY number DESC LIMIT 1")
         return found[0]["weight_version"] if found else None
 
     def feedback_to_live_seconds(self) -> list[float]:
-        """Return, per sample whose step is live, the seconds from its feedback to the weights that learned from it."""
+        """Return the seconds from feedback to live weights for each sample whose step is live."""
         found = self.rows(
             "SELECT steps.live_at - turns.next_state_at AS seconds FROM samples"
             " JOIN turns ON turns.id = samples.turn_id JOIN steps ON steps.rollout_id = samples.rollout_id"

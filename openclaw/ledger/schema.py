@@ -1,8 +1,8 @@
-"""Opening a ledger brings its file to the newest schema, or refuses it.
+"""Migrates a ledger file to the newest schema when it is opened.
 
-Guarantees: a file of a newer program is refused, never altered. A file of an older program is copied before it is
-changed (``FILE.v1.backup``, named in the log), and changed in one transaction: a crash leaves the old file. Several
-processes may open a file at once; one of them migrates it.
+Guarantees: a file of a newer version is refused and never changed. A file of an older version is backed up
+(``FILE.v1.backup``, named in the log) and migrated in one transaction, so a crash leaves the old file. If several
+processes open a file at once, one of them migrates it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the open database to `VERSION`; safe when several processes open the file at once.
+    """Migrate the open database to `VERSION`; safe for several processes at once.
 
     Raises:
-        LedgerVersionError: when the file was written by a newer program.
+        LedgerVersionError: if a newer version wrote the file.
     """
     if _version(connection) == VERSION:
         return
@@ -41,11 +41,11 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         version = _version(connection)
         if version > VERSION:
             raise LedgerVersionError(
-                f"{path} has ledger version {version}, this program writes {VERSION}: "
+                f"{path} has ledger version {version}, but this program supports {VERSION}: "
                 "update the program, or name another file with OPENCLAW_LEDGER"
             )
         if 0 < version < VERSION:
-            logger.info("%s has ledger version %d; a copy is kept in %s", path, version, back_up(path, version))
+            logger.info("%s has ledger version %d; backed up to %s", path, version, back_up(path, version))
         for migration in MIGRATIONS[version:]:
             for statement in statements(migration.statements):
                 connection.execute(statement)
@@ -62,7 +62,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create_triggers(connection: sqlite3.Connection) -> None:
-    """Make the triggers that hold rows to the tables of `openclaw.ledger.states`, in place of those that are there."""
+    """Replace the triggers that enforce the tables of `openclaw.ledger.states`."""
     for statement in [
         *triggers_sql("turns", VALID_TURN_TRANSITIONS, FIRST_TURN_STATES),
         *triggers_sql("samples", VALID_SAMPLE_TRANSITIONS, FIRST_SAMPLE_STATES),
@@ -72,18 +72,18 @@ def create_triggers(connection: sqlite3.Connection) -> None:
 
 
 def drop_triggers(connection: sqlite3.Connection) -> None:
-    """Remove all triggers, to copy rows that are on their way already; `create_triggers` belongs behind it."""
+    """Remove all triggers, to copy rows in any state; call `create_triggers` afterwards."""
     for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
 
 
 def backup_path(path: Path, version: int) -> Path:
-    """Return where the copy of a file of ``version`` is kept."""
+    """Return the path of the backup of a file of ``version``."""
     return path.with_name(f"{path.name}.v{version}.backup")
 
 
 def back_up(path: Path, version: int) -> Path:
-    """Copy the committed contents of a ledger to `backup_path` and return that; the caller holds its write lock."""
+    """Copy a ledger's committed contents to `backup_path` and return it; the caller holds the write lock."""
     target = backup_path(path, version)
     unfinished = target.with_name(f"{target.name}.part")
     unfinished.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def back_up(path: Path, version: int) -> Path:
 
 
 def statements(sql: str) -> Iterator[str]:
-    """Yield the single statements of ``sql``."""
+    """Yield the statements of ``sql`` one by one."""
     statement = ""
     for line in sql.splitlines(keepends=True):
         statement += line

@@ -1,7 +1,8 @@
-"""Life of a turn and of a sample as tables; the database refuses every step that is not in them.
+"""The state machines of turns and samples, as tables that the database enforces.
 
-Guarantees: `VALID_TURN_TRANSITIONS` and `VALID_SAMPLE_TRANSITIONS` are enforced by triggers (`triggers_sql`), so that
-no query of any process can take a row off its path. The rows are owned by `openclaw.ledger.store`.
+Guarantees: triggers (`triggers_sql`) enforce `VALID_TURN_TRANSITIONS` and `VALID_SAMPLE_TRANSITIONS`, so no query of any
+process can make an illegal transition. `openclaw.ledger.store` owns the rows.
+
 
 Turn: waiting (no next state yet) -> pending (has one, waits for the judge) -> judged; waiting -> ended when its session
 ends, ended -> pending when the session resumes; excluded turns (side, aborted, evaluation) stay so.
@@ -33,7 +34,7 @@ FIRST_SAMPLE_STATES: frozenset[str] = frozenset({"ready"})
 
 
 def triggers_sql(table: str, transitions: Mapping[str, frozenset[str]], first: frozenset[str]) -> list[str]:
-    """Return the statements that (re)create the triggers which hold ``table.state`` to ``transitions``."""
+    """Return the statements that (re)create the triggers for ``table.state``."""
     allowed = [
         f"(OLD.state = '{source}' AND NEW.state = '{target}')"
         for source, targets in transitions.items()
@@ -51,7 +52,7 @@ def triggers_sql(table: str, transitions: Mapping[str, frozenset[str]], first: f
 
 
 def deletion_triggers_sql() -> list[str]:
-    """Return the statements that (re)create the trigger by which a sample leaves no gap: a tombstone comes first."""
+    """Return the statements that (re)create the trigger that requires a tombstone before a sample is deleted."""
     return [
         "DROP TRIGGER IF EXISTS samples_deleted",
         "CREATE TRIGGER samples_deleted BEFORE DELETE ON samples"

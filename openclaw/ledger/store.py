@@ -1,8 +1,8 @@
 """The ledger: one SQLite file that holds every turn, verdict, sample and step of a run.
 
-Guarantees: every method commits before it returns; `kill -9` at any moment, of any process, leaves a consistent file.
-The runtime process writes turns, next states and verdicts; the rollout manager writes leases and steps; both may do so
-at the same time. Methods are synchronous: call them from asyncio through ``asyncio.to_thread``.
+Guarantees: every method commits before it returns. `kill -9` of any process at any moment leaves a consistent file. The
+runtime process writes turns, next states and verdicts, while the rollout manager writes leases and steps. Methods are
+synchronous: call them from asyncio through ``asyncio.to_thread``.
 
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
 `openclaw.ledger.samples`, `openclaw.ledger.reports`, `openclaw.ledger.forget` and `openclaw.ledger.transfer`.

@@ -1,7 +1,7 @@
-"""Turns on their way from one ledger to another: which changed, as JSON values, and how the other ledger takes them in.
+"""Transfers turns between ledgers: lists changed turns as JSON values and merges them on the other side.
 
-Guarantees: taking the same turn in again changes nothing, so that a reader may ask for what it has seen; ids and
-log-probabilities arrive as they were recorded. Verdicts, samples and steps stay where they are: the receiver judges.
+Guarantees: merging a turn again is a no-op, so a reader may request it repeatedly. Ids and log-probabilities arrive
+unchanged. Verdicts, samples and steps are not transferred: the receiver judges.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _CHANGED = (
 
 @dataclass(frozen=True)
 class ChangedTurn:
-    """A turn that another ledger may want.
+    """A changed turn, for another ledger.
 
     Attributes:
         turn: as it is.
-        feedback: to it, oldest first.
-        session_ended_at: when its session ended, or None while it goes on.
-        changed_at: when anything of this changed last, seconds since the epoch.
+        feedback: on the turn, oldest first.
+        session_ended_at: when its session ended, or None while it is open.
+        changed_at: time of the last change of any of this, seconds since the epoch.
         number: of the turn in its ledger.
     """
 
@@ -53,7 +53,7 @@ class ChangedTurn:
         """Return what `to_dict` described.
 
         Raises:
-            KeyError, TypeError: when it describes none.
+            KeyError, TypeError: for anything else.
         """
         turn: dict[str, Any] = {
             **values["turn"],
@@ -71,12 +71,12 @@ def _changed(reader: sqlite3.Connection, row: sqlite3.Row) -> ChangedTurn:
 
 
 class TransferQueries(FeedbackQueries):
-    """What the rollouts route and a collector ask of the ledger."""
+    """The ledger's queries for the rollouts route and a collector."""
 
     def changed_turns(self, since: float, after: int, limit: int) -> list[ChangedTurn]:
-        """Return up to ``limit`` turns that changed at ``since`` with a number above ``after``, or later; oldest first."""
-        # A connection of its own: the query reads the whole table, and turns are not to wait for that. One transaction:
-        # a session that is forgotten meanwhile is handed out as it was, whole.
+        """Return up to ``limit`` turns changed after ``since``, or at ``since`` with a number above ``after``, oldest first."""
+        # The query reads the whole table; a connection of its own keeps it from blocking turns. In one transaction, a
+        # session that is deleted meanwhile is returned complete.
         with self._named_errors(), closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_SECONDS)) as reader:
             reader.row_factory = sqlite3.Row
             reader.execute("BEGIN")
@@ -89,9 +89,9 @@ class TransferQueries(FeedbackQueries):
             return [_changed(reader, row) for row in found]
 
     def take_in(self, changed: ChangedTurn) -> bool:
-        """Record what is new of a turn of another ledger; return whether anything was.
+        """Merge a turn of another ledger; return whether anything was new.
 
-        A turn of a session that was forgotten here since is left out.
+        A turn of a session that was deleted here is skipped.
         """
         turn = changed.turn
         with self.transaction() as connection:

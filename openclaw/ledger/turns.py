@@ -1,7 +1,7 @@
 """Turns, next states, verdicts and sessions: the half of the ledger that the runtime process writes.
 
-Guarantees: a verdict and the samples it gave are committed together, so that no feedback is half recorded; a turn
-without a sample has a reason; judging a turn twice is refused.
+Guarantees: a verdict and its samples are committed together. A turn without a sample has a reason. Judging a turn twice
+is refused.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def session_digest(session_id: str) -> bytes:
 
 
 class TurnQueries(Database):
-    """What the gateway and the judge worker ask of the ledger."""
+    """The ledger's queries for the gateway and the judge worker."""
 
     def record_turn(self, turn: Turn) -> Turn | None:
         """Commit a finished turn: ``waiting``, or ``excluded`` with its reason (given, ``side`` or ``aborted``).
 
-        A session that had ended resumes by this.
+        This resumes a session that had ended.
 
         Returns:
-            The turn with its state and reason; None, with nothing written, when its session was forgotten after the
-            request had come.
+            The turn with its state and reason; None, with nothing written, if its session was deleted after the
+            request arrived.
         """
         turn.validate()
         if self.redaction is not None:
@@ -61,7 +61,7 @@ class TurnQueries(Database):
         return turn
 
     def record_imported(self, session_id: str, turns: Sequence[Turn]) -> None:
-        """Commit turns of a session that were not served here, all with a reason; a new session is over at once."""
+        """Commit turns that were not served here, each with a reason; a new session is ended at once."""
         now = self.clock()
         with self.transaction() as connection:
             connection.execute(
@@ -74,26 +74,26 @@ class TurnQueries(Database):
     def record_next_state(
         self, turn_id: str, messages: Sequence[Message], at: float, signal: Signal = "next_state"
     ) -> None:
-        """Commit what followed a turn; it waits for the judge from now on.
+        """Commit a turn's next state; the turn becomes pending.
 
         Args:
             turn_id: the turn.
-            messages: what followed.
+            messages: the next state.
             at: when it arrived, seconds since the epoch.
-            signal: how it came.
+            signal: its kind.
 
         Raises:
-            TransitionError: when the turn has a next state already or is excluded.
+            TransitionError: if the turn already has a next state or is excluded.
         """
         with self.transaction() as connection:
             self._set_next_state(connection, turn_id, messages, at, signal)
 
     def feedback(self, turn_id: str) -> list[Feedback]:
-        """Return all feedback to a turn, oldest first."""
+        """Return all feedback on a turn, oldest first."""
         return [decode_feedback(row) for row in self.rows(FEEDBACK_OF_TURN, (turn_id,))]
 
     def end_session(self, session_id: str, at: float) -> None:
-        """End a session: its waiting turns are kept without training, and revived when it resumes."""
+        """End a session; its waiting turns are not trained unless the session resumes."""
         with self.transaction() as connection:
             connection.execute("UPDATE sessions SET ended_at = ? WHERE id = ?", (at, session_id))
             connection.execute(
@@ -113,11 +113,11 @@ class TurnQueries(Database):
         return decode_turn(found[0])
 
     def turn_count(self, session_id: str) -> int:
-        """Return how many turns the session has; the index of its next one."""
+        """Return the session's number of turns, which is the index of the next one."""
         return self.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ?", (session_id,))[0]["n"]
 
     def pending_turns(self, limit: int, exclude: Collection[str] = ()) -> list[PendingTurn]:
-        """Return up to ``limit`` turns that may be judged now, oldest first, without those in ``exclude``."""
+        """Return up to ``limit`` turns that are due for judging, oldest first, except those in ``exclude``."""
         found = self.rows(
             "SELECT * FROM turns WHERE state = 'pending' AND not_before <= ? ORDER BY number LIMIT ?",
             (self.clock(), limit + len(exclude)),
@@ -129,10 +129,10 @@ class TurnQueries(Database):
         ]
 
     def postpone(self, turn_id: str, error: str, not_before: float) -> None:
-        """Leave a turn pending that could not be judged, and count the attempt.
+        """Postpone a pending turn that could not be judged, and count the attempt.
 
         Raises:
-            UnknownRecordError: when it is not pending.
+            UnknownRecordError: if it is not pending.
         """
         with self.transaction() as connection:
             changed = connection.execute(
@@ -144,7 +144,7 @@ class TurnQueries(Database):
                 raise UnknownRecordError(f"no pending turn {turn_id!r} in {self.path}")
 
     def retry_pending(self) -> None:
-        """Make every postponed turn due now; its count of attempts stays."""
+        """Make every postponed turn due now; counts of attempts stay."""
         with self.transaction() as connection:
             connection.execute(
                 "UPDATE turns SET not_before = 0 WHERE state = 'pending' AND not_before > ?", (self.clock(),)
@@ -158,19 +158,19 @@ class TurnQueries(Database):
         reason: str | None,
         feedback_seen: int | None = None,
     ) -> None:
-        """Commit a verdict with the samples it gave, or with the reason why it gave none.
+        """Commit a verdict with its samples, or with the reason for having none.
 
         Args:
             turn_id: the turn.
-            verdict: what was decided.
-            samples: what it gave.
-            reason: why it gave none.
-            feedback_seen: how many statements the verdict took into account; None when that does not matter.
+            verdict: the verdict.
+            samples: its samples.
+            reason: why there are none.
+            feedback_seen: number of feedback statements that the verdict considered; None skips the check.
 
         Raises:
-            FeedbackArrivedError: when there are more of them by now; nothing is written, the turn is to be judged again.
-            ValueError: when there is neither a sample nor a reason, or both.
-            TransitionError: when the turn was judged before.
+            FeedbackArrivedError: if there are more by now; nothing is written, and the turn must be judged again.
+            ValueError: if there is neither a sample nor a reason, or both.
+            TransitionError: if the turn was judged before.
         """
         if bool(samples) == (reason is not None):
             raise ValueError(f"turn {turn_id}: a judged turn gives samples or a reason, got {len(samples)}, {reason!r}")
@@ -186,7 +186,7 @@ class TurnQueries(Database):
                 self._insert_sample(connection, turn_id, sample)
 
     def finished_sessions(self, limit: int) -> list[str]:
-        """Return sessions that ended, have nothing left to judge and were not closed yet."""
+        """Return sessions that have ended, have no turn to judge and are not closed yet."""
         found = self.rows(
             "SELECT id FROM sessions WHERE ended_at IS NOT NULL AND closed_at IS NULL AND NOT EXISTS"
             " (SELECT 1 FROM turns WHERE session_id = sessions.id AND state IN ('waiting', 'pending'))"
@@ -196,7 +196,7 @@ class TurnQueries(Database):
         return [row["id"] for row in found]
 
     def judged_turns(self, session_id: str) -> list[JudgedTurn]:
-        """Return the judged turns of a session in order, each with its verdict; ``turn.reason`` None gave a sample."""
+        """Return a session's judged turns in order, with verdicts; turns with ``reason`` None gave a sample."""
         found = self.rows(
             "SELECT * FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE session_id = ? ORDER BY number",
             (session_id,),
@@ -204,7 +204,7 @@ class TurnQueries(Database):
         return [JudgedTurn(decode_turn(row), decode_verdict(row)) for row in found]
 
     def close_session(self, session_id: str, samples: Sequence[tuple[str, Sample]], at: float) -> bool:
-        """Commit what a finished session contributes as a whole, once.
+        """Commit the samples of a finished session as a whole, once.
 
         Args:
             session_id: the session.
@@ -212,7 +212,7 @@ class TurnQueries(Database):
             at: now.
 
         Returns:
-            False, with nothing written, when the session was closed before, has resumed or has turns left to judge.
+            False, with nothing written, if the session is already closed, has resumed or has turns to judge.
         """
         with self.transaction() as connection:
             closed = connection.execute(

@@ -1,5 +1,5 @@
-"""Chat messages as plain data: their text, whose words they are, and digests that recognise them again.
+"""Chat messages as plain data: their text, their origin, and digests that identify them.
 
-Guarantees: pure functions of messages; nothing here reads a file, the environment or the ledger. Imports no other
-room and nothing of slime, so that every room may import this one.
+Guarantees: pure functions of messages, which read no file, environment or ledger. Imports no other room and nothing from
+slime, so every room may import this one.
 """

@@ -1,9 +1,9 @@
-"""What a request is, read from its messages: whose turn it is, and which messages are nobody's words.
+"""Classifies a request by its messages: main or side turn, and which messages the client wrote by itself.
 
-Guarantees: pure functions of the messages. A turn is ``main`` (the user's, or a tool result of the user's task) unless
-the client says otherwise, its text is one that the client writes by itself (heartbeat, cron, memory flush, compaction),
-or its Runtime line names a session that is not the user's (subagent, cron, internal effects). The texts are those of
-OpenClaw; any other client's turns are ``main``.
+Guarantees: pure functions of the messages. A turn is ``main`` (the user's, or a tool result of the user's task) with
+three exceptions: the client says otherwise, the client wrote the text by itself (heartbeat, cron, memory flush,
+compaction), or the Runtime line names a session that is not the user's (subagent, cron, internal effects). The texts are
+OpenClaw's; all turns of other clients are ``main``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SUMMARISER_PREFIX = "You are a context summarization assistant"
 
 
 def is_internal(message: Message) -> bool:
-    """Return whether a message is context that the client adds to a request and takes out again."""
+    """Return whether a message is internal context that the client adds to a single request."""
     return message.get("role") == "user" and _starts_with(message, INTERNAL_CONTEXT)
 
 
@@ -50,9 +50,9 @@ def spoken(messages: Sequence[Message]) -> list[Message]:
 
 
 def user_words(message: Message) -> str:
-    """Return a user message's text without what the client puts around it.
+    """Return a user message's text without the client's additions.
 
-    That is the date and the note of a queued message before it, the request to resume and the Runtime line after it.
+    Removed are the date, the note of a queued message, the request to resume and the Runtime line.
     """
     return "\n\n".join(_paragraphs(message))
 
@@ -73,7 +73,7 @@ def _paragraphs(message: Message) -> list[str]:
 
 
 def side_kind(messages: Sequence[Message]) -> SideKind | None:
-    """Return which of the client's own turns a request is, or None for a turn of the user's."""
+    """Return the kind of a client's own turn, or None for a user's turn."""
     heard = spoken(messages)
     first = heard[0] if heard else {}
     if first.get("role") in ("system", "developer") and _starts_with(first, SUMMARISER_PREFIX):
@@ -88,9 +88,9 @@ def side_kind(messages: Sequence[Message]) -> SideKind | None:
 
 
 def message_side_kind(message: Message) -> SideKind | None:
-    """Return which of the client's own texts a user message is, or None.
+    """Return the kind of a client's own text, or None for a user's words.
 
-    A queued message is context for the text after it: that text decides, when there is one.
+    A queued message is context for the text after it, which decides if there is one.
     """
     queued, *active = _paragraphs(message) or [""]
     return next(
@@ -99,7 +99,7 @@ def message_side_kind(message: Message) -> SideKind | None:
 
 
 def answers_own_text(messages: Sequence[Message], reply: int) -> bool:
-    """Return whether the assistant message at position ``reply`` belongs to an exchange that the client began."""
+    """Return whether the client, not the user, began the exchange of the assistant message at ``reply``."""
     for message in reversed(messages[:reply]):
         if message.get("role") == "user" and not is_internal(message):
             return message_side_kind(message) is not None
@@ -107,7 +107,7 @@ def answers_own_text(messages: Sequence[Message], reply: int) -> bool:
 
 
 def runtime_session(messages: Sequence[Message]) -> str | None:
-    """Return the session id in the Runtime line that ends the first user message, if there is one."""
+    """Return the session id in the Runtime line at the end of the first user message, or None."""
     for message in messages:
         if message.get("role") == "user":
             match = RUNTIME_SESSION.search(_runtime_line(message))
@@ -123,8 +123,8 @@ def _runtime_line(message: Message) -> str:
 def next_state_after(messages: Sequence[Message], reply: int, side_replies: Collection[int] = ()) -> list[Message]:
     """Return the messages that followed the reply at position ``reply``, up to the next assistant message.
 
-    Internal context is left out, and so are exchanges that the client had with itself in between: those that begin with
-    one of its own texts, and those that end in an assistant message at one of the positions ``side_replies``.
+    Internal context is left out. So are the client's own exchanges: those that begin with one of its own texts, and those
+    that end in an assistant message at one of the positions ``side_replies``.
     """
     following: list[Message] = []
     kept = 0

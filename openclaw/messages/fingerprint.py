@@ -1,10 +1,9 @@
-"""Digests by which a reply, and the conversation up to it, are recognised when a client sends them back.
+"""Digests that identify a reply and the conversation before it when a client sends them back.
 
-Guarantees: what clients change on the way does not count: tool-call ids, spaces at the ends of a text, the form of the
-arguments' JSON, reasoning, internal context, what a client puts around the user's words (date, Runtime line), and the
-wording of a heartbeat. System messages are no part of a conversation, since they may hold the time of day; their digest
-stands apart. Everything else counts. `routing_key`, by which a router tells conversations apart, is known before the
-session is found and is the same for all its turns. Pure functions.
+Guarantees: the digests ignore what clients change: tool-call ids, spaces at the ends of a text, the formatting of JSON
+arguments, reasoning, internal context, additions to the user's words (date, Runtime line), and the wording of a
+heartbeat. System messages may hold the time of day, so they have a digest of their own. Everything else counts.
+`routing_key` tells a router the conversation; it needs no session and is the same for all its turns. Pure functions.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class CarriedReply:
         reply: digest of the message.
         before: digest of the conversation that it answered.
         conversation: digest of the conversation up to and with it.
-        trace: what it is recognised by when the conversation before it was rewritten, see `trace_digest`.
+        trace: identifies it after the conversation before it was rewritten, see `trace_digest`.
     """
 
     position: int
@@ -51,10 +50,10 @@ class History:
     """The digests of a request.
 
     Attributes:
-        system: of the system messages that open it.
+        system: of its leading system messages.
         asked: of the whole conversation.
         last: of its last message.
-        replies: its assistant messages, the last one first.
+        replies: its assistant messages, last one first.
     """
 
     system: bytes
@@ -85,7 +84,7 @@ def read_history(messages: Sequence[Message]) -> History:
 
 
 def message_digest(message: Message) -> bytes:
-    """Return what identifies a message: role, text, and the calls in it."""
+    """Return the digest of a message: role, text and tool calls."""
     role = message.get("role", "")
     if role == "developer":
         role = "system"
@@ -103,7 +102,7 @@ def message_digest(message: Message) -> bytes:
 
 
 def reply_digest(reply: Message) -> bytes:
-    """Return what identifies the message of a reply."""
+    """Return the digest of a reply's message."""
     return message_digest({**reply, "role": "assistant"})
 
 
@@ -113,10 +112,10 @@ def conversation_digest(messages: Sequence[Message], reply: Message) -> bytes:
 
 
 def trace_digest(last: bytes, message: Message, reply: bytes) -> bytes:
-    """Return what a reply is known by among all conversations: itself when it is long, else with the message before it.
+    """Return a reply's digest across conversations: of a long reply alone, otherwise with the message before it.
 
     Args:
-        last: digest of that message.
+        last: digest of the message before it.
         message: the reply.
         reply: its digest.
     """
@@ -124,12 +123,12 @@ def trace_digest(last: bytes, message: Message, reply: bytes) -> bytes:
 
 
 def system_digest(first: Message | None) -> bytes:
-    """Return ``History.system`` of a request whose first message is ``first`` and whose only system message that is."""
+    """Return ``History.system`` of a request whose only system message may be its first one, ``first``."""
     return read_history([first]).system if first else b""
 
 
 def messages_digest(messages: Iterable[Message]) -> bytes:
-    """Return what identifies a list of messages."""
+    """Return the digest of a list of messages."""
     digest = b""
     for message in messages:
         digest = join(digest, message_digest(message))
@@ -137,12 +136,12 @@ def messages_digest(messages: Iterable[Message]) -> bytes:
 
 
 def join(conversation: bytes, message: bytes) -> bytes:
-    """Return the digest of a conversation to which a message with the digest ``message`` was added."""
+    """Return the digest of ``conversation`` extended by ``message``; both are digests."""
     return blake2b(conversation + message, digest_size=DIGEST_BYTES).digest()
 
 
 def routing_key(messages: Sequence[Any]) -> str:
-    """Return a digest of the messages up to the user's first one: what every later turn begins with."""
+    """Return a digest of the messages up to the first user message, which all later turns share."""
     first = next((n for n, message in enumerate(messages) if message.get("role") == "user"), len(messages) - 1)
     return blake2b(orjson.dumps(list(messages[: first + 1])), digest_size=ROUTING_KEY_BYTES).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Follows a server and keeps its turns in a folder of one's own: ledger and conversations.
+"""Follows a server and copies its turns to a local folder: ledger and conversations.
 
-Guarantees: a turn is kept exactly once with the ids and log-probabilities it was recorded with, and its next state and
-feedback as soon as the server has them; asking again, after a crash of either side too, loses nothing and repeats nothing.
+Guarantees: each turn is stored exactly once, with unchanged ids and log-probabilities. Its next state and feedback follow
+as soon as the server has them. Collecting again loses and repeats nothing, even after a crash of either side.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from openclaw.server.run import CONVERSATIONS_NAME
 from slime.utils.process import StopRequested
 
 OVERLAP_SECONDS = 60.0
-"""A change is dated before it is committed; what is asked for again is taken in once."""
+"""Overlap of two requests in seconds, because a change is dated before its commit; merging is idempotent."""
 TIMEOUT_SECONDS = 60.0
 
 
 class CollectError(OpenClawError):
-    """The server cannot be followed."""
+    """The server is unreachable or refused the request."""
 
 
 class Collector:
-    """Owns the folder's ledger and the position up to which the server was read."""
+    """Owns the folder's ledger and the read position at the server."""
 
     def __init__(
         self, endpoint: str, folder: Path, *, key: str | None = None, client: httpx.Client | None = None
@@ -49,10 +49,10 @@ class Collector:
         self._since = 0.0
 
     def collect(self) -> int:
-        """Take in what changed at the server since the last call; return how many turns that were.
+        """Merge the server's changes since the last call; return the number of changed turns.
 
         Raises:
-            CollectError: when the server cannot be read.
+            CollectError: if the server is unreachable or refuses.
         """
         since, after, count = max(0.0, self._since - OVERLAP_SECONDS), 0, 0
         while True:
@@ -64,10 +64,10 @@ class Collector:
                 return count
 
     def write(self, *, session_aware: bool) -> int:
-        """Write all turns as conversations, one JSON object a line; return how many lines.
+        """Write all turns as JSON lines; return the number of lines.
 
         Args:
-            session_aware: a line is a session; else a line is a turn.
+            session_aware: write one session per line instead of one turn.
         """
         path = self.folder / CONVERSATIONS_NAME
         if session_aware:
@@ -85,7 +85,7 @@ class Collector:
         except httpx.HTTPError as error:
             raise CollectError(f"{self._url} does not answer ({error}); is the server up?") from error
         if response.status_code == 401:
-            raise CollectError(f"{self._url} asks for a key; set SGLANG_API_KEY to one of the server's")
+            raise CollectError(f"{self._url} needs a key; set SGLANG_API_KEY to a key of the server")
         if response.status_code != 200:
             raise CollectError(f"{self._url} answered {response.status_code}: {_message(response)}")
         return response.json()
@@ -95,7 +95,7 @@ def _message(response: httpx.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return "not an answer of this project's server; check --api-endpoint"
+        return "this is not an OpenClaw-RL server; check --api-endpoint"
 
 
 def single_turns(ledger: Ledger) -> Iterator[dict[str, Any]]:
@@ -108,23 +108,25 @@ def main(argv: Sequence[str] | None = None, prog: str = "collect_rollouts.py") -
     """Follow a server until SIGINT or SIGTERM; return the exit status."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Follow a server that was started with --enable-rl-intercept and keep its turns in a folder, "
-        "ready for train_async.py. A key is taken from SGLANG_API_KEY.",
+        description="Follow a server that was started with --enable-rl-intercept and copy its turns to a folder, "
+        "ready for train_async.py. SGLANG_API_KEY has the key, if the server needs one.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--api-endpoint", required=True, metavar="URL", help="of the server, for example http://127.0.0.1:8000"
+        "--api-endpoint", required=True, metavar="URL", help="URL of the server, for example http://127.0.0.1:8000"
     )
     parser.add_argument(
-        "--output-dir", required=True, type=Path, metavar="D", help="folder of ledger and conversations"
+        "--output-dir", required=True, type=Path, metavar="D", help="folder for the ledger and the conversations"
     )
     parser.add_argument(
-        "--session-aware", action="store_true", help="a line of conversations.jsonl is a session, not a turn"
+        "--session-aware",
+        action="store_true",
+        help="write one session per line of conversations.jsonl instead of one turn",
     )
     parser.add_argument(
-        "--poll-seconds", type=float, default=5.0, metavar="S", help="pause between two looks (default: 5)"
+        "--poll-seconds", type=float, default=5.0, metavar="S", help="seconds between two requests (default: 5)"
     )
-    parser.add_argument("--once", action="store_true", help="take what there is and end")
+    parser.add_argument("--once", action="store_true", help="collect the existing turns and exit")
     arguments = parser.parse_args(argv)
     try:
         collector = Collector(arguments.api_endpoint, arguments.output_dir, key=client_key())
@@ -142,7 +144,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "collect_rollouts.py") -
 
 
 def _follow(collector: Collector, stop: StopRequested, arguments: argparse.Namespace) -> int:
-    """Collect until told to stop; a server that is away after it was there is waited for."""
+    """Collect until stopped; wait for a server that goes away later."""
     reached = False
     while True:
         try:
@@ -155,6 +157,6 @@ def _follow(collector: Collector, stop: StopRequested, arguments: argparse.Names
             count = 0
         if count or arguments.once:
             lines = collector.write(session_aware=arguments.session_aware)
-            print(f"{count} turns taken in, {lines} lines in {collector.folder / CONVERSATIONS_NAME}", flush=True)
+            print(f"collected {count} turns, {lines} lines in {collector.folder / CONVERSATIONS_NAME}", flush=True)
         if arguments.once or stop.wait(arguments.poll_seconds):
             return 0

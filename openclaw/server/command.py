@@ -1,4 +1,4 @@
-"""From the command line to a running server, and its errors in one line."""
+"""The command line of the server; prints errors in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERRUPTED_EXIT = 130
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.server") -> int:
-    """Serve as ``argv`` says; return the exit status."""
+    """Run the server with the options ``argv``; return the exit status."""
     watch_lifeline()
     arguments = build_parser(prog).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
         if arguments.dry_run:
             show_plan(options, os.environ)
             return 0
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `serve` listens: ends what was started
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `serve` handles signals: end what was started
         return serve(options, say)
     except (OpenClawError, SlimeError, OSError) as error:
         print(f"openclaw.server: {error}", file=sys.stderr)
@@ -39,10 +39,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
 
 
 def show_plan(options: ServerOptions, environment: Mapping[str, str]) -> None:
-    """Print what would be started.
+    """Print the plan of the server.
 
     Raises:
-        ConfigError: when the variables of the gateway cannot work.
+        ConfigError: if the gateway's variables are invalid.
     """
     config = RuntimeConfig.from_env({**environment, **options.runtime})
     gpus = f"GPU {','.join(map(str, options.gpu_ids))}" if options.gpu_ids else options.device
@@ -54,5 +54,5 @@ def show_plan(options: ServerOptions, environment: Mapping[str, str]) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line without buffering."""
     print(f"openclaw.server: {text}", flush=True)

@@ -1,7 +1,7 @@
-"""Command line and variables of ``python -m openclaw.server``, resolved into what is started.
+"""Resolves the command line and variables of ``python -m openclaw.server`` into a plan.
 
-Guarantees: pure; an option wins over its variable, a variable over the default. What cannot work is a `ConfigError` that
-says what to type.
+Guarantees: pure; an option wins over its variable, a variable over the default. An invalid combination is a
+`ConfigError` that says what to type.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from slime.arguments.derive import visible_gpus
 DEFAULT_FOLDER = "rl_buffer"
 LONGEST_CONTEXT = 32768
 JUDGE_SHARE = 2
-"""No judge runs here, but its answers have to fit the context for a later training on the same variables."""
+"""No judge runs here, but later training with the same variables needs room for its answers in the context."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What is started.
+    """The plan of a server.
 
     Attributes:
         model: checkpoint folder, or name on the hub.
         engine_url: of a running SGLang; None starts one.
         device: of the engine.
-        gpu_ids: that the engine may use; empty on a CPU.
+        gpu_ids: GPUs of the engine; empty on a CPU.
         folder: of ledger, logs and exported conversations; None records nothing.
-        export_seconds: between two exports.
-        runtime: variables of the gateway that are decided here.
+        export_seconds: seconds between two exports.
+        runtime: the gateway's variables that follow from the options.
     """
 
     model: str
@@ -53,7 +53,7 @@ def build_parser(prog: str = "python -m openclaw.server") -> argparse.ArgumentPa
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Serve a model through the OpenAI API and record what is said to it, without training. "
+        description="Serve a model through the OpenAI API and record its conversations, without training. "
         "Every variable of the gateway works here too (instructions/configuration.md).",
         allow_abbrev=False,
     )
@@ -67,26 +67,36 @@ def build_parser(prog: str = "python -m openclaw.server") -> argparse.ArgumentPa
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="of the engine (default: a GPU if there is one)",
+        help="device of the engine (default: a GPU if there is one)",
     )
-    add("--gpu-ids", metavar="IDS", help="GPUs of the engine, for example 0,1; all of them serve one copy of the model")
-    add("--enable-rl-intercept", action="store_true", help="record every turn for training; else nothing is kept")
+    add(
+        "--gpu-ids",
+        metavar="IDS",
+        help="GPUs of the engine, for example 0,1; together they serve one copy of the model",
+    )
+    add("--enable-rl-intercept", action="store_true", help="record every turn for training (default: record nothing)")
     add(
         "--rl-buffer-dir",
         type=Path,
         metavar="D",
-        help=f"where turns are recorded, with --enable-rl-intercept (default: ./{DEFAULT_FOLDER})",
+        help=f"folder of the recorded turns, with --enable-rl-intercept (default: ./{DEFAULT_FOLDER})",
     )
-    add("--export-seconds", type=float, default=60.0, metavar="S", help="conversations.jsonl is written this often")
-    add("--dry-run", action="store_true", help="print what would be started, start nothing")
+    add(
+        "--export-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds between two exports to conversations.jsonl (default: 60)",
+    )
+    add("--dry-run", action="store_true", help="print the plan and start nothing")
     return parser
 
 
 def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServerOptions:
-    """Return what the command line and the environment ask for.
+    """Return the plan for a command line and environment.
 
     Raises:
-        ConfigError: when that cannot be started.
+        ConfigError: if the plan is invalid.
     """
     checkpoint = LaunchVariables.declared("hf_ckpt")
     if not arguments.model_path and not checkpoint.is_set(environment):
@@ -94,9 +104,11 @@ def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) 
     model = arguments.model_path or str(checkpoint.read(environment)[0])
     model = str(Path(model).absolute()) if Path(model).is_dir() else model
     if arguments.rl_buffer_dir is not None and not arguments.enable_rl_intercept:
-        raise ConfigError("--rl-buffer-dir records turns; add --enable-rl-intercept, or leave it out to record nothing")
+        raise ConfigError(
+            "--rl-buffer-dir has no effect without --enable-rl-intercept; add that, or leave --rl-buffer-dir out"
+        )
     if not arguments.export_seconds > 0:
-        raise ConfigError(f"--export-seconds {arguments.export_seconds:g}; write a number above 0")
+        raise ConfigError(f"--export-seconds {arguments.export_seconds:g} is too small; write a number above 0")
     device, gpu_ids = _placement(arguments)
     folder = (arguments.rl_buffer_dir or Path(DEFAULT_FOLDER)).absolute() if arguments.enable_rl_intercept else None
     return ServerOptions(
@@ -114,7 +126,7 @@ def _placement(arguments: argparse.Namespace) -> tuple[Literal["cpu", "cuda"], t
     """Return device and GPU numbers of the engine."""
     if arguments.engine_url:
         if arguments.gpu_ids or arguments.device != "auto":
-            raise ConfigError("--engine-url names a running engine; leave --gpu-ids and --device out")
+            raise ConfigError("--engine-url uses a running engine; leave --gpu-ids and --device out")
         return "cpu", ()
     found = 0 if arguments.device == "cpu" else visible_gpus()
     if arguments.device == "cpu" or (arguments.device == "auto" and not found and not arguments.gpu_ids):
@@ -133,7 +145,7 @@ def _placement(arguments: argparse.Namespace) -> tuple[Literal["cpu", "cuda"], t
 def _runtime_variables(
     arguments: argparse.Namespace, environment: Mapping[str, str], model: str, folder: Path | None
 ) -> dict[str, str]:
-    """Return the gateway's variables that the command line and the model decide."""
+    """Return the gateway's variables that follow from the command line and the model."""
     decided = {"OPENCLAW_TOKENIZER": model, "PYTHONPATH": os.pathsep.join(own_import_paths()), "OPENCLAW_METHOD": ""}
     for field, option in (("host", arguments.host), ("port", arguments.port)):
         if option is not None:
@@ -152,7 +164,7 @@ def _runtime_variables(
 
 
 def _context_length(model: str) -> int:
-    """Return how many tokens the model was made for, bounded; the bound when that cannot be known."""
+    """Return the model's context length, at most the bound; the bound if unknown."""
     config = Path(model) / "config.json"
     if not config.is_file():
         return LONGEST_CONTEXT

@@ -1,7 +1,7 @@
-"""An engine and a gateway, from start to end.
+"""Runs an engine and a gateway.
 
-Guarantees: when `serve` returns, however it does, every process that it started is gone and the conversations are
-exported. An engine or a gateway that dies is started again. No trainer, no judge, no Ray.
+Guarantees: whenever `serve` returns, every process that it started is gone and the conversations are exported. An engine
+or gateway that dies is restarted. No trainer, no judge, no Ray.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ CONVERSATIONS_NAME = "conversations.jsonl"
 POLL_SECONDS = 0.5
 SEED = 1234
 HANG_SECONDS = 30.0
-"""An engine that is not healthy for so long is started again."""
+"""Restart an engine that is unhealthy for this many seconds."""
 
 
 def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status.
 
     Raises:
-        ConfigError: when the configuration cannot work.
-        EngineError: when the engine does not start.
-        RuntimeFailedError: when the gateway does not stay up.
+        ConfigError: if the configuration is invalid.
+        EngineError: if the engine does not start.
+        RuntimeFailedError: if the gateway does not stay up.
     """
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openclaw-server-")))
@@ -68,7 +68,7 @@ def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
 
 @contextmanager
 def running_engine(options: ServerOptions, folder: Path, context_length: int) -> Iterator[SGLangEngine]:
-    """Start an engine; it is gone when the block ends."""
+    """Run an engine for the duration of the block."""
     arguments = Arguments(
         run_dir=str(folder),
         hf_checkpoint=options.model,
@@ -94,7 +94,7 @@ def watch(
     folder: Path | None,
     export_seconds: float,
 ) -> None:
-    """Keep engine and gateway alive and the export fresh until ``stop``."""
+    """Keep engine and gateway alive and export regularly until ``stop``."""
     due = time.monotonic() + export_seconds
     while not stop.wait(POLL_SECONDS):
         supervisor.check()
@@ -106,7 +106,7 @@ def watch(
 
 
 def export(folder: Path, say: Callable[[str], None] | None = None) -> None:
-    """Write the ledger of ``folder``, if there is one, as conversations, one JSON object a line."""
+    """Export the ledger of ``folder``, if there is one, as JSON lines."""
     if not (folder / LEDGER_NAME).exists():
         return
     ledger = Ledger(folder / LEDGER_NAME)

@@ -1,8 +1,8 @@
-"""Trains a method on the turns of a folder, then ends: the third of the three processes serve, collect, train.
+"""Trains a method on the turns of a folder, then exits: the third of the processes serve, collect, train.
 
-Guarantees: this is the ordinary run of `openclaw.launch` on the folder's ledger, with its judge and its checkpoints; it is
-ended when no turn is left to judge and too few samples are left for a batch, or with Ctrl-C, and saves before it ends.
-The folder may grow meanwhile.
+Guarantees: this is the ordinary run of `openclaw.launch` on the folder's ledger, with judge and checkpoints. It ends when
+no turn is left to judge and too few samples are left for a batch, or on Ctrl-C, and saves first. The folder may grow
+meanwhile.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeli
 LEAST_GPUS = 3
 POLL_SECONDS = 1.0
 LOOKS = 3
-"""So often nothing may be left before the run is ended: a verdict and its samples are not the last thing that happens."""
+"""Number of consecutive idle checks before the run ends, because work may follow a verdict and its samples."""
 END_SECONDS = 600.0
 CORRECTED = ("--max-weight-staleness", "1", "--stale-samples", "correct")
-"""Recorded turns are older than the weights from the second step on; the loss weighs them instead of dropping them."""
+"""From the second step on, recorded turns are older than the weights; the loss weighs them instead of dropping them."""
 HF_FOLDER = "hf-{rollout_id}"
 DEFAULTS = {RuntimeVariables.declared("port"): "0", LaunchVariables.declared("num_rollout"): "100000000"}
 """What a job without them gets: any free port, and no bound on its steps."""
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        """What is executed."""
+        """The command to run."""
         return [
             sys.executable,
             "-m",
@@ -62,17 +62,17 @@ class Job:
 
 
 def gpu_variables(gpus: str) -> tuple[str, dict[str, str]]:
-    """Return profile and placement for ``--gpus``: ``cpu``, a count, or a list; half of them train.
+    """Return profile and placement for ``--gpus`` (``cpu``, a count or a list); half of the GPUs train.
 
     Raises:
-        ConfigError: when there are too few.
+        ConfigError: if there are too few.
     """
     if gpus == "cpu":
         return "tiny_cpu", {}
     count, ids = parse_gpus("--gpus", gpus)
     if count < LEAST_GPUS:
         raise ConfigError(
-            f"--gpus {gpus}: trainer, policy and judge need a GPU each; name {LEAST_GPUS} or more, or cpu"
+            f"--gpus {gpus} is too few: trainer, policy and judge need a GPU each; name {LEAST_GPUS} or more, or cpu"
         )
     serving = max(1, count // 4)
     counts = (count - 2 * serving, serving, serving)
@@ -88,10 +88,10 @@ def gpu_variables(gpus: str) -> tuple[str, dict[str, str]]:
 
 
 def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: Mapping[str, str]) -> Job:
-    """Return what is started.
+    """Return the training job.
 
     Raises:
-        ConfigError: when the folder has no ledger or the GPUs do not suffice.
+        ConfigError: if the folder has no ledger or there are too few GPUs.
     """
     ledger = arguments.rollout_dir.absolute() / LEDGER_NAME
     if not ledger.is_file():
@@ -115,7 +115,7 @@ def make_job(arguments: argparse.Namespace, extra: Sequence[str], environment: M
 
 
 def method_names() -> dict[str, str]:
-    """Return the method of each name that ``--method`` takes: its own, and what guides call it."""
+    """Return the method of each ``--method`` value: its own name, and its names in guides."""
     configs = [each.config for each in methods_of() if not each.variant]
     return {each.name: each.name for each in configs} | {
         each.guide_name: each.name for each in configs if each.guide_name
@@ -123,7 +123,7 @@ def method_names() -> dict[str, str]:
 
 
 def nothing_left(ledger: Ledger, batch_size: int) -> bool:
-    """Return whether nothing can be judged or trained any more."""
+    """Return whether nothing is left to judge or train."""
     counts = ledger.counts()
     return (
         not counts["turns"].get("pending")
@@ -134,20 +134,20 @@ def nothing_left(ledger: Ledger, batch_size: int) -> bool:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int:
-    """Train until the folder has no batch left; return the run's exit status."""
+    """Train until no batch is left; return the run's exit status."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Judge and train the turns that collect_rollouts.py keeps in a folder. Other flags go to the trainer.",
+        description="Judge and train the turns that collect_rollouts.py stored in a folder. Other flags go to the trainer.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--rollout-dir", required=True, type=Path, metavar="D", help="folder that collect_rollouts.py writes")
-    add("--checkpoint-dir", required=True, type=Path, metavar="D", help="where checkpoints and logs go")
+    add("--checkpoint-dir", required=True, type=Path, metavar="D", help="folder for checkpoints and logs")
     usual = recommended().config.name
     add("--method", choices=sorted(method_names()), default=usual, help="learning method (default: %(default)s)")
     add("--gpus", default="8", help="a count, a list 0,1,2,3, or cpu (default: %(default)s)")
     add("--model-path", metavar="P", help="the checkpoint that was served (variable HF_CKPT)")
-    add("--keep-running", action="store_true", help="wait for further turns instead of ending")
+    add("--keep-running", action="store_true", help="wait for further turns instead of exiting")
     arguments, extra = parser.parse_known_args(argv)
     watch_lifeline()
     try:
@@ -165,9 +165,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
 
 
 def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size: int, keep_running: bool) -> int:
-    """Run the job while something is left to do."""
+    """Run the job until nothing is left to do."""
     if not keep_running and nothing_left(ledger, batch_size):
-        print(f"nothing to train: {ledger.ready_count()} samples are ready, a batch has {batch_size}")
+        print(f"nothing to train: {ledger.ready_count()} samples are ready, but a batch needs {batch_size}")
         return 0
     stop = StopRequested().install()
     child = spawn(job.command, env=environment, name="training")
@@ -182,7 +182,7 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size:
 
 
 def _end(child: ChildProcess) -> int:
-    """Let the run save and end; it ends everything it started."""
+    """Stop the run; it saves and ends its own processes."""
     if child.alive():
         os.kill(child.pid, signal.SIGTERM)
     try:

@@ -1,10 +1,9 @@
-"""Sessions: which conversation a request belongs to, whose turn it is, and what it says about the turns before.
+"""Sessions: the conversation of a request, its turn type, and what it says about earlier turns.
 
-`identity` reads the id that a request states, `nodes` holds what is kept of a turn, `turn_matching` finds the turns
-that a request carries back, `table` is the bounded memory, `follow` puts them together over the ledger.
+`identity` reads a request's session id, `nodes` is the in-memory form of a turn, `turn_matching` finds the turns that a
+request carries back, `table` is the bounded memory, and `follow` combines them over the ledger.
 
-Guarantees: a next state is committed for the turn it answers before the reply to it begins. May import ledger and
-messages.
+Guarantees: a next state is committed before the reply to it begins. May import ledger and messages.
 """
 
 from __future__ import annotations

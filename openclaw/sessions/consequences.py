@@ -1,7 +1,7 @@
-"""Commits what a request says about earlier turns: their next states, and which replies were replaced.
+"""Commits what a request says about earlier turns: next states and regenerated replies.
 
-Guarantees: a turn gets one next state, whatever comes at the same time; what was begun is carried through. What the
-ledger did not take is open again in memory. Changes the table of sessions, which `openclaw.sessions.follow` owns.
+Guarantees: a turn gets at most one next state, even from concurrent requests. Work that has begun is finished. If the
+ledger refuses a next state, the turn waits again in memory. Changes the table of `openclaw.sessions.follow`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANOTHER_ANSWER: Message = {
 
 
 class Consequences:
-    """Carries relations out; ``regenerated`` says what becomes of a turn whose reply the user had replaced."""
+    """Applies relations; ``regenerated`` decides what happens to a turn whose reply was regenerated."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Consequences:
     async def carry_out(self, session: Session, relation: Relation) -> str | None:
         """Commit what a request says about earlier turns; return the turn that got its next state, or None.
 
-        Each turn is taken before the first wait, so that no second request gives it another next state; what was begun
-        is carried through even when the request is cancelled.
+        Each turn is claimed before the first await, so no second request gives it another next state. The work
+        completes even if the request is cancelled.
         """
         if relation.kind in ("regeneration", "retry", "branch"):
             self._on_event(relation.kind)
@@ -95,7 +95,7 @@ class Consequences:
         try:
             await self._call(self._store.record_next_state, due.node.turn_id, due.following, self._clock())
         except (TransitionError, UnknownRecordError) as error:
-            logger.info("turn %s takes no next state: %s", due.node.turn_id, error)
+            logger.info("turn %s did not get its next state: %s", due.node.turn_id, error)
             self._on_event("conflict")
             return False
         self._on_event("next_state")
@@ -103,20 +103,20 @@ class Consequences:
         return True
 
     async def _reject(self, turn_id: str, session: Session | None) -> None:
-        """Give a turn, whose reply the user had replaced, that as its next state."""
+        """Give a regenerated turn the regeneration as its next state."""
         node = session.node(turn_id) if session else None
         if session is not None and node is not None:
             self._table.set_state(session, node, "followed")
         try:
             await self._call(self._store.record_next_state, turn_id, [ANOTHER_ANSWER], self._clock(), "regenerated")
         except (TransitionError, UnknownRecordError) as error:
-            logger.info("turn %s takes no next state: %s", turn_id, error)
+            logger.info("turn %s did not get its next state: %s", turn_id, error)
             return
         self._on_event("rejected")
         self._on_pending()
 
     async def reject_regenerated(self, session_id: str) -> None:
-        """Say of each turn of an ending session whose reply was replaced that it was, when such turns are judged."""
+        """Reject the regenerated turns of an ending session, if such turns are judged."""
         session = self._table.get(session_id)
         if self._regenerated == "negative":
             for turn_id in await self._call(self._store.regenerated_turns, session_id):

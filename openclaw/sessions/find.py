@@ -1,7 +1,7 @@
-"""Brings the session of a request into memory, read back from the ledger when it is not there.
+"""Finds the session of a request in memory, or loads it from the ledger.
 
-Guarantees: what memory has lost, by a restart, an idle time-out or eviction, is found in the ledger; a session that is
-returned is in use, so that it stays in memory. Changes the table of sessions, which `openclaw.sessions.follow` owns.
+Guarantees: sessions that left memory by a restart, an idle time-out or eviction are found in the ledger. A returned
+session is marked as in use, so it stays in memory. Changes the table of `openclaw.sessions.follow`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOKED_UP_TURNS = 8
 
 
 class SessionFinder:
-    """Finds sessions by their id, or by what was said in them."""
+    """Finds sessions by id or by their messages."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class SessionFinder:
         self._on_event = on_event
 
     async def by_words(self, history: History) -> Session:
-        """Return the session that a request without an id goes on with, or a new one, in use.
+        """Return the session that a request without an id continues, or a new one, in use.
 
-        When memory knows the last reply there is no wait before `begin` relates the request, so that of two requests
-        with the same words each finds its own session.
+        If memory knows the last reply, there is no await before `begin` relates the request, so two requests with the
+        same words each find their own session.
         """
         session, position = self._table.find(history)
         unknown = [carried.conversation for carried in history.replies if carried.position > position]
@@ -77,7 +77,7 @@ class SessionFinder:
         return session
 
     async def by_id(self, session_id: str) -> Session:
-        """Return a session by its id, read back from the ledger when it is not in memory, in use."""
+        """Return a session by id, from memory or the ledger, in use."""
         session = self._table.get(session_id)
         if session is None:
             session = Session(session_id, self._clock())
@@ -106,7 +106,7 @@ class SessionFinder:
             self._on_event("revived")
 
     async def complete(self, session: Session, history: History) -> None:
-        """Read back the older turns of a session that a request carries and memory does not hold."""
+        """Load the older turns that a request carries but memory does not have."""
         if session.turns <= len(session.nodes):
             return
         if unknown := unrecognised(history, session.nodes):
@@ -119,7 +119,7 @@ class SessionFinder:
             )
 
     def _merge(self, records: Sequence[TurnNode]) -> None:
-        """Keep turns that were read back, unless memory holds them already."""
+        """Add loaded turns, unless memory already has them."""
         for record in records:
             session = self._table.get(record.session_id)
             if session is not None and session.node(record.id) is None:

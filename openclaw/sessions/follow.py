@@ -1,11 +1,10 @@
-"""Sessions: which conversation a request belongs to, whose turn it is, and what it says about the turns before.
+"""Follows conversations: finds a request's session, commits next states and records turns.
 
-Guarantees: a main request that carries an earlier reply back gives that reply's turn its next state, once; a turn is in
-the ledger before `finish` returns. Nothing is kept only here: a session or conversation that is not in memory is read
-back from the ledger, so that a restart, an idle time-out or eviction loses no feedback. Memory is bounded by
-``max_sessions``.
+Guarantees: a main request that carries an earlier reply back gives that reply's turn its next state, once. A turn is in
+the ledger before `finish` returns. Memory is only a cache, bounded by ``max_sessions``: missing sessions are loaded from
+the ledger, so a restart, an idle time-out or eviction loses no feedback.
 
-Owns the table of sessions; used from one event loop. The ledger is called in one thread of its own, in order.
+Owns the table of sessions; used from one event loop. Calls the ledger in one thread of its own, in order.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ SWEPT_SESSIONS = 500
 
 @dataclass(frozen=True)
 class TurnContext:
-    """What is known of a turn before it is answered.
+    """The context of a turn before its reply.
 
     Attributes:
         session_id: its session.
-        kind: whose turn it is.
+        kind: ``main`` or ``side``.
         origin: how the session was found.
         done: whether the session ends with this turn.
-        relation: what the request means for the turns before it.
+        relation: what the request means for earlier turns.
         next_state_of: the turn that got its next state from this request, or None.
         history: the digests of its messages.
     """
@@ -72,15 +71,15 @@ class Sessions:
         on_event: Callable[[str], None] = lambda name: None,
         on_pending: Callable[[], None] = lambda: None,
     ) -> None:
-        """Bind the sessions to their ledger.
+        """Create the sessions over a ledger.
 
         Args:
             store: the ledger.
             idle_seconds: a session without a request for this long ends.
             max_sessions: most sessions in memory.
             clock: seconds since the epoch.
-            regenerated: what becomes of a turn whose reply the user had replaced: never trained, or judged by that.
-            on_event: called with the name of what happened: ``next_state``, ``regeneration``, ``rejected``, ``retry``,
+            regenerated: whether regenerated turns are excluded from training or judged as rejected.
+            on_event: called with the name of an event: ``next_state``, ``regeneration``, ``rejected``, ``retry``,
                 ``branch``, ``rewritten``, ``conflict``, ``revived``, ``ended_idle``, ``ended_done``, ``evicted``,
                 ``forgotten``.
             on_pending: called when a turn became pending or a session ended.
@@ -110,7 +109,7 @@ class Sessions:
         return len(self._table)
 
     def sizes(self) -> dict[str, int]:
-        """Return how much memory holds, see `Table.sizes`."""
+        """Return the sizes of the memory, see `Table.sizes`."""
         return self._table.sizes()
 
     async def begin(
@@ -124,7 +123,7 @@ class Sessions:
     ) -> TurnContext:
         """Find the session of a request, and commit the next states that it carries.
 
-        The session stays in memory until `finish` or `abandon` is called with what this returns.
+        The session stays in memory until `finish` or `abandon` is called with the returned context.
         """
         kind: TurnKind = stated_kind or ("side" if side_kind(messages) else "main")
         identity = stated_identity(headers, body_session_id, messages)
@@ -147,7 +146,7 @@ class Sessions:
         return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given)
 
     async def finish(self, context: TurnContext, turn: Turn) -> Turn:
-        """Commit a turn and return it with its index; from now on it waits for its next state."""
+        """Commit a turn and return it with its index; it now waits for its next state."""
         session = self._in_use(context)
         try:
             turn = await self.record(context, turn)
@@ -158,7 +157,7 @@ class Sessions:
         return turn
 
     async def record(self, context: TurnContext, turn: Turn) -> Turn:
-        """Commit another reply to the same request, before its `finish`; it waits for its next state like the first."""
+        """Commit another choice of the same request, before its `finish`; it waits for a next state, too."""
         session = self._in_use(context)
         node = node_of_turn(turn, context.history)
         turn = replace(turn, index=session.turns, conversation=node.conversation)
@@ -175,7 +174,7 @@ class Sessions:
         return turn
 
     async def end(self, session_id: str) -> bool:
-        """End a session because its client says so; return whether it is known. A further request goes on with it."""
+        """End a session at its client's request; return whether it is known. A further request resumes it."""
         turns, _ = await self._call(self._store.session_nodes, session_id, 1)
         if turns == 0:
             return self._table.get(session_id) is not None
@@ -183,10 +182,10 @@ class Sessions:
         return True
 
     async def forget(self, session_id: str) -> Forgotten:
-        """Delete a session, in memory and in the ledger; replies that are under way are not recorded.
+        """Delete a session from memory and ledger; its running replies are not recorded.
 
         Raises:
-            UnknownRecordError: when there is none.
+            UnknownRecordError: if there is none.
         """
         session = self._table.get(session_id)
         under_way = session is not None and session.in_flight > 0
@@ -199,7 +198,7 @@ class Sessions:
         return gone
 
     async def forget_quiet(self, since: float) -> int:
-        """Forget the sessions whose last turn came before ``since``; return how many."""
+        """Delete the sessions whose last turn is older than ``since``; return their number."""
         count = 0
         for name in await self._call(self._store.sessions_quiet_since, since, SWEPT_SESSIONS):
             session = self._table.get(name)
@@ -209,7 +208,7 @@ class Sessions:
         return count
 
     async def erase(self) -> bool:
-        """Remove the bytes of forgotten sessions from disk, if there are any; return whether none is left."""
+        """Erase the bytes of deleted sessions from disk; return whether none is left."""
         if self._unerased:
             self._unerased = False
             try:
@@ -223,11 +222,11 @@ class Sessions:
         return True
 
     def abandon(self, context: TurnContext) -> None:
-        """Forget a turn that was never answered."""
+        """Discard the context of a turn without a reply."""
         self._release(self._in_use(context))
 
     def undelivered(self, context: TurnContext, turn_id: str) -> None:
-        """Note that the client went away before it had the whole reply: when it asks again, that is a retry."""
+        """Record that the client disconnected early, so that asking again counts as a retry."""
         session = self._table.get(context.session_id)
         if session is None:
             return
@@ -237,10 +236,10 @@ class Sessions:
             session.undelivered.add(turn_id)
 
     async def sweep(self) -> int:
-        """End sessions that were idle for too long, in memory or not; return how many.
+        """End idle sessions, in memory or not; return their number.
 
-        A sweep looks at `SWEPT_SESSIONS` that have not ended, the next one goes on from there.
-        One that the ledger cannot end is left for the next sweep, after the others; the first error is then raised.
+        A sweep checks `SWEPT_SESSIONS` open sessions, and the next sweep continues from there. A session that the
+        ledger cannot end is left for a later sweep; after the others, the first error is raised.
         """
         limit = self._clock() - self._idle_seconds
         ended = 0
@@ -254,14 +253,14 @@ class Sessions:
                 await self._end(name, "ended_idle")
                 ended += 1
             except Exception as error:
-                logger.exception("session %s could not be ended", logged_name(name))
+                logger.exception("could not end session %s", logged_name(name))
                 errors.append(error)
         if errors:
             raise errors[0]
         return ended
 
     async def close(self) -> None:
-        """Let the ledger's thread finish what it was given."""
+        """Finish the queued ledger calls."""
         await self._commits.close()
 
     async def _end(self, session_id: str, event: str) -> None:

@@ -1,4 +1,4 @@
-"""The session id that a request states, and whether it says that it is sent again. Pure functions of the request."""
+"""Reads a request's session id and retry mark. Pure functions of the request."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Origin = Literal["header", "body", "affinity", "runtime", "fingerprint"]
 
 @dataclass(frozen=True)
 class Identity:
-    """The session id that a request states, and where; None leaves it to the fingerprint."""
+    """A request's session id and its source; None leaves it to the fingerprint."""
 
     session_id: str | None
     origin: Origin
 
 
 def stated_identity(headers: Mapping[str, str], body_session_id: str | None, messages: Sequence[Message]) -> Identity:
-    """Return the session id that a request states, most trusted source first.
+    """Return a request's session id from the most trusted source.
 
     Header ``X-Session-Id``; ``session_id`` in the body; the affinity headers ``session_id`` and ``x-session-affinity``
     without their ``:<n>``; ``sessionId=`` in the Runtime line of the first user message.
@@ -44,11 +44,11 @@ def stated_identity(headers: Mapping[str, str], body_session_id: str | None, mes
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:
-    """Return whether the client's library says that it sends this request again, as the OpenAI libraries do."""
+    """Return whether the client declares a retry, as the OpenAI libraries do."""
     count = headers.get(RETRY_COUNT, "")
     return count.isdigit() and int(count) > 0
 
 
 def logged_name(session_id: str) -> str:
-    """Return what stands for a session id in logs: the start of its SHA-256."""
+    """Return a session id's name in logs: the start of its SHA-256."""
     return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:SESSION_DIGITS]

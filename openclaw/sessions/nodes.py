@@ -1,7 +1,7 @@
-"""What memory keeps of a turn: the digests that recognise it, and what became of it.
+"""The in-memory form of a turn: its digests and its state.
 
-Guarantees: a few hundred bytes a turn; nothing here is the only copy, `node_of_record` rebuilds it from the ledger.
-Owned by `openclaw.sessions.table`.
+Guarantees: a few hundred bytes per turn; `node_of_record` rebuilds it from the ledger. Owned by
+`openclaw.sessions.table`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Node:
 
     Attributes:
         turn_id: the turn.
-        kind: whose turn it was.
+        kind: ``main`` or ``side``.
         state: ``waiting`` for a next state, ``followed`` by one, or ``excluded`` from training.
         conversation: digest of the conversation up to and with the reply.
         reply: digest of the reply.
         system: digest of the system messages.
-        trace: see `openclaw.messages.fingerprint.trace_digest`; empty for a turn read back from the ledger.
+        trace: see `openclaw.messages.fingerprint.trace_digest`; empty for a turn loaded from the ledger.
         regenerated: whether the user asked for another reply to the same messages.
-        delivered: whether the client got the whole reply, as far as is known.
-        next_state: digest of what followed, empty when nothing the user said did.
+        delivered: whether the client got the whole reply, as far as known.
+        next_state: digest of the next state, empty without words of the user.
     """
 
     turn_id: str
@@ -47,16 +47,16 @@ class Node:
 
     @property
     def waiting(self) -> bool:
-        """Whether it has no next state yet and may get one."""
+        """Whether it can still get a next state."""
         return self.state == "waiting"
 
     def answers(self, asked: bytes) -> bool:
-        """Return whether the turn was a reply to the conversation with the digest ``asked``."""
+        """Return whether the turn replied to the conversation with the digest ``asked``."""
         return join(asked, self.reply) == self.conversation
 
 
 def node_of_turn(turn: Turn, history: History) -> Node:
-    """Return the node of a turn that was just recorded, an answer to ``history``."""
+    """Return the node of a newly recorded turn, a reply to ``history``."""
     reply = reply_digest(turn.response_message)
     excluded = turn.kind == "side" or turn.reason is not None or turn.finish_reason == "abort"
     return Node(

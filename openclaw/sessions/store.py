@@ -1,4 +1,4 @@
-"""What the sessions need of the ledger; `openclaw.ledger.store.Ledger` is one."""
+"""What the sessions need from the ledger; `openclaw.ledger.store.Ledger` provides it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openclaw.ledger.records import Message, Signal, Turn
 
 
 class TurnStore(Protocol):
-    """The ledger, as the sessions see it; each method commits before it returns."""
+    """The sessions' view of the ledger; each method commits before it returns."""
 
     def record_turn(self, turn: Turn) -> Turn | None: ...
     def record_next_state(

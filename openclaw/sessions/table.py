@@ -1,8 +1,8 @@
 """The sessions in memory: a bounded cache over the ledger.
 
-Guarantees: at most ``max_sessions`` sessions, those in use apart, the least recently used go first; at most
-`NODES_PER_SESSION` turns each; the indexes hold what the sessions hold and nothing else. Not safe across threads;
-owned by `openclaw.sessions.follow`.
+Guarantees: at most ``max_sessions`` sessions, not counting those in use, evicted least recently used first; at most
+`NODES_PER_SESSION` turns each. The indexes match the sessions exactly. Not thread-safe; owned by
+`openclaw.sessions.follow`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ PLAIN_PREFIX = "plain-"
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One conversation, or several that a client sends under one id.
+    """One conversation, or several under one client id.
 
     Attributes:
-        id: its name.
+        id: session id.
         last_active: when a request last began or ended, seconds since the epoch.
-        turns: how many turns were recorded.
-        in_flight: requests under way; the session stays in memory as long as there are any.
-        nodes: its last turns, oldest first.
-        undelivered: turns under way that the client did not wait for.
-        loading: set while its turns are read from the ledger.
+        turns: number of recorded turns.
+        in_flight: running requests; the session stays in memory while there are any.
+        nodes: its newest turns, oldest first.
+        undelivered: running turns whose client disconnected.
+        loading: set while its turns are loaded from the ledger.
     """
 
     id: str
@@ -45,16 +45,16 @@ class Session:
 
     @property
     def plain(self) -> bool:
-        """Whether it was made for a client that states no id."""
+        """Whether it belongs to a client without session ids."""
         return self.id.startswith(PLAIN_PREFIX)
 
     def node(self, turn_id: str) -> Node | None:
-        """Return the node of a turn, if it is kept."""
+        """Return the node of a turn, or None."""
         return next((node for node in self.nodes if node.turn_id == turn_id), None)
 
 
 class _Index:
-    """Digest -> sessions that have it, and how often each, in the order they were added."""
+    """Maps a digest to the sessions that have it, with counts, in insertion order."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, dict[Session, int]] = {}
@@ -80,7 +80,7 @@ class _Index:
 
 
 class Table:
-    """The sessions by id, and those without a stated id by what was said in them."""
+    """The sessions by id, and those of clients without ids by their messages."""
 
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
@@ -93,7 +93,7 @@ class Table:
         return len(self._sessions)
 
     def sizes(self) -> dict[str, int]:
-        """Return how much is held: sessions, requests under way, turns, and entries of the indexes."""
+        """Return the numbers of sessions, running requests, turns and index entries."""
         return {
             "sessions": len(self._sessions),
             "in_flight": sum(session.in_flight for session in self._sessions.values()),
@@ -108,16 +108,16 @@ class Table:
         return self._sessions.get(session_id)
 
     def add(self, session: Session) -> None:
-        """Keep a new session."""
+        """Add a new session."""
         self._sessions[session.id] = session
 
     def touch(self, session: Session, now: float) -> None:
-        """Note that a session was used."""
+        """Mark a session as used."""
         session.last_active = now
         self._sessions.move_to_end(session.id)
 
     def remember(self, session: Session, node: Node) -> None:
-        """Keep a turn; beyond the bound the oldest goes that does not wait, else the oldest."""
+        """Add a turn; beyond the bound, evict the oldest turn that does not wait, otherwise the oldest."""
         session.nodes.append(node)
         for index, digest in self._entries(session, node):
             index.add(digest, session)
@@ -127,7 +127,7 @@ class Table:
             self._unlink(session, oldest)
 
     def set_state(self, session: Session, node: Node, state: NodeState) -> None:
-        """Change what became of a turn; the session may have left memory meanwhile."""
+        """Set a turn's state; the session may have left memory meanwhile."""
         kept = node in session.nodes and self._sessions.get(session.id) is session
         if kept:
             self._unlink(session, node)
@@ -143,14 +143,14 @@ class Table:
             self._unlink(session, node)
 
     def clear(self, session: Session) -> None:
-        """Drop what is known of a session; it stays for the requests that are under way."""
+        """Drop a session's turns; the session stays for its running requests."""
         for node in session.nodes:
             self._unlink(session, node)
         session.nodes.clear()
         session.turns = 0
 
     def evict(self) -> int:
-        """Drop the least recently used sessions beyond the bound; return how many."""
+        """Evict the least recently used sessions beyond the bound; return their number."""
         excess = len(self._sessions) - self._max_sessions
         if excess <= 0:
             return 0
@@ -160,10 +160,10 @@ class Table:
         return len(oldest)
 
     def find(self, history: History) -> tuple[Session | None, int]:
-        """Return the session without a stated id that a request goes on with, and the position of the known reply.
+        """Return the plain session that a request continues, and the position of the known reply.
 
-        The longest known conversation counts; of several, one whose turn waits, with the same system messages if one of
-        the first has them. (None, -1) when no conversation is known.
+        The longest known conversation wins. Of several, prefer one whose turn waits, with the same system messages if one
+        of the first has them. Return (None, -1) if no conversation is known.
         """
         for carried in history.replies:
             if waiting := self._waiting.first(carried.conversation, COMPARED_SESSIONS):
@@ -174,9 +174,9 @@ class Table:
         return None, -1
 
     def find_rewritten(self, history: History) -> Session | None:
-        """Return the session whose waiting reply a request carries after the conversation before it was rewritten.
+        """Return the session whose waiting reply a request carries in a rewritten conversation.
 
-        None unless exactly one session in memory can be meant.
+        Return None unless exactly one session in memory matches.
         """
         for carried in history.replies:
             if meant := self._traces.first(carried.trace, 2):

@@ -1,10 +1,10 @@
-"""What a request says about earlier turns: the graph of messages, read from one request.
+"""Matches a request's messages with earlier turns.
 
-A reply that a request carries back is recognised by the whole conversation up to it. Where the conversation before it
-was rewritten (compaction, dropped messages, context taken out again) the reply's own message has to do, and only for
-the last reply to the user.
+A reply that a request carries back is identified by the whole conversation up to it. If the conversation before it was
+rewritten (compaction, dropped messages, removed context), the reply's own message is enough, but only for the last reply
+to the user.
 
-Guarantees: pure functions; nothing is changed here.
+Guarantees: pure functions without side effects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RelationKind = Literal["new", "next_state", "regeneration", "retry", "branch"]
 
 @dataclass(frozen=True)
 class Due:
-    """A turn that gets its next state, and what that is."""
+    """A turn and its next state."""
 
     node: Node
     following: list[Message]
@@ -31,16 +31,15 @@ class Due:
 
 @dataclass(frozen=True)
 class Relation:
-    """What a request means for the turns before it.
+    """What a request means for earlier turns.
 
     Attributes:
-        kind: ``next_state``: it gives one; ``regeneration``: it asks again for what was answered; ``retry``: the same
-            request, sent again after a failure; ``branch``: another continuation of a reply that was continued before;
-            ``new``: none of these.
-        due: the turns that get their next state, the latest first.
-        regenerated: the turns whose reply the user asked to be replaced.
-        rejected: the regenerated turns that the user passed over for another reply to the same messages.
-        rewritten: whether a turn was recognised by its own message only.
+        kind: ``next_state``: it gives one; ``regeneration``: it asks again for an answered request; ``retry``: it repeats
+            a failed request; ``branch``: it continues a reply in another way than before; ``new``: none of these.
+            due: the turns that get their next state, latest first.
+            regenerated: the turns whose reply the user wants regenerated.
+            rejected: the regenerated turns that the user passed over for another reply to the same messages.
+            rewritten: whether a turn was identified only by its own message.
     """
 
     kind: RelationKind
@@ -53,7 +52,7 @@ class Relation:
 def recognise(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
     """Return the turn of each assistant message whose whole conversation is known, by position.
 
-    Of several turns with the same conversation, one that waits, was not regenerated and had the same system messages.
+    Of several turns with the same conversation, prefer one that waits, was not regenerated and had the same system messages.
     """
     known: dict[bytes, list[Node]] = {}
     for node in nodes:
@@ -69,7 +68,7 @@ def recognise(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
 
 
 def unrecognised(history: History, nodes: Sequence[Node]) -> list[bytes]:
-    """Return the conversations of the replies after the last recognised main one that no node is known for."""
+    """Return the conversations of replies without a node after the last recognised main reply."""
     found = recognise(history, nodes)
     floor = last_main(found)
     return [
@@ -85,13 +84,13 @@ def last_main(found: dict[int, Node]) -> int:
 
 
 def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node], *, retry: bool) -> Relation:
-    """Return what a main request means for the turns of its session.
+    """Return what a main request means for its session's turns.
 
     Args:
-        messages: the request's.
+        messages: of the request.
         history: their digests.
         nodes: the session's turns, oldest first.
-        retry: whether the client says that it sends the request again.
+        retry: whether the client declares a retry.
     """
     found = recognise(history, nodes)
     side_replies = {position for position, node in found.items() if node.kind == "side"}
@@ -133,9 +132,9 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
 def _rewritten(
     messages: Sequence[Message], history: History, nodes: Sequence[Node], found: dict[int, Node]
 ) -> tuple[CarriedReply, Node] | None:
-    """Return the last reply to the user, when only its own message recognises it, with its waiting turn.
+    """Return the last reply to the user and its waiting turn, if only its own message identifies it.
 
-    A turn that answered these very messages is none: an earlier reply with the same words is not the turn's.
+    A turn that answered these same messages does not count: an earlier reply with the same words is not its reply.
     """
     floor = last_main(found)
     for carried in history.replies:

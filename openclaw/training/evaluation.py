@@ -1,7 +1,7 @@
 """``generate`` and ``reward_func`` of the method folders: replies to data-set prompts, scored by the judge.
 
-Guarantees: the reply comes from the policy engine with exact ids and log-probabilities; the score is the PRM's
-majority, or 0 with its reason (``no_next_state``): without a next state there is nothing to judge the reply by.
+Guarantees: the reply comes from the policy engine with exact ids and log-probabilities. The score is the PRM's majority,
+or 0 with the reason ``no_next_state``, because the judge needs a next state.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ def runtime_config() -> RuntimeConfig:
 async def generate(
     args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
-    """Let the policy engine answer ``sample.prompt``; the same in evaluation."""
+    """Generate the reply to ``sample.prompt``, in training and evaluation alike."""
     return await sglang_rollout.generate(args, sample, sampling_params)
 
 
 async def judge_reward(args: Arguments, sample: Sample | list[Sample], **kwargs: Any) -> Any:
     """Return ``{"score", "acc", "reason"}`` of a sample, or a list of them for a list.
 
-    ``sample.metadata["next_state"]``, the messages that follow the reply or the text of a user's message, is what the
-    reply is judged by.
+    ``sample.metadata["next_state"]`` has the next state: the messages after the reply, or the text of a user message.
     """
     if isinstance(sample, list):
         return await together(*(judge_reward(args, one) for one in sample))

@@ -1,9 +1,9 @@
-"""The bridge from the ledger to the trainer: a data source and a rollout function that any method folder can use.
+"""The bridge from the ledger to the trainer: a data source and a rollout function for any method folder.
 
-Guarantees: a batch is ``--rollout-batch-size`` samples that all carry gradient, leased to its rollout id in the ledger;
-what exceeds it waits for the next batch. Nothing leaves the ledger silently: a sample that is too stale is dropped with
-that reason, or trained with an importance weight and counted. The driver's bring-up starts the runtime process through
-`LedgerDataSource.before_rollouts`, and it belongs to the data source. The ledger file holds all other state.
+Guarantees: a batch is ``--rollout-batch-size`` samples with gradient, leased to its rollout id in the ledger; further
+samples wait for the next batch. Nothing leaves the ledger silently: a stale sample is dropped with that reason, or
+trained with an importance weight and counted. The driver's bring-up starts the runtime process through
+`LedgerDataSource.before_rollouts`, and the data source owns it. The ledger file holds all other state.
 """
 
 from __future__ import annotations
@@ -79,42 +79,42 @@ class LedgerDataSource(DataSource):
         return self._runtime
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Refuse: samples come from conversations, not from prompts."""
+        """Raise: samples come from conversations, not from prompts."""
         raise RuntimeError(
             "the ledger holds judged turns, not prompts; use --rollout-function-path of a method folder, "
             "openclaw_*_rollout.generate_rollout_*"
         )
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Refuse: a leased sample comes back by restoring a checkpoint."""
+        """Raise: a leased sample returns only when a checkpoint is restored."""
         raise RuntimeError("leased samples return to the ledger when a checkpoint is restored, not one by one")
 
     def save(self, rollout_id: int) -> None:
-        """A checkpoint that contains the step of ``rollout_id`` is on disk: its samples are trained."""
+        """Mark the samples of ``rollout_id`` as trained, because a checkpoint with its step is on disk."""
         count = until_available(lambda: self.ledger.mark_trained(rollout_id), self.stopped)
-        logger.info("ledger: %d samples are trained up to rollout %d", count, rollout_id)
+        logger.info("ledger: %d samples became trained, up to rollout %d", count, rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """A checkpoint up to ``rollout_id`` was restored (None or -1: the initial weights)."""
+        """Align the ledger with a restored checkpoint up to ``rollout_id`` (None or -1: the initial weights)."""
         result = self.ledger.reconcile(-1 if rollout_id is None else rollout_id)
         logger.info("ledger %s: rollout %s restored, %s", self.ledger.path, rollout_id, result)
 
     def mark(self, rollout_id: int) -> None:
-        """Nothing to note: the leases in the ledger name their rollout."""
+        """No-op: the leases in the ledger name their rollout."""
 
     def weights_live(self, rollout_id: int, version: str, trained_at: float | None = None) -> None:
-        """The engines answer with the weights that the step of ``rollout_id`` made."""
+        """Record that the engines answer with the weights after the step of ``rollout_id``."""
         now = time.time()
         trained = now if trained_at is None else trained_at
         until_available(lambda: self.ledger.record_step(rollout_id, str(version), trained, now), self.stopped)
 
     def check(self) -> None:
-        """Raise RuntimeFailedError when nobody can talk to the policy any more; the driver asks now and then."""
+        """Raise RuntimeFailedError if the runtime process has failed; the driver calls this from time to time."""
         if self._runtime is not None:
             self._runtime.check()
 
     def dispose(self) -> None:
-        """End the runtime process, and a rollout function that waits."""
+        """End the runtime process and a waiting rollout function."""
         self.stopped.set()
         with self._runtime_lock:
             if self._runtime is not None:
@@ -138,7 +138,7 @@ class LiveRollout:
     def __call__(
         self, args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
     ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-        """Return the batch of ``rollout_id``, waiting until the conversations gave enough samples.
+        """Return the batch of ``rollout_id``; wait until there are enough samples.
 
         Args:
             args: of the run.
@@ -173,9 +173,9 @@ class LiveRollout:
 def collect(
     args: Arguments, rollout_id: int, source: LedgerDataSource, supervisor: RuntimeSupervisor
 ) -> tuple[list[Sample], int]:
-    """Lease a full batch; return it and how many samples were dropped as stale.
+    """Lease a full batch; return it and the number of samples dropped as stale.
 
-    With ``--stale-samples correct`` none is: the loss weighs its tokens by how likely the trainer's weights find them.
+    With ``--stale-samples correct`` none is dropped: the loss weighs tokens by their likelihood under the trainer's weights.
     """
     ledger, wanted = source.ledger, args.rollout_batch_size
     dropped = 0
@@ -190,23 +190,23 @@ def collect(
             sample_id = sample.metadata["ledger_id"]
             until_available(partial(ledger.drop_sample, sample_id, STALE, rollout_id), source.stopped)
         dropped += len(stale)
-        if not stale and len(samples) == wanted:  # fewer when a session was forgotten meanwhile
+        if not stale and len(samples) == wanted:  # fewer if a session was deleted meanwhile
             return [prepare(sample, version) for sample in samples], dropped
         if stale:
             logger.warning(
-                "rollout %d: dropped %d samples of weights more than %s updates away", rollout_id, len(stale), bound
+                "rollout %d: dropped %d stale samples, more than %s updates old", rollout_id, len(stale), bound
             )
 
 
 def wait_for_samples(
     ledger: Ledger, rollout_id: int, count: int, stopped: threading.Event, supervisor: RuntimeSupervisor
 ) -> None:
-    """Return when ``count`` samples are ready; say every ten seconds how far it is."""
+    """Wait until ``count`` samples are ready; log the progress every ten seconds."""
     next_word = time.monotonic() + PROGRESS_SECONDS
     while (ready := ledger.ready_count()) < count:
         supervisor.check()
         if stopped.wait(POLL_SECONDS):
-            raise InterruptedError(f"rollout {rollout_id} was given up with {ready} of {count} samples ready")
+            raise InterruptedError(f"rollout {rollout_id} was cancelled with {ready} of {count} samples ready")
         if time.monotonic() >= next_word:
             next_word += PROGRESS_SECONDS
             counts = ledger.counts()
@@ -221,14 +221,14 @@ def wait_for_samples(
 
 
 def version_number(version: str) -> int:
-    """Return a weight version as a number; the name an engine starts with (``default``) is 0."""
+    """Return a weight version as a number; an engine's initial version (``default``) is 0."""
     return 0 if version == "default" else int(version)
 
 
 def staleness(sample: Sample, live_version: str | None) -> int:
-    """Return how many updates lie between the oldest weights that sampled the reply and those that are live.
+    """Return the number of updates between the oldest weights that sampled the reply and the live weights.
 
-    Samples of weights that were undone by restoring a checkpoint are as far away on the other side.
+    It is an absolute value: weights undone by restoring a checkpoint are ahead of the live ones.
     """
     if live_version is None or not sample.weight_versions:
         return 0
@@ -237,21 +237,21 @@ def staleness(sample: Sample, live_version: str | None) -> int:
 
 
 def is_stale(sample: Sample, live_version: str | None, bound: int | None) -> bool:
-    """Return whether a sample is more than ``bound`` updates away from the live weights; never without a bound."""
+    """Return whether a sample's staleness exceeds ``bound``; False without a bound."""
     return bound is not None and staleness(sample, live_version) > bound
 
 
 def prepare(sample: Sample, live_version: str | None) -> Sample:
-    """Give a leased sample the indices that the trainer's side groups by; every turn is a group of its own."""
+    """Set a leased sample's group indices for the trainer; every turn is its own group."""
     sample.index = sample.group_index = sample.metadata["ledger_id"]
     sample.metadata["staleness"] = staleness(sample, live_version)
     return sample
 
 
 def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> dict[str, float]:
-    """Return what the tracker shows of a batch: staleness, terms, and the ledger's counts by state and reason.
+    """Return a batch's metrics: staleness, terms, and the ledger's counts by state and reason.
 
-    ``bound`` is ``--max-weight-staleness``; what lies beyond it and is in the batch is trained with correction.
+    ``bound`` is ``--max-weight-staleness``; samples beyond it in the batch are trained with correction.
     """
     counts = ledger.counts()
     stale = [sample.metadata["staleness"] for sample in samples]
@@ -270,10 +270,10 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
 
 
 def until_available(call: Callable[[], T], stopped: threading.Event) -> T:
-    """Return ``call()``, made again every `LEDGER_PAUSE_SECONDS` while the ledger is full, locked or not writable.
+    """Return ``call()``; retry every `LEDGER_PAUSE_SECONDS` while the ledger is unavailable.
 
     Raises:
-        InterruptedError: when ``stopped`` is set meanwhile.
+        InterruptedError: if ``stopped`` is set meanwhile.
     """
     while True:
         try:
@@ -281,4 +281,4 @@ def until_available(call: Callable[[], T], stopped: threading.Event) -> T:
         except LedgerUnavailableError as error:
             logger.error("waiting for the ledger: %s", error)
             if stopped.wait(LEDGER_PAUSE_SECONDS):
-                raise InterruptedError(f"given up while waiting for the ledger: {error}") from error
+                raise InterruptedError(f"cancelled while waiting for the ledger: {error}") from error

@@ -1,6 +1,6 @@
 """A judged turn as a training sample.
 
-Guarantees: the sample holds exactly the ids and log-probabilities of the turn; every response token is trained.
+Guarantees: the sample has exactly the turn's ids and log-probabilities; every response token is trained.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def make_sample(
     Args:
         turn: the judged turn.
         reward: the number that becomes the advantage of each token (Binary RL) or its first term (Combine).
-        score: the PRM's verdict, logged as raw reward; None when the PRM was not asked.
+        score: the PRM's verdict, logged as raw reward; None if the PRM was not asked.
         teacher_log_probs: one per response token, or None for a sample without a distillation term.
-        teacher_topk: the teacher's most likely tokens at each position, for a loss on them.
-        metadata: what else the method wants to keep with the sample.
+        teacher_topk: the teacher's most likely tokens at each position, for a top-K loss.
+        metadata: further data of the method.
     """
     return Sample(
         prompt=turn.messages,

@@ -195,10 +195,10 @@ async def test_the_judge_builds_what_its_teacher_reads(
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('variable("FORESIGHT_WEIGHT"', 'variable("PRM_M"', "PRM_M is declared already"),
-        ('{"PRM_M": 2,', '{"PRM_N": 2,', "a default of PRM_N, which is no variable"),
+        ('variable("FORESIGHT_WEIGHT"', 'variable("PRM_M"', "PRM_M is already declared"),
+        ('{"PRM_M": 2,', '{"PRM_N": 2,', "default for the unknown variable PRM_N"),
         ('{"PRM_M": 2,', '{"PRM_M": 0,', "PRM_M=0 is too small"),
-        ('{"tiny_cpu"', '{"tiny"', "no profile tiny; use gpu1_24gb"),
+        ('{"tiny_cpu"', '{"tiny"', "unknown profile tiny; use gpu1_24gb"),
         ('    name = "foresight"\n', "", "Config has no name"),
         (
             "from dataclasses",

@@ -53,7 +53,7 @@ def pages(repository: Path) -> list[Path]:
 
 def linked_pages(repository: Path) -> list[Path]:
     """Return every page whose links have to resolve."""
-    readmes = [*repository.glob("openclaw/*/README.md"), *repository.glob("extensions/*/README.md")]
+    readmes = [*repository.glob("openclaw/*/*.md"), *repository.glob("extensions/*/README.md")]
     return [*pages(repository), *reference_pages.FOLDER.glob("*.md"), *readmes, repository / "LOG.md"]
 
 

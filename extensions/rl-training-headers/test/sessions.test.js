@@ -53,7 +53,7 @@ test("a server that refuses is an error", async (context) => {
   const { url } = await serve(context, 404);
   const sessions = new Sessions();
   sessions.used("s", { url, apiKey: undefined });
-  await assert.rejects(sessions.ended("s", "deleted"), /answered with 404/);
+  await assert.rejects(sessions.ended("s", "deleted"), /failed with status 404/);
 });
 
 test("memory is bounded", async () => {
@@ -84,5 +84,5 @@ test("the plugin reports the end of a session, and only warns when nobody listen
   assert.deepEqual(seen, [{ line: "POST /v1/sessions/s/done", key: "Bearer k" }]);
   stream?.({ baseUrl: "http://127.0.0.1:1/v1" }, {}, { requestId: "r:model:1", sessionId: "s" });
   await sessionEnd?.({ sessionId: "s", reason: "new" });
-  assert(warnings.some((warning) => warning.includes("end of session s could not be sent")));
+  assert(warnings.some((warning) => warning.includes("could not report the end of session s")));
 });

@@ -1,1 +1,1 @@
-"""Readers of a model's output format: text in, as it is generated; reasoning, content and tool-call deltas out."""
+"""Parsers of a model's output: streamed text in; reasoning, content and tool-call deltas out."""

@@ -1,7 +1,7 @@
-"""What a reply is made of, piece by piece, and the message that the pieces add up to.
+"""The deltas of a reply, and the message that they add up to.
 
-Guarantees: `MessageBuilder` is the only place where deltas become a message, so that a streamed reply and a whole one
-say the same. It owns the state of one reply.
+Guarantees: `MessageBuilder` is the only place where deltas become a message, so a streamed reply equals a whole one. It
+owns the state of one reply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model thought and did not say."""
+    """Text of the model's thought."""
 
     text: str
 
@@ -37,7 +37,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A further piece of the JSON text of a call's arguments."""
+    """The next piece of the JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -47,12 +47,12 @@ Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 def new_tool_call_id() -> str:
-    """Return an id that no other call has, of letters and digits only: clients drop punctuation from it."""
+    """Return a unique id of letters and digits only, because clients strip punctuation."""
     return f"call{uuid.uuid4().hex[:24]}"
 
 
 def merged(deltas: Sequence[Delta]) -> list[Delta]:
-    """Return ``deltas`` with neighbours that continue each other made one."""
+    """Return ``deltas`` with adjacent deltas of the same kind merged."""
     result: list[Delta] = []
     for delta in deltas:
         match (result[-1] if result else None, delta):
@@ -68,7 +68,7 @@ def merged(deltas: Sequence[Delta]) -> list[Delta]:
 
 
 class MessageBuilder:
-    """Adds deltas up to an assistant message in OpenAI's format."""
+    """Builds an assistant message in OpenAI's format from deltas."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -76,7 +76,7 @@ class MessageBuilder:
         self._calls: list[tuple[ToolCallStart, list[str]]] = []
 
     def add(self, delta: Delta) -> None:
-        """Take one more delta, in order."""
+        """Add the next delta."""
         match delta:
             case Content(text):
                 self._content.append(text)
@@ -89,7 +89,7 @@ class MessageBuilder:
 
     @property
     def has_tool_calls(self) -> bool:
-        """Whether a tool call began."""
+        """Whether a tool call has begun."""
         return bool(self._calls)
 
     def message(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The formats of thoughts and tool calls, by the names that users of SGLang and vLLM know.
+"""The formats of thoughts and tool calls, under their names in SGLang and vLLM.
 
-Guarantees: a format is stated (``REASONING_PARSER``, ``TOOL_CALL_PARSER``) or read from the marks in the checkpoint's
-chat template; a template without such marks has none. Immutable.
+Guarantees: a format is configured (``REASONING_PARSER``, ``TOOL_CALL_PARSER``) or detected by its tags in the
+checkpoint's chat template; without such tags there is none. Immutable.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a tool call is written.
+    """The format of a tool call.
 
     Attributes:
-        parser: makes the parser of a reply from the schemas of the offered tools.
-        trigger: what every call begins with.
-        frame: what comes before and after the arguments of a call, by the function's name.
-        style: how the arguments are written, as xgrammar names it.
+        parser: creates a reply's parser from the schemas of the offered tools.
+        trigger: the text that begins every call.
+        frame: the text before and after the arguments, from the function's name.
+        style: xgrammar's name for the format of the arguments.
     """
 
     parser: Callable[[Schemas], ToolParser]
@@ -77,14 +77,14 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat | None] = {
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """How a model writes its replies."""
+    """The format of a model's replies."""
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
 
 
 def reply_format(config: RuntimeConfig, chat_template: str) -> ReplyFormat:
-    """Return the formats that the configuration states or the chat template shows, and log which they are."""
+    """Return the configured formats, or those detected in the chat template, and log them."""
     tool_name = config.tool_call_parser or tool_format_of(chat_template)
     reasoning_name = config.reasoning_parser or ("qwen3" if "</think>" in chat_template else "none")
     stated = (config.reasoning_parser, config.tool_call_parser)
@@ -92,7 +92,7 @@ def reply_format(config: RuntimeConfig, chat_template: str) -> ReplyFormat:
         "reasoning parser %s, tool-call parser %s%s",
         reasoning_name,
         tool_name,
-        "" if all(stated) else "; what was not set is read from the chat template",
+        "" if all(stated) else " (unset ones detected in the chat template)",
     )
     if reasoning_name == "generic":
         opening, closing = config.reasoning_tag_pair
@@ -101,7 +101,7 @@ def reply_format(config: RuntimeConfig, chat_template: str) -> ReplyFormat:
 
 
 def tool_format_of(chat_template: str) -> str:
-    """Return the name of the tool-call format whose marks a chat template shows."""
+    """Return the tool-call format whose tags the chat template contains."""
     if "<function=" in chat_template and "<parameter=" in chat_template:
         return "qwen3_coder"
     return "qwen25" if "<tool_call>" in chat_template else "none"

@@ -1,4 +1,4 @@
-"""Finding the end of a JSON object in text that arrives in pieces, and reading JSON that a model wrote."""
+"""Finds the end of a JSON object in streamed text, and parses JSON from a model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class ObjectScanner:
-    """Follows one JSON object to its end; owns the state of one object."""
+    """Scans one JSON object to its end; owns the state of one object."""
 
     def __init__(self, *, depth: int = 0, stop_at: str = "") -> None:
         """Start an object.
 
         Args:
-            depth: how many braces were open before.
-            stop_at: a character that is no JSON outside a string, and ends the object as well.
+            depth: number of braces already open.
+            stop_at: a character that ends the object when it appears outside a string.
         """
         self.broken = False
         self._depth = depth
@@ -23,7 +23,7 @@ class ObjectScanner:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Return where the object ends in ``text``, the next piece of it, or None; ``broken`` when it was cut short."""
+        """Return the object's end in ``text``, its next piece, or None; set ``broken`` if it is cut short."""
         for position, character in enumerate(text):
             if self._in_string:
                 if self._escaped:
@@ -50,7 +50,7 @@ def read_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: when it is none, holds numbers that JSON does not have, half a character, or nests too deep.
+        ValueError: if it is invalid, has NaN or infinity, a lone surrogate, or nests too deep.
     """
     try:
         text.encode()
@@ -62,19 +62,19 @@ def read_json(text: str) -> Any:
 
 
 def read_call(text: str) -> tuple[str, str]:
-    """Return name and JSON text of the arguments of a call that is one object.
+    """Return the name and the arguments' JSON text of a call that is one JSON object.
 
     Raises:
-        ValueError: when it is none.
+        ValueError: if it is not a call.
     """
     call = read_json(text)
     if not isinstance(call, dict) or not isinstance(name := call.get("name"), str) or not name:
-        raise ValueError("no tool call")
+        raise ValueError("not a tool call")
     arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(arguments, dict | str):
-        raise ValueError("arguments are no object")
+        raise ValueError("arguments are not an object")
     return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

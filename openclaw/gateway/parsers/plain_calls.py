@@ -1,8 +1,8 @@
-"""Tool calls without tags: the answer is an object with ``name`` and ``arguments`` or ``parameters``, or several of them.
+"""Tool calls without tags: one or several JSON objects with ``name`` and ``arguments`` or ``parameters``.
 
-Guarantees: any split of the text gives the same deltas once merged, call ids apart. Only objects that name an offered
-tool, at the beginning of the answer or right after another call, are calls; everything else is content, unchanged. The
-name leaves as soon as it is known, the arguments as they are generated.
+Guarantees: any split of the text gives the same merged deltas, except for call ids. An object is a call only if it names
+an offered tool and stands at the beginning of the answer or directly after another call. Everything else is unchanged
+content. The name is emitted as soon as it is known, the arguments as they are generated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PlainToolCalls:
     """Separates tool calls from content in one reply."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """Start a reply; ``names`` are the tools that may be called."""
+        """Start a reply; ``names`` are the callable tools."""
         self.malformed = 0
         self._names = names
         self._calls = 0
@@ -31,7 +31,7 @@ class PlainToolCalls:
         self._step = self._read_object
 
     def push(self, text: str) -> list[Delta]:
-        """Return what ``text`` adds."""
+        """Return the deltas of ``text``, the next piece."""
         deltas: list[Delta] = []
         self._buffer += text
         while self._step(deltas):
@@ -39,7 +39,7 @@ class PlainToolCalls:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """Return what was held back; the reply is over."""
+        """Return the buffered rest; the reply is over."""
         deltas: list[Delta] = []
         text, self._buffer = self._buffer, ""
         if self._step in (self._read_arguments, self._read_rest):
@@ -98,7 +98,7 @@ class PlainToolCalls:
         return True
 
     def _read_rest(self, deltas: list[Delta]) -> bool:
-        """Go to the end of the call's object; what else it says is content."""
+        """Skip to the end of the call's object; extra text is content."""
         end = self._scanner.end(self._buffer[self._scanned :])
         if end is None:
             self._scanned = len(self._buffer)

@@ -1,7 +1,7 @@
-"""The format of thoughts: a first tag (`<think>`), the thought, a last tag (`</think>`), the answer.
+"""The format of thoughts: opening tag (`<think>`), thought, closing tag (`</think>`), answer.
 
-Guarantees: any split of the text gives the same deltas once merged. Line breaks next to the tags belong to the format
-and are dropped, as the chat template adds them again; nothing else is changed. A first tag later in the text is text.
+Guarantees: any split of the text gives the same merged deltas. Line breaks next to the tags belong to the format
+and are dropped, because the chat template adds them again; nothing else changes. An opening tag later in the text is text.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from openclaw.gateway.parsers.scan import held_back
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """How a thought is marked.
+    """The tags of a thought.
 
     Attributes:
-        open: its first tag.
-        close: its last tag.
-        begins_inside: whether a reply begins with a thought even when neither prompt nor reply opens one.
+        open: opening tag.
+        close: closing tag.
+        begins_inside: whether a reply begins inside a thought even without an opening tag.
     """
 
     open: str = "<think>"
@@ -39,9 +39,9 @@ class ReasoningParser:
     """Separates thought from answer in one reply."""
 
     def __init__(self, form: ReasoningFormat, *, inside: bool = False) -> None:
-        """Start a reply; ``inside`` when the prompt ended in the first tag already.
+        """Start a reply; ``inside`` if the prompt ends in the opening tag.
 
-        ``thought`` says whether there is a thought.
+        ``thought`` says whether the reply has a thought.
         """
         self._form = form
         self._state = _State.REASONING if inside else _State.START
@@ -51,11 +51,11 @@ class ReasoningParser:
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next may belong to a thought."""
+        """Whether the next text may belong to a thought."""
         return self._state in (_State.START, _State.REASONING)
 
     def push(self, text: str) -> list[Content | Reasoning]:
-        """Return what ``text`` adds."""
+        """Return the deltas of ``text``, the next piece."""
         text = self._held + text
         self._held = ""
         pieces: list[Content | Reasoning] = []
@@ -72,14 +72,14 @@ class ReasoningParser:
         return pieces
 
     def finish(self) -> list[Content | Reasoning]:
-        """Return what was held back; the reply is over."""
+        """Return the buffered rest; the reply is over."""
         text, self._held = self._held, ""
         if not text:
             return []
         return [Reasoning(text) if self._state is _State.REASONING else Content(text)]
 
     def _open(self, text: str) -> str:
-        """Decide whether the reply begins with a thought; return what is left to read."""
+        """Decide whether the reply begins with a thought; return the unread text."""
         start = text.lstrip()
         if start.startswith(self._form.open):
             self._state, self.thought = _State.REASONING, True
@@ -92,7 +92,7 @@ class ReasoningParser:
         return text
 
     def _think(self, text: str, pieces: list[Content | Reasoning]) -> str:
-        """Read thought; return what comes after its end."""
+        """Read the thought; return the text after its end."""
         if not self._spoken:
             text = text.lstrip("\n")
         thought, close, rest = text.partition(self._form.close)

@@ -1,6 +1,6 @@
-"""The readers of one reply in their order: stop strings, reasoning, tool calls.
+"""The parsers of one reply, in order: stop strings, reasoning, tool calls.
 
-Guarantees: no delta is empty, and any split of the text gives the same deltas once merged. Owns the state of one reply.
+Guarantees: no delta is empty, and any split of the text gives the same merged deltas. Owns the state of one reply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from openclaw.gateway.parsers.scan import StopStrings
 
 
 class ToolParser(Protocol):
-    """Separates tool calls from content in one reply; ``malformed`` counts what could not be read."""
+    """Separates tool calls from content in one reply; ``malformed`` counts unreadable calls."""
 
     malformed: int
 
@@ -36,9 +36,9 @@ class ReplyParser:
         """Start a reply.
 
         Args:
-            reasoning: the format of thoughts, None when there are none.
-            tools: the parser of tool calls, None when they are not looked for.
-            inside_reasoning: whether the prompt ended in the first tag of a thought.
+            reasoning: the format of thoughts, or None.
+            tools: the parser of tool calls, or None.
+            inside_reasoning: whether the prompt ends in the opening tag of a thought.
             stops: the request's stop strings.
         """
         self._stops = StopStrings(stops)
@@ -47,12 +47,12 @@ class ReplyParser:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found; the rest of the reply is not read."""
+        """Whether a stop string has ended the reply."""
         return self._stops.found
 
     @property
     def passed(self) -> int:
-        """How many characters of the reply's text are certain to come before any stop string."""
+        """The number of characters that certainly come before any stop string."""
         return self._stops.passed
 
     @property
@@ -62,20 +62,20 @@ class ReplyParser:
 
     @property
     def thought(self) -> bool:
-        """Whether there is a thought."""
+        """Whether the reply has a thought."""
         return self._reasoning is not None and self._reasoning.thought
 
     @property
     def malformed(self) -> int:
-        """How many tool calls could not be read, or ended too early."""
+        """The number of tool calls that are unreadable or cut short."""
         return self._tools.malformed if self._tools else 0
 
     def push(self, text: str) -> list[Delta]:
-        """Return what ``text`` adds."""
+        """Return the deltas of ``text``, the next piece."""
         return self._read(self._stops.push(text))
 
     def finish(self) -> list[Delta]:
-        """Return what was held back; the reply is over."""
+        """Return the buffered rest; the reply is over."""
         deltas = self._read(self._stops.finish())
         if self._reasoning:
             deltas += self._route(self._reasoning.finish())

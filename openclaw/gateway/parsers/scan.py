@@ -1,4 +1,4 @@
-"""Finding a tag or a stop string in text that arrives in pieces."""
+"""Finds tags and stop strings in streamed text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def held_back(text: str, tags: Sequence[str]) -> int:
-    """Return the length of the longest end of ``text`` that is the beginning of a tag, but not a whole one."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of a tag."""
     longest = min(len(text), max(map(len, tags), default=0) - 1)
     for length in range(longest, 0, -1):
         end = text[-length:]
@@ -16,9 +16,9 @@ def held_back(text: str, tags: Sequence[str]) -> int:
 
 
 class StopStrings:
-    """Ends a reply before the first stop string, which is not part of the text.
+    """Cuts a reply before its first stop string.
 
-    What could be the beginning of a stop string is held back; ``passed`` counts the characters that were not. Owns the state of one reply.
+    Text that could begin a stop string is buffered; ``passed`` counts the released characters. Owns the state of one reply.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class StopStrings:
         self.passed = 0
 
     def push(self, text: str) -> str:
-        """Return the text that is certain to come before any stop string; nothing once one was found."""
+        """Return the text that certainly comes before any stop string; nothing after the first one."""
         text = self._scan(text)
         self.passed += len(text)
         return text
@@ -39,7 +39,7 @@ class StopStrings:
         text = self._held + text
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
-            # The match that ends first: the one that would have been seen first, had the text come by characters.
+            # Take the match that ends first, as if the text had arrived character by character.
             self.found, self._held = True, ""
             return text[: min(matches)[1]]
         keep = held_back(text, self._stops)
@@ -47,7 +47,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return what was held back, when no stop string came of it."""
+        """Return the buffered text, unless a stop string ended the reply."""
         text, self._held = self._held, ""
         self.passed += len(text)
         return text

@@ -1,7 +1,7 @@
-"""What tool-call formats in `<tool_call>` … `</tool_call>` have in common; the inside is a subclass's.
+"""The base of tool-call formats in `<tool_call>` … `</tool_call>`; a subclass parses the inside.
 
-Guarantees: any split of the text gives the same deltas once merged, call ids apart. Nothing is lost: what cannot be read
-is given back as content and counted in ``malformed``. Line breaks and spaces around the blocks belong to the format.
+Guarantees: any split of the text gives the same merged deltas, except for call ids. Nothing is lost: unreadable text
+becomes content and is counted in ``malformed``. Line breaks and spaces around the blocks belong to the format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Step = Callable[[list[Delta]], bool]
 class TaggedToolCalls:
     """Separates tool calls from content in one reply.
 
-    A step reads what it can from ``buffer`` and says whether the next one may go on; ``self.step`` is the one that reads.
+    A step consumes what it can from ``buffer`` and returns whether the next step may run; ``self.step`` is the current one.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class TaggedToolCalls:
         self._after_call = False
 
     def push(self, text: str) -> list[Delta]:
-        """Return what ``text`` adds."""
+        """Return the deltas of ``text``, the next piece."""
         deltas: list[Delta] = []
         self.buffer += text
         while self.step(deltas):
@@ -37,7 +37,7 @@ class TaggedToolCalls:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """Return what was held back; the reply is over."""
+        """Return the buffered rest; the reply is over."""
         deltas: list[Delta] = []
         text, self.buffer = self.buffer, ""
         if self.step == self.read_text:
@@ -49,15 +49,15 @@ class TaggedToolCalls:
         return deltas
 
     def read_inside(self, deltas: list[Delta]) -> bool:
-        """Read on after the opening tag."""
+        """Read the text after the opening tag."""
         raise NotImplementedError
 
     def end_inside(self, text: str, deltas: list[Delta]) -> None:
-        """The reply ended inside a block, with ``text`` not read yet."""
+        """Handle the end of the reply inside a block; ``text`` is unread."""
         raise NotImplementedError
 
     def tail_junk(self, text: str) -> str:
-        """Return what does not belong between the end of the arguments and the closing tag."""
+        """Return the unexpected text between the end of the arguments and the closing tag."""
         return text.strip()
 
     def read_text(self, deltas: list[Delta]) -> bool:
@@ -78,7 +78,7 @@ class TaggedToolCalls:
         return bool(tag)
 
     def read_tail(self, deltas: list[Delta]) -> bool:
-        """Go to the end of the block, or to the next one when it is not closed."""
+        """Skip to the end of the block, or to the next block if it is not closed."""
         found = [(position, tag) for tag in (OPEN, CLOSE) if (position := self.buffer.find(tag)) >= 0]
         if not found:
             return False
@@ -89,7 +89,7 @@ class TaggedToolCalls:
         return True
 
     def give_back(self, text: str, deltas: list[Delta]) -> None:
-        """Emit what does not belong there as content."""
+        """Emit unexpected text as content."""
         if text.strip():
             self.malformed += 1
             deltas.append(Content(text))
@@ -101,12 +101,12 @@ class TaggedToolCalls:
         deltas.append(Content(f"{OPEN}{body}{closing}"))
 
     def start_call(self, name: str, deltas: list[Delta]) -> None:
-        """Begin a call."""
+        """Start a call."""
         self._after_call = True
         deltas.append(ToolCallStart(self.calls, new_tool_call_id(), name))
         self.calls += 1
 
     def add_arguments(self, text: str, deltas: list[Delta]) -> None:
-        """Go on with the arguments of the last call."""
+        """Append to the arguments of the current call."""
         if text:
             deltas.append(ToolCallArguments(self.calls - 1, text))

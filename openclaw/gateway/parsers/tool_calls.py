@@ -1,7 +1,7 @@
 """Qwen's tool-call format: `<tool_call>`, an object with ``name`` and ``arguments``, `</tool_call>`, any number of times.
 
-Guarantees, beside those of `TaggedToolCalls`: the name leaves as soon as it is known, the arguments as they are
-generated, in the model's own JSON text; those that end too early are delivered as far as they came and counted in
+Guarantees, besides those of `TaggedToolCalls`: the name is emitted as soon as it is known, the arguments as they are
+generated, in the model's own JSON text. Arguments that are cut short are emitted as far as they go and counted in
 ``malformed``.
 """
 
@@ -13,7 +13,7 @@ from openclaw.gateway.parsers.deltas import Delta
 from openclaw.gateway.parsers.json_text import ObjectScanner, read_call
 from openclaw.gateway.parsers.tagged import CLOSE, TaggedToolCalls
 
-# The name has no "<", so that a closing tag is never read as part of it.
+# Exclude "<" from names, so that a closing tag never becomes part of one.
 HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\<]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
@@ -25,7 +25,7 @@ class JsonToolCalls(TaggedToolCalls):
         self._scanner = ObjectScanner()
 
     def read_inside(self, deltas: list[Delta]) -> bool:
-        """Wait for the name, or for the end of the block when it is written in another order."""
+        """Wait for the name, or for the end of the block if the keys have another order."""
         match = HEADER.match(self.buffer)
         if match:
             self.start_call(match.group(1), deltas)
@@ -40,18 +40,18 @@ class JsonToolCalls(TaggedToolCalls):
         return True
 
     def end_inside(self, text: str, deltas: list[Delta]) -> None:
-        """Deliver what there is of a call."""
+        """Emit the incomplete call."""
         if self.step == self.read_inside:
             self._whole_call(text, "", deltas)
         else:
             self.malformed += 1
 
     def tail_junk(self, text: str) -> str:
-        """The brace that closes the object belongs there."""
+        """Return unexpected text; the object's closing brace is expected."""
         return text.strip().removeprefix("}").strip()
 
     def _read_arguments(self, deltas: list[Delta]) -> bool:
-        """Emit the JSON object of the arguments up to its end."""
+        """Emit the arguments' JSON object up to its end."""
         end = self._scanner.end(self.buffer)
         text = self.buffer if end is None else self.buffer[:end]
         self.buffer = self.buffer[len(text) :]
@@ -63,7 +63,7 @@ class JsonToolCalls(TaggedToolCalls):
         return True
 
     def _whole_call(self, body: str, closing: str, deltas: list[Delta]) -> None:
-        """Emit the call that a complete block holds, or the block as content when it holds none."""
+        """Emit a complete block as a call, or as content if it is not one."""
         try:
             name, arguments = read_call(body)
         except ValueError:

@@ -1,6 +1,6 @@
-"""Values that a model wrote as plain text, as JSON of the type that the tool's schema gives them.
+"""Converts a model's plain-text values to JSON of the type in the tool's schema.
 
-Guarantees: never fails; a text that is not of its type becomes a string. Pure functions.
+Guarantees: never fails; a text that does not match its type becomes a string. Pure functions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LONGEST_REFERENCE_CHAIN = 8
 
 
 def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Return the JSON types that a parameter may have; one that the schema says nothing about is a string."""
+    """Return the JSON types of a parameter; string if the schema does not say."""
     properties = schema.get("properties")
     return (_types(properties.get(name), schema, 0) if isinstance(properties, Mapping) else frozenset()) or TEXT
 
 
 def parameter_words(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Return the texts that a parameter is one of, empty when it may be any."""
+    """Return the allowed texts of an enum parameter, empty for any other."""
     properties = schema.get("properties")
     stated = properties.get(name) if isinstance(properties, Mapping) else None
     values = stated.get("enum") if isinstance(stated, Mapping) else None
@@ -34,7 +34,7 @@ def parameter_words(schema: Mapping[str, Any], name: str) -> frozenset[str]:
 def typed_json(text: str, types: frozenset[str]) -> str:
     """Return the JSON text of a value.
 
-    A text that is JSON of one of ``types`` is that; other JSON is kept too when no string is allowed.
+    JSON of one of ``types`` is returned as it is, and any JSON if no string is allowed.
     """
     stripped = text.strip()
     try:
@@ -48,7 +48,7 @@ def typed_json(text: str, types: frozenset[str]) -> str:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    """Return the types of a schema, empty when it does not tell."""
+    """Return the types of a schema, empty if it names none."""
     if not isinstance(schema, Mapping) or depth > LONGEST_REFERENCE_CHAIN:
         return frozenset()
     if isinstance(reference := schema.get("$ref"), str):
@@ -66,7 +66,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what a reference within the schema points to, or None."""
+    """Return the target of a reference within the schema, or None."""
     target: Any = root if reference.startswith("#") else None
     for part in reference.removeprefix("#").strip("/").split("/"):
         if part:

@@ -8,9 +8,9 @@
     </function>
     </tool_call>
 
-Guarantees, beside those of `TaggedToolCalls`: the arguments are a JSON object, each value of the type that the tool's
-schema gives it. The name leaves as soon as it is known, texts as they are generated, other values when they are whole;
-what ends too early is delivered as far as it came and counted in ``malformed``.
+Guarantees, besides those of `TaggedToolCalls`: the arguments are a JSON object, and each value has its type in the
+tool's schema. The name is emitted as soon as it is known, texts as they are generated, other values when complete. A call
+that is cut short is emitted as far as it goes and counted in ``malformed``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NAME_ENDS = "<>\n"
 
 
 class XmlToolCalls(TaggedToolCalls):
-    """Reads calls that are tags."""
+    """Parses calls written as tags."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        """Start a reply; ``schemas`` has the parameters' JSON schema of each function."""
+        """Start a reply; ``schemas`` maps each function to its parameters' JSON schema."""
         super().__init__()
         self._schemas = schemas
         self._schema: Mapping[str, Any] = {}
@@ -43,7 +43,7 @@ class XmlToolCalls(TaggedToolCalls):
         self._begun = False
 
     def read_inside(self, deltas: list[Delta]) -> bool:
-        """Wait for the function's name, or for the end of a block that has none."""
+        """Wait for the function's name, or for the end of a block without one."""
         start = self.buffer.lstrip()
         if start.startswith(FUNCTION):
             name, rest = _tag_name(start[len(FUNCTION) :])
@@ -60,7 +60,7 @@ class XmlToolCalls(TaggedToolCalls):
         return True
 
     def end_inside(self, text: str, deltas: list[Delta]) -> None:
-        """Deliver what there is of a call."""
+        """Emit the incomplete call."""
         if self.step == self.read_inside:
             self.reject_block(text, "", deltas)
             return
@@ -85,7 +85,7 @@ class XmlToolCalls(TaggedToolCalls):
             if rest is None and name is None:
                 return False
             if rest is None or not name:
-                # Not the tag of a parameter: given back up to where it stops being one.
+                # Not a parameter's tag: emit it as content up to the mismatch.
                 end = after + len(name or "")
                 self.give_back(self.buffer[:end].strip(), deltas)
                 self.buffer = self.buffer[end:]
@@ -114,7 +114,7 @@ class XmlToolCalls(TaggedToolCalls):
         self.step = self._read_value
 
     def _read_value(self, deltas: list[Delta]) -> bool:
-        """Read a value; one line break at each end of it belongs to the format."""
+        """Read a value; one line break at each end belongs to the format."""
         value, tag, rest = self.buffer.partition(PARAMETER_END)
         if not self._streams:
             if tag:
@@ -133,7 +133,7 @@ class XmlToolCalls(TaggedToolCalls):
 
     @property
     def _streams(self) -> bool:
-        """Whether a value is a text of any kind, which leaves as it is generated."""
+        """Whether the value is free text, which is emitted as it is generated."""
         return self._types == TEXT and not self._words
 
     def _whole_value(self, value: str) -> str:
@@ -151,9 +151,9 @@ class XmlToolCalls(TaggedToolCalls):
 
 
 def _tag_name(text: str) -> tuple[str | None, str | None]:
-    """Return the name at the beginning of ``text`` and what comes after its ``>``.
+    """Return the name at the beginning of ``text`` and the text after its ``>``.
 
-    Both are None when the tag is not complete yet; the second is None when it is no tag.
+    Both are None if the tag is incomplete. Only the second is None if it is not a tag.
     """
     end = next((position for position, character in enumerate(text) if character in NAME_ENDS), None)
     if end is None:

@@ -30,10 +30,10 @@ def arguments(path: str, topk: int) -> Arguments:
     ("method", "path", "topk", "says"),
     [
         (OPD, HYBRID, 4, "rollout_topk_log_probs"),
-        (COMBINE, HYBRID, 4, "turns of conversations have none"),
+        (COMBINE, HYBRID, 4, "turns of conversations do not have it"),
         (MINE, HYBRID, 4, "use openclaw-opd with --distill-topk 50"),
-        (COMBINE, TOPK, 50, "openclaw-combine keeps none"),
-        (RL, ALIAS, 50, "openclaw-rl keeps none"),
+        (COMBINE, TOPK, 50, "openclaw-combine does not store"),
+        (RL, ALIAS, 50, "openclaw-rl does not store"),
         (OPD, TOPK, 0, "add --distill-topk 50"),
         (OPD, ALIAS, 0, "add --distill-topk 50"),
         (OPD, ALIAS, 50, None),
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> Any:
 def test_the_plan_names_it(method: str) -> None:
     flags = ["--loss-type", "custom_loss", "--custom-loss-function-path", HYBRID]
     plan = make_plan(PROFILES["gpu8"], method, None, flags, {})
-    assert [problem for problem in plan.problems if "turns of conversations have none" in problem]
+    assert [problem for problem in plan.problems if "turns of conversations do not have it" in problem]
 
 
 def test_the_plan_of_the_top_k_method_has_its_loss_fed() -> None:

@@ -243,7 +243,7 @@ def test_checkpoint_and_restore_move_the_ledger(args: Arguments, source: LedgerD
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"n_samples_per_prompt": 8}, "--n-samples-per-prompt 8 by 1"),
+        ({"n_samples_per_prompt": 8}, "--n-samples-per-prompt 8 does not fit live training; use 1"),
         ({"rollout_batch_size": 3}, "multiple of --global-batch-size 2"),
     ],
 )

@@ -57,7 +57,7 @@ async def test_turns_and_their_next_states_are_kept(start: Starter, tmp_path: Pa
     collector.close()
 
 
-@pytest.mark.parametrize(("key", "words"), [(None, "asks for a key"), ("wrong", "asks for a key")])
+@pytest.mark.parametrize(("key", "words"), [(None, "needs a key"), ("wrong", "needs a key")])
 async def test_a_key_is_asked_for(start: Starter, tmp_path: Path, key: str | None, words: str) -> None:
     stack = await collecting(start, api_key=KEY)
     with pytest.raises(CollectError, match=words):

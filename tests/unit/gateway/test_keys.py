@@ -62,13 +62,13 @@ def test_without_a_key_everybody_is_local() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no key in it"),
+        ("", "contains no key"),
         (f"laptop {LAPTOP}", "line 1 is not name:key"),
         (f"a:b\nla ptop:{LAPTOP}", "line 2 is not name:key"),
         ("laptop:", "line 1 is not name:key"),
-        (f"laptop:{LAPTOP}\nlaptop:other", "line 2: the name 'laptop' is taken"),
-        (f"environment:{LAPTOP}", "is taken"),
-        (f"laptop:{LAPTOP}\nphone:{LAPTOP}", "line 2: the key of 'phone' stands there twice"),
+        (f"laptop:{LAPTOP}\nlaptop:other", "line 2: the name 'laptop' is used twice"),
+        (f"environment:{LAPTOP}", "is used twice"),
+        (f"laptop:{LAPTOP}\nphone:{LAPTOP}", "line 2: the key of 'phone' is in the file twice"),
         ("laptop:sha256:abc", "64 hexadecimal digits"),
     ],
 )

@@ -145,8 +145,8 @@ async def test_top_k_is_that_of_the_model_with_the_hint_first_token_included(for
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([[(-1.0, 3), (-2.0, 4)]] * 3, "gave something else"),
-        ([[(-1.0, 3)]] * 4, "gave something else"),
+        ([[(-1.0, 3), (-2.0, 4)]] * 3, "did not give the requested top"),
+        ([[(-1.0, 3)]] * 4, "did not give the requested top"),
         ([[(-1.0, 3), (float("-inf"), 4)]] * 4, "not a finite number"),
     ],
 )

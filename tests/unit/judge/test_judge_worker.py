@@ -337,6 +337,6 @@ async def test_a_turn_forgotten_while_it_is_judged_is_let_go(ledger: Ledger, cap
     bench.pend(session_id="gone")
     with caplog.at_level("INFO"):
         async with bench.running():
-            await until(lambda: "was forgotten while it was judged" in caplog.text)
+            await until(lambda: "was deleted while it was judged" in caplog.text)
     assert ledger.counts()["turns"] == {}
     assert ledger.ready_count() == 0

@@ -106,7 +106,7 @@ def test_secrets_are_redacted_and_recognised_when_imported_again(tmp_path: Path)
         ({"turns": []}, "session_id is missing"),
         ({"session_id": "s", "turns": {}}, "turns is not a list"),
         ({"session_id": "s", "turns": [3]}, "turn 0 is not an object"),
-        ({"session_id": "s", "turns": [{"type": "other"}]}, "type is main or side"),
+        ({"session_id": "s", "turns": [{"type": "other"}]}, "type must be main or side"),
         ({"session_id": "s", "turns": [{"prompt": 3, "response": "a"}]}, "prompt: write a text"),
         ({"session_id": "s", "turns": [{"prompt": "q", "response": []}]}, "response is one message, got 0"),
     ],
@@ -123,7 +123,7 @@ def test_commands_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixtur
     ledger = tmp_path / "new" / "ledger.sqlite"
     path = write(tmp_path / "a.jsonl", WRITTEN)
     assert main([str(ledger), "import", str(path)]) == 0
-    assert "2 turns of 1 sessions added, 0 were there before" in capsys.readouterr().out
+    assert "added 2 turns of 1 sessions; 0 were already there" in capsys.readouterr().out
     assert main([str(ledger), "export", str(tmp_path / "b.jsonl")]) == 0
     assert json.loads((tmp_path / "b.jsonl").read_text())["turns"][0]["next_state"] == [
         {"role": "user", "content": "Thanks."}

@@ -40,7 +40,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def fill(ledger: Ledger, prefix: str) -> int:
     """Record turns until the ledger refuses one; return how many it took."""
     taken = 0
-    with pytest.raises(LedgerUnavailableError, match=f"{ledger.path}: the disk is full; free space there"):  # noqa: PT012
+    with pytest.raises(LedgerUnavailableError, match=f"{ledger.path}: the disk is full; free some space"):  # noqa: PT012
         while taken < 1000:
             ledger.record_turn(make_turn(f"{prefix}-{taken}", messages=LONG))
             taken += 1
@@ -88,7 +88,7 @@ def test_lock_beyond_the_time_out_is_named_and_ends(tmp_path: Path, monkeypatch:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     with closing(sqlite3.connect(ledger.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(LedgerUnavailableError, match="another process holds the file"):
+        with pytest.raises(LedgerUnavailableError, match="another process locks the file"):
             ledger.record_turn(make_turn())
         assert turn_ids(ledger) == [], "reading goes on"
         other.execute("ROLLBACK")

@@ -83,7 +83,7 @@ def test_missing_file_and_session_say_what_to_type(ledger: Ledger, capsys: pytes
 
 def test_export_is_one_conversation_a_line(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "conversations.jsonl"
-    assert "3 sessions written" in shown(ledger, capsys, "--export", str(path))
+    assert "wrote 3 sessions" in shown(ledger, capsys, "--export", str(path))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == list(conversations(ledger))
     assert [line["session_id"] for line in lines] == ["session", "other", "third"]

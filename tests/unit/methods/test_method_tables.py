@@ -152,13 +152,13 @@ def test_method_must_implement_the_protocol() -> None:
 
 
 def test_plans_and_decisions_say_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="at least one vote"):
+    with pytest.raises(ValueError, match="at least one judge vote"):
         JudgePlan()
     with pytest.raises(ValueError, match="hint_votes"):
         JudgePlan(prm_votes=1, needs_teacher=True)
     with pytest.raises(ValueError, match="needs_teacher=True"):
         JudgePlan(prm_votes=1, teacher_context=lambda turn, verdict: turn.messages)
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="either samples or a reason"):
         SampleDecision()
 
 

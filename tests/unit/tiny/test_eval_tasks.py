@@ -82,8 +82,8 @@ def test_results_of_the_calculator() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--eval-tasks", "conversation,cooking"], "no task cooking; there are: conversation, coding, tool-use"),
-        (["--eval-tasks", "conversation"], "give --model-path P to serve a checkpoint"),
+        (["--eval-tasks", "conversation,cooking"], "unknown task cooking; use conversation, coding, tool-use"),
+        (["--eval-tasks", "conversation"], "write --model-path P to serve a checkpoint"),
         (["--model-path", "p", "--eval-tasks", "coding"], "add --allow-code-execution"),
         (["--base-url", "u", "--eval-tasks", "tool-use", "--gpu-ids", "0"], "unknown argument --gpu-ids"),
     ],

@@ -86,4 +86,4 @@ def test_the_commands_have_the_options_that_guides_name(
 def test_a_wrong_dataset_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text("{}")
     assert chat.main(TA, "ta_chat.py", ["--dataset", str(tmp_path / "x.json")]) == 2
-    assert "is no GSM8K file" in capsys.readouterr().err
+    assert "is not a GSM8K file" in capsys.readouterr().err

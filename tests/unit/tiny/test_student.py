@@ -150,7 +150,7 @@ def test_gsm8k_files(tmp_path: Path) -> None:
     assert gsm8k_items(lines) == gsm8k_items(whole) == [Item("q", "12")]
     with pytest.raises(MeasureError, match=r"c\.json"):
         gsm8k_items(wrong)
-    with pytest.raises(MeasureError, match="no GSM8K"):
+    with pytest.raises(MeasureError, match="not a GSM8K"):
         gsm8k_items(tmp_path / "missing.json")
 
 
