@@ -1,7 +1,7 @@
-"""Which samples are pieces of one rollout (trajectory): an agent's run that was cut into a sample per step, or per branch.
+"""Group the samples of one rollout (trajectory): an agent's run that was cut into one sample per step or branch.
 
-Guarantee: pure. Samples with the same ``rollout_id`` belong together; without one, samples with the same group and the same
-index do. Every other sample is a rollout of its own.
+Guarantee: pure. Samples with the same ``rollout_id`` belong together; without one, samples with the same group and
+index do. Every other sample is its own rollout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from slime.utils.types import Sample
 
 
 def rollout_ids(samples: Sequence[Sample]) -> list[int]:
-    """Return a number per sample, counted from 0 in order of appearance and shared by the samples of one rollout."""
+    """Return each sample's rollout number, counted from 0 in order of appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(_key(sample, position), len(numbers)) for position, sample in enumerate(samples)]
 
@@ -27,7 +27,7 @@ def _key(sample: Sample, position: int) -> Hashable:
 
 
 def mask_sums(ids: Sequence[int], masks: Sequence[Sequence[int]]) -> list[int]:
-    """Return per sample the unmasked tokens of its whole rollout."""
+    """Return, for each sample, the unmasked tokens of its whole rollout."""
     sums: dict[int, int] = defaultdict(int)
     for number, mask in zip(ids, masks, strict=True):
         sums[number] += sum(mask)
