@@ -87,7 +87,7 @@ def test_an_external_engine_is_never_started_or_ended(tmp_path: Path, caplog: py
     engine.stop()
     engine.kill()
     engine.end_failed_update(1)
-    assert "start it again" in caplog.text
+    assert "restart it" in caplog.text
     assert not heard
     assert not list(tmp_path.rglob("*.log"))
 
