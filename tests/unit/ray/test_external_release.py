@@ -98,7 +98,12 @@ def helpers_of(engine: Engine) -> list[psutil.Process]:
     ("words", "refuses", "expected", "said"),
     [
         ("held", {}, [CLOSE, CONTINUE], "answers again, with the weights of the last update"),
-        ("held loading", {}, [*RELOAD, BEGIN, CLOSE, CONTINUE], "the weights of m: the lost run's update was incomplete"),
+        (
+            "held loading",
+            {},
+            [*RELOAD, BEGIN, CLOSE, CONTINUE],
+            "the weights of m: the lost run's update was incomplete",
+        ),
         ("held loading", {"/begin_weight_update": "already open"}, [*RELOAD, BEGIN], "is with a new trainer"),
         ("held loading", {"/update_weights_from_disk": "no m"}, RELOAD, "restart it .*400 no m"),
         ("held loading", {"/model_info": ""}, RELOAD[:3], "restart it .*names no model_path"),
