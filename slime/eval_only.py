@@ -1,6 +1,6 @@
-"""Evaluation of a checkpoint: engines and evaluation sets, no trainer. Prints a table and writes JSON.
+"""Evaluate a checkpoint with engines and evaluation sets, without a trainer. Print a table and write JSON.
 
-Exit code 0 means that every answer of every set was scored; 1 that something failed, 2 that the arguments are wrong.
+Exit code 0: every answer of every set was scored. 1: something failed. 2: the arguments are wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slime.ray.run import Run
 from slime.rollout.eval_metrics import PREFIX, scores
 from slime.utils.process import watch_lifeline
 
-# What the parser asks of a training run; each may be given all the same.
+# Flags that the parser requires of a training run; here they are optional.
 NO_TRAINING = [
     "--debug-rollout-only",
     "--disable-rollout-global-dataset",
@@ -48,11 +48,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "Evaluate --hf-checkpoint on the sets of --eval-config or --eval-prompt-data; "
         "score them with --rm-type or --custom-rm-path."
     )
-    parser.add_argument("--json", metavar="FILE", help="write the metrics of every set there")
+    parser.add_argument("--json", metavar="FILE", help="write the metrics of every set to this file")
 
 
 def table(metrics: dict[str, Any]) -> Table:
-    """Return a row per evaluation set: score, pass@k, and how its answers ended."""
+    """Return one row per evaluation set: score, pass@k, and how its answers ended."""
     passes = sorted({name.rpartition("-")[2] for name in metrics if "-pass@" in name}, key=lambda name: int(name[5:]))
     shown = [(name, f"-{name}", "{:.3f}") for name in passes] + list(_COLUMNS)
     shown = [column for column in shown if any(name.endswith(column[1]) for name in metrics)]

@@ -1,6 +1,6 @@
-"""Synchronous loop: collect a batch, train on it, save, make its weights live, and only then collect the next.
+"""Synchronous loop: collect a batch, train on it, save, push the weights, and only then collect the next batch.
 
-With ``--colocate`` trainer and engines have the same GPUs, and this order is the order in which they have them.
+With ``--colocate`` trainer and engines use the same GPUs in this order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slime.utils.process import watch_lifeline
 
 
 def train(run: Run) -> None:
-    """One batch at a time, until ``num_rollout``."""
+    """Collect and train one batch at a time, until ``num_rollout``."""
     run.evaluate_start()
     for rollout_id in range(run.start_rollout_id, run.args.num_rollout):
         batch = run.wait(run.generate(rollout_id))

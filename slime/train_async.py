@@ -1,4 +1,4 @@
-"""Asynchronous loop: the next batch is collected while this one trains, and its weights are live right after the step."""
+"""Asynchronous loop: collect the next batch while this one trains, and push weights right after each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime.utils.process import watch_lifeline
 
 
 def train(run: Run) -> None:
-    """Collect ``r + 1`` while ``r`` trains, until ``num_rollout``."""
+    """Collect batch ``r + 1`` while batch ``r`` trains, until ``num_rollout``."""
     run.evaluate_start()
     last = run.args.num_rollout
     batch = run.generate(run.start_rollout_id) if run.start_rollout_id < last else None

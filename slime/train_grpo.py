@@ -1,4 +1,4 @@
-"""``train.py --advantage-estimator grpo`` under the name that guides know."""
+"""Alias of ``train.py --advantage-estimator grpo`` for existing guides."""
 
 from __future__ import annotations
 

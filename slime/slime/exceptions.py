@@ -8,15 +8,15 @@ class SlimeError(Exception):
 
 
 class ConfigurationError(SlimeError, ValueError):
-    """Flags or variables that cannot work together; raised before anything starts."""
+    """Invalid or contradictory flags or variables; raised before anything starts."""
 
 
 class PluginError(SlimeError, ImportError):
-    """A plugin path that names nothing, or a plugin that returned something else than its contract says."""
+    """A plugin was not found, or returned something that violates its contract."""
 
 
 class SampleError(SlimeError, ValueError):
-    """A sample whose per-token lists do not fit its tokens."""
+    """A sample's per-token lists do not match its tokens."""
 
 
 class EngineError(SlimeError, RuntimeError):
@@ -24,11 +24,11 @@ class EngineError(SlimeError, RuntimeError):
 
 
 class EngineNodeLostError(EngineError):
-    """A machine of an engine has no actor any more, or one that does not answer: the engine has to be made anew."""
+    """An actor on one of the engine's machines is gone or does not answer; the engine must be recreated."""
 
 
 class WeightsDifferError(SlimeError, RuntimeError):
-    """After a push a tensor of an engine is not the trainer's, bit for bit."""
+    """After a push, a tensor on an engine differs from the trainer's."""
 
 
 class TrainerError(SlimeError, RuntimeError):
@@ -36,11 +36,11 @@ class TrainerError(SlimeError, RuntimeError):
 
 
 class LostError(TrainerError):
-    """A process or a machine of the run is gone; the run can go on from its last checkpoint."""
+    """A process or machine of the run is gone; the run can continue from its last checkpoint."""
 
 
 class RankLostError(LostError):
-    """A training rank died, or lost the data it was given: all ranks have to start again.
+    """A training rank died or lost its data; all ranks must restart.
 
     Attributes:
         method: what the ranks were doing.
@@ -52,19 +52,19 @@ class RankLostError(LostError):
 
 
 class ManagerLostError(LostError):
-    """The rollout manager died, and its engines and batches with it."""
+    """The rollout manager died, taking its engines and batches with it."""
 
 
 class NodeLostError(LostError):
-    """A machine that held a part of the run left the cluster."""
+    """A machine that hosted part of the run left the cluster."""
 
 
 class NodeError(SlimeError, RuntimeError):
-    """A cluster or a machine is not there, or not free."""
+    """A cluster or a machine is missing or busy."""
 
 
 class CheckpointError(SlimeError, RuntimeError):
-    """A checkpoint is missing, incomplete or of another run."""
+    """A checkpoint is missing, incomplete or from another run."""
 
 
 class HttpStatusError(SlimeError, RuntimeError):
@@ -82,5 +82,5 @@ class HttpStatusError(SlimeError, RuntimeError):
         self.body = body
 
     def __reduce__(self):
-        """Make the error picklable, so that it crosses a Ray call."""
+        """Make the error picklable, so that Ray can transfer it."""
         return type(self), (self.url, self.status, self.body)

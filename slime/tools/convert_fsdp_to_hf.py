@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make a Hugging Face checkpoint out of a checkpoint of an FSDP run; a LoRA run's adapter is merged.
+"""Convert an FSDP run's checkpoint to a Hugging Face checkpoint, with a LoRA adapter merged.
 
 ``--save-hf`` of a run writes the same folder with every checkpoint.
 """
@@ -33,15 +33,15 @@ from slime.utils.hf_checkpoint import (
 )
 
 PREFIX = "model.hf."
-"""Of the policy's weights in the state: key of the state dict, then attribute of the trainer's model."""
+"""Prefix of the policy's weights in the state: key of the state dict, then attribute of the trainer's model."""
 GROUP_BYTES = 2 * 2**30
 
 
 def state_of(folder: Path) -> tuple[Path, bool]:
-    """Return the checkpoint that ``folder`` means, and whether it holds LoRA adapters.
+    """Return the checkpoint in ``folder``, and whether it holds LoRA adapters.
 
     Raises:
-        ToolError: when it is none of this back end.
+        ToolError: the folder holds no checkpoint of this back end.
     """
     try:
         found = find(folder)
@@ -74,23 +74,24 @@ def read_state(state: Path, entries: dict[str, TensorStorageMetadata]) -> Iterat
         while names and (not group or sum(tensor.nbytes for tensor in group.values()) < GROUP_BYTES):
             name = names.pop(0)
             group[PREFIX + name] = torch.empty(entries[name].size, dtype=entries[name].properties.dtype)
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that one process reads it
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # warns that only one process reads it
             load(group, storage_reader=FileSystemReader(state), no_dist=True)
         yield from ((key.removeprefix(PREFIX), tensor) for key, tensor in group.items())
 
 
 def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = None, force: bool = False) -> str:
-    """Write the folder ``output`` and return a line that says what it holds.
+    """Write the folder ``output`` and return a line that describes it.
 
     Args:
-        source: a run's checkpoints, or one of them.
-        origin: the Hugging Face checkpoint the run began with: configuration, tokenizer and, for LoRA, base weights.
-        output: the folder to write.
-        dtype: of the weights; default: that of ``origin``.
-        force: replace ``output``.
+        source: a run's checkpoints folder, or one checkpoint in it.
+        origin: the Hugging Face checkpoint that the run started from; gives configuration, tokenizer and LoRA's base
+            weights.
+        output: folder to write.
+        dtype: type of the weights; default: as in ``origin``.
+        force: replace an existing ``output``.
 
     Raises:
-        SlimeError: before anything is written.
+        SlimeError: the input is invalid; nothing was written.
     """
     folder, with_lora = state_of(source)
     if with_lora:
@@ -99,13 +100,13 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
     entries = {name: entry for name, entry in stored(folder / "state").items() if not is_tied_head(config, name)}
     found = {name_in(names, name): tuple(entry.size) for name, entry in entries.items()}
     shapes = language_model(origin)
-    if not found.keys() <= shapes.keys():  # a vision tower was trained too, or it is another model
+    if not found.keys() <= shapes.keys():  # a vision tower was trained too, or the model is another one
         shapes = weight_shapes(origin)
     expected = {name: shape for name, shape in shapes.items() if not is_tied_head(config, name)}
     odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if odd:
         shapes = f"{found.get(odd[0], 'nothing')} there, {expected.get(odd[0], 'nothing')} in {origin}"
-        raise tool.ToolError(f"{folder} is not of a run that began with {origin}: {odd[0]} is {shapes}")
+        raise tool.ToolError(f"{folder} is not from a run that started from {origin}: {odd[0]} is {shapes}")
     tool.check_output(output, [origin, folder], force=force)
     kind = tool.output_dtype(dtype, origin)
     weights = ((name, tensor.to(kind)) for name, tensor in read_state(folder / "state", entries))

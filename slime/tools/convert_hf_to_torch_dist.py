@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Make a Megatron checkpoint (torch_dist) out of a Hugging Face folder; ``--load`` then takes it on any number of ranks.
+"""Convert a Hugging Face folder to a Megatron checkpoint (torch_dist), which ``--load`` reads on any number of ranks.
 
-A Megatron run also starts from the Hugging Face folder itself, so this is for other programs and for fast starts.
+A Megatron run can start from the Hugging Face folder directly; this tool is for other programs and faster starts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from slime.utils import tool
 
 
 def convert(source: Path, output: Path, *, dtype: str | None = None, force: bool = False) -> str:
-    """Write the checkpoint root ``output`` of the folder ``source`` and return a line that says what it holds.
+    """Write the checkpoint root ``output`` from the folder ``source`` and return a line that describes it.
 
     Raises:
-        SlimeError: before anything is written.
+        SlimeError: the input is invalid; nothing was written.
     """
     from slime.backends.megatron_utils.checkpoint import BACKEND, save_state
 

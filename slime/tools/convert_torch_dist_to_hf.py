@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make a Hugging Face checkpoint out of a checkpoint of a Megatron run, whatever ranks wrote it; a LoRA run's adapter is merged.
+"""Convert a Megatron run's checkpoint, from any number of ranks, to a Hugging Face checkpoint with LoRA merged.
 
 ``--save-hf`` of a run writes the same folder with every checkpoint.
 """
@@ -21,17 +21,18 @@ from slime.utils import tool
 
 
 def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = None, force: bool = False) -> str:
-    """Write the folder ``output`` and return a line that says what it holds.
+    """Write the folder ``output`` and return a line that describes it.
 
     Args:
-        source: a run's checkpoints, or one of them.
-        origin: the Hugging Face checkpoint the run began with: configuration, tokenizer and, for LoRA, base weights.
-        output: the folder to write.
-        dtype: of the weights; default: that of ``origin``.
-        force: replace ``output``.
+        source: a run's checkpoints folder, or one checkpoint in it.
+        origin: the Hugging Face checkpoint that the run started from; gives configuration, tokenizer and LoRA's base
+            weights.
+        output: folder to write.
+        dtype: type of the weights; default: as in ``origin``.
+        force: replace an existing ``output``.
 
     Raises:
-        SlimeError: before anything is written.
+        SlimeError: the input is invalid; nothing was written.
     """
     from slime.backends.megatron_utils.checkpoint import load_state
     from slime.backends.megatron_utils.weights import full_weights

@@ -26,7 +26,7 @@ from slime.utils.hf_checkpoint import files_of_weights, name_in, read_config, re
 
 PREFIX = "base_model.model."
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-# Options of PEFT that change what is added to a weight, with the value that changes nothing.
+# PEFT options that change what is added to a weight, with their neutral values.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "fan_in_fan_out": (False, None),
@@ -42,16 +42,16 @@ def read_adapter(folder: Path) -> tuple[float, dict[str, tuple[Tensor, Tensor]]]
     """Return the scale and ``{weight name: (A, B)}``.
 
     Raises:
-        ToolError: when the folder holds no plain LoRA adapter.
+        ToolError: the folder holds no plain LoRA adapter.
     """
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise tool.ToolError(f"{folder} is no LoRA adapter: it has no {name}")
+            raise tool.ToolError(f"{folder} is not a LoRA adapter: it has no {name}")
     config = json.loads((folder / CONFIG).read_text())
     odd = [name for name, plain in UNSUPPORTED.items() if config.get(name) not in plain]
     if config.get("peft_type", "LORA") != "LORA" or odd:
         raise tool.ToolError(
-            f"{folder / CONFIG}: only plain LoRA can be merged, this has {', '.join(odd) or 'another'}"
+            f"{folder / CONFIG}: only plain LoRA can be merged, but this has {', '.join(odd) or 'another'}"
         )
     rank, alpha = config["r"], config["lora_alpha"]
     scale = alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
@@ -60,24 +60,24 @@ def read_adapter(folder: Path) -> tuple[float, dict[str, tuple[Tensor, Tensor]]]
 
 
 def pair(tensors: Mapping[str, Tensor], rank: int, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return ``{weight name: (A, B)}`` with A ``[r, in]`` and B ``[out, r]``; every tensor has its other half."""
+    """Return ``{weight name: (A, B)}`` with A ``[r, in]`` and B ``[out, r]``; no tensor lacks its partner."""
     pairs = {}
     for name, tensor in tensors.items():
         if not name.endswith(".lora_A.weight"):
             continue
         other = tensors.get(name.replace(".lora_A.", ".lora_B."))
         if other is None or tensor.size(0) != rank or other.size(1) != rank:
-            raise tool.ToolError(f"{folder / WEIGHTS}: {name} has no other half of rank {rank}")
+            raise tool.ToolError(f"{folder / WEIGHTS}: {name} has no partner of rank {rank}")
         pairs[name.removeprefix(PREFIX).replace(".lora_A.weight", ".weight")] = (tensor, other)
     if not pairs or len(tensors) != 2 * len(pairs):
-        raise tool.ToolError(f"{folder / WEIGHTS} holds other tensors than pairs of lora_A and lora_B")
+        raise tool.ToolError(f"{folder / WEIGHTS} holds tensors other than pairs of lora_A and lora_B")
     return pairs
 
 
 def merged(
     base: Path, scale: float, pairs: Mapping[str, tuple[Tensor, Tensor]], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight of ``base`` as ``dtype``, those with an adapter merged."""
+    """Yield every weight of ``base`` as ``dtype``, with its adapter, if any, merged."""
     for name, weight in read_weights(base):
         if name in pairs:
             weight = merged_weight(weight, *pairs[name], scale)
@@ -85,10 +85,10 @@ def merged(
 
 
 def merge(base: Path, adapter: Path, output: Path, *, dtype: str | None = None, force: bool = False) -> str:
-    """Write the folder ``output`` and return a line that says what it holds.
+    """Write the folder ``output`` and return a line that describes it.
 
     Raises:
-        SlimeError: before anything is written.
+        SlimeError: the input is invalid; nothing was written.
     """
     read_config(base)
     names = files_of_weights(base)
@@ -107,7 +107,9 @@ def merge(base: Path, adapter: Path, output: Path, *, dtype: str | None = None, 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="merge_lora.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--base-model", required=True, type=Path, metavar="FOLDER", help="what the adapter was made on")
+    parser.add_argument(
+        "--base-model", required=True, type=Path, metavar="FOLDER", help="model that the adapter was trained on"
+    )
     parser.add_argument("--adapter", required=True, type=Path, metavar="FOLDER", help="adapter in PEFT's format")
     tool.add_output(parser, "--output")
     options = parser.parse_args(argv)

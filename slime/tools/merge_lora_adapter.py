@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The name of older guides for ``merge_lora.py``; same options."""
+"""Alias of ``merge_lora.py`` for older guides; same options."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_launch_script_for_megatron_runs_unchanged(
     assert line.startswith(f"trainer  megatron{layers}")
     assert ("--attention-backend flash unused" in line) == (not installed and "--attention-backend" in SCRIPTS[script])
     assert ", because --train-backend is not given and --swiglu, --num-layers" in line
-    assert "more are Megatron's; add --train-backend fsdp" in line
+    assert "more are Megatron flags; add --train-backend fsdp" in line
 
 
 SHORT = "--rollout-batch-size 4 --num-rollout 1 --rollout-max-response-len 8"
@@ -109,7 +109,7 @@ def test_files_of_flags_decide_too(model: list[str], tmp_path: Path) -> None:
 
 def test_what_only_fsdp_trains_says_so(model: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     text = refusal(capsys, [*model, *SHORT.split(), "--ref-update-interval", "2", "--tensor-model-parallel-size", "2"])
-    assert "--ref-update-interval: FSDP2 has it, Megatron does not; use --train-backend fsdp" in text
+    assert "--ref-update-interval: Megatron does not support it; use --train-backend fsdp" in text
 
 
 def test_the_critic_is_split_like_the_policy(model: list[str]) -> None:

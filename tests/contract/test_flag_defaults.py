@@ -30,12 +30,12 @@ CONTRACT = {
 # The contract's value, ours, and the words of the help that say why.
 DIFFERENT = {
     "--lr-decay-style": ("linear", "constant", "constant (FSDP)"),
-    "--adam-beta2": (0.999, 0.98, "as launch scripts give it"),
-    "--log-probs-chunk-size": (-1, 1024, "same numbers, less memory"),
-    "--rollout-health-check-interval": (30.0, 5.0, "so that a dead one is soon replaced"),
-    "--wandb-project": ("slime-fsdp", "openclaw_rl", "as launch scripts name it"),
-    "--attn-implementation": ("flash_attention_2", "sdpa", "in every installation of torch"),
-    "--train-backend": ("megatron", None, "megatron when a flag of the model's shape or of Megatron is given"),
+    "--adam-beta2": (0.999, 0.98, "as in launch scripts"),
+    "--log-probs-chunk-size": (-1, 1024, "same result, less memory"),
+    "--rollout-health-check-interval": (30.0, 5.0, "so that a dead engine is replaced soon"),
+    "--wandb-project": ("slime-fsdp", "openclaw_rl", "as in launch scripts"),
+    "--attn-implementation": ("flash_attention_2", "sdpa", "comes with every torch"),
+    "--train-backend": ("megatron", None, "megatron if a flag of Megatron or of the model's shape is given"),
 }
 
 

@@ -33,7 +33,7 @@ ROWS: dict[str, dict[str, list[str]]] = {
         "top-K, forward": [*CUSTOM, f"{TOPK_LOSS}.forward_topk_distillation_loss"],
     },
 }
-_WHOLE_CRITIC = "--use-lora does not go with --advantage-estimator ppo"
+_WHOLE_CRITIC = "--use-lora cannot be combined with --advantage-estimator ppo"
 # Loss and column that are refused, and what the refusal says; every other pair is in test_loss_pairs, test_ppo_trainer or test_megatron_critic.
 REFUSED: dict[tuple[str, str], str] = {
     ("ppo", "FSDP2, LoRA"): _WHOLE_CRITIC,

@@ -125,21 +125,21 @@ def test_kills_on_two_machines(
         assert not [one for one in ray_there if "WANDB_API_KEY" in environment_of(one)]
         rank.kill()
         hold_file(killed, 3).unlink()
-        driver.wait_for("going on at rollout 2")
+        driver.wait_for("continuing at rollout 2")
         driver.wait_for("step 4 ")
         process(driver, "ray::RolloutManager").kill()
         hold_file(killed, 5).unlink()
-        driver.wait_for("going on at rollout 4")
+        driver.wait_for("continuing at rollout 4")
         driver.wait_for("serving until")
 
         there = machine.children(recursive=True)
         next(one for one in there if Path(title_of(one).partition(" ")[0]).name == "raylet").kill()
         assert machine.wait(60) == 1
         assert "Ray ended on this machine" in output.read_text()
-        driver.wait_for("waiting for a machine in place of the lost one")
+        driver.wait_for("for a machine to replace the lost one")
         assert_all_gone(there)
     with second_machine(repository, tmp_path, head) as (machine, output):
-        driver.wait_for("going on at rollout 6")
+        driver.wait_for("continuing at rollout 6")
         driver.wait_until(lambda: driver.text().count("serving until") == 2, "the end of the rollouts")
         here, there = driver.family(), machine.children(recursive=True)
         driver.process.terminate()
@@ -148,7 +148,7 @@ def test_kills_on_two_machines(
         assert_all_gone([*here, *there])
 
     said = driver.text()
-    assert f"node {OTHER} left the cluster. Going on from the last checkpoint" in said
+    assert f"node {OTHER} left the cluster. Continuing from the last checkpoint" in said
     assert "died in train" in said
     assert "the rollout manager died" in said
     assert [line.split()[1] for line in driver.steps()] == ["0", "1", "2", "2", "3", "4", "4", "5"]

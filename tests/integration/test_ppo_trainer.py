@@ -86,7 +86,7 @@ def test_it_learns_and_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, ti
     assert equal(first["policy"], second["before"])
     assert equal(whole["policy"], second["policy"])
     assert equal(whole["critic"], second["critic"])
-    with pytest.raises(CheckpointError, match="give --critic-save the folder"):
+    with pytest.raises(CheckpointError, match="set --critic-save to its folder"):
         run(tiny_random_model, [6], resume=True, save=save["save"], critic_save=str(tmp_path))
 
 

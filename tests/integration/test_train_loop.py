@@ -69,7 +69,7 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     assert len([row for row in logged if "train/value_loss" in row]) == 3
 
     driver.member("slime.backends.sglang_utils.server ").kill()
-    driver.wait_for("engine(s) started again, sending the weights")
+    driver.wait_for("engine(s) restarted, sending the weights")
     driver.wait_until(lambda: live_version(url) == "2", "the weights on the new engine")
 
     family = driver.family()
@@ -91,7 +91,7 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     resumed.wait_until((run_dir / "held").exists, "a group of this run")
     resumed.member("ray::FSDPTrainActor").kill()
     (run_dir / "hold").unlink()
-    resumed.wait_for("going on at rollout ")
+    resumed.wait_for("continuing at rollout ")
     resumed.wait_for("serving until")
     assert "training rank 0 died in" in resumed.text()
     steps = [line.split()[1] for line in resumed.steps()]

@@ -1,4 +1,4 @@
-"""What every set of arguments can do beside holding its values."""
+"""Base class of the arguments: typed attributes that still behave like an argparse Namespace."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ _Flat = object if TYPE_CHECKING else Namespace
 T = TypeVar("T")
 
 DERIVED: Any = None
-"""The default of an attribute that is required or derived: None until the command line is read, never in a run."""
+"""Default of a required or derived attribute: None until the command line is parsed, never None during a run."""
 
 
 def required(flag: str, value: T | None) -> T:
-    """Return ``value`` of a flag that whoever asks cannot do without.
+    """Return ``value``, or raise if a flag that the caller depends on was not given.
 
     Raises:
-        ValueError: without it, naming the flag.
+        ValueError: ``value`` is None; the message names the flag.
     """
     if value is None:
-        raise ValueError(f"{flag} is needed here: add it")
+        raise ValueError(f"{flag} is required here: add it")
     return value
 
 
 class FlatArguments(_Flat):
     """Flat attributes, one per flag, in a class that knows their types.
 
-    Attributes that no flag of the core declares (a method's own flags, new keys of ``--custom-config-path``) are set on the
-    object and copied with it. ``vars``, ``copy``, ``pickle``, ``setattr`` and ``Namespace(**vars(args))`` work as on the
-    Namespace of argparse.
+    Attributes that no core flag declares (a method's own flags, new keys of ``--custom-config-path``) are set on the
+    object and copied with it. ``vars``, ``copy``, ``pickle``, ``setattr`` and ``Namespace(**vars(args))`` work as on
+    argparse's Namespace.
     """
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return arguments with ``values``, and the defaults for the rest."""
+        """Return arguments with ``values``, and defaults for the rest."""
         args = cls()
         vars(args).update(values)
         return args
 
     def changed(self, **values: Any) -> Self:
-        """Return a shallow copy with other ``values``.
+        """Return a shallow copy with these ``values`` replaced.
 
         Raises:
-            TypeError: for a name that these arguments do not have.
+            TypeError: a name is not an attribute of these arguments.
         """
         unknown = values.keys() - vars(self).keys()
         if unknown:

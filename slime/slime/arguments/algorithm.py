@@ -1,6 +1,6 @@
-"""Advantages, losses and their terms: the flags, and which of them go together.
+"""Flags of advantages, losses and their terms, and the checks on how they combine.
 
-Guarantee: a flag that would have no effect beside the others is refused by name, with what to type instead.
+Guarantee: a flag that would have no effect with the others is refused by name, with what to type instead.
 """
 
 from __future__ import annotations
@@ -22,40 +22,52 @@ ESTIMATORS = (
 ALGORITHM = Group(
     "algorithm",
     (
-        Option("--advantage-estimator", "advantage of a token", str, "grpo", ESTIMATORS),
-        Option("--custom-advantage-function-path", "sets advantages and returns in place of the estimator"),
+        Option("--advantage-estimator", "estimator of each token's advantage", str, "grpo", ESTIMATORS),
+        Option("--custom-advantage-function-path", "function that replaces the estimator: sets advantages and returns"),
         Option("--normalize-advantages", "whiten advantages over the unmasked tokens of all ranks", bool),
         Option("--gamma", "discount per token of reinforce_plus_plus and ppo", float, 1.0),
-        Option("--kl-coef", "KL to the reference in the reward of each token; loads the reference", float, 0.0),
+        Option(
+            "--kl-coef",
+            "coefficient of the KL to the reference in each token's reward; loads the reference",
+            float,
+            0.0,
+        ),
         Option(
             "--dynamic-history",
-            "samples of one trajectory share its reward, which is normalised among trajectories",
+            "samples of one trajectory share its reward; rewards are normalised over trajectories",
             bool,
             aliases=("--dynamic_history",),
         ),
-        Option("--disable-rewards-normalization", "the raw reward is the advantage", None, off="rewards_normalization"),
         Option(
-            "--disable-grpo-std-normalization", "centre rewards, do not scale them", None, off="grpo_std_normalization"
+            "--disable-rewards-normalization", "use the raw reward as the advantage", None, off="rewards_normalization"
+        ),
+        Option(
+            "--disable-grpo-std-normalization",
+            "centre rewards without scaling them",
+            None,
+            off="grpo_std_normalization",
         ),
         Option(
             "--disable-compute-advantages-and-returns",
-            "no logprob passes, no advantages",
+            "skip the logprob passes and the advantages",
             None,
             off="compute_advantages_and_returns",
         ),
-        Option("--reward-key", "key of a reward dict"),
-        Option("--use-opd", "add coef * (teacher - old) logprobs to the advantages of samples with a teacher", bool),
+        Option("--reward-key", "key to read from a reward that is a dict"),
+        Option(
+            "--use-opd", "add coef * (teacher - old) logprobs to the advantages of samples that have a teacher", bool
+        ),
         Option("--opd-kl-coef", "coefficient of --use-opd", float, 1.0),
         Option(
             "--opd-teacher",
-            "who scores hinted replies: the policy itself or the judge's model",
+            "teacher that scores hinted replies: the policy itself or the judge's model",
             str,
             "policy",
             ("policy", "prm"),
         ),
         Option(
             "--distill-topk",
-            "tokens per position whose probabilities the teacher gives with its hinted prompt, for a top-K loss; 0: none",
+            "teacher probabilities per position, under the hinted prompt, for a top-K loss; 0: none",
             int,
             0,
         ),
@@ -63,42 +75,46 @@ ALGORITHM = Group(
         Option("--custom-loss-function-path", "loss for --loss-type custom_loss"),
         Option("--eps-clip", "lower clip of the ratio", float, 0.2),
         Option("--eps-clip-high", "upper clip; default: --eps-clip", float),
-        Option("--eps-clip-c", "dual clip: bound of the loss under negative advantages", float),
-        Option("--use-kl-loss", "KL to the reference as a loss term; loads the reference", bool),
+        Option("--eps-clip-c", "dual clip: bound on the loss for negative advantages", float),
+        Option("--use-kl-loss", "add the KL to the reference as a loss term; loads the reference", bool),
         Option("--kl-loss-coef", "coefficient of --use-kl-loss; 0 only logs the KL", float, 0.0),
         Option("--kl-loss-type", "estimator of both KL terms", str, "k1", ("k1", "k2", "k3", "low_var_kl")),
         Option("--use-unbiased-kl", "weight the KL estimator by the importance ratio", bool),
         Option("--entropy-coef", "entropy bonus", float, 0.0),
         Option(
-            "--use-rollout-entropy", "entropies of the old policy for losses, and their mean: rollout/entropy", bool
+            "--use-rollout-entropy",
+            "compute entropies of the old policy for losses; logs their mean as rollout/entropy",
+            bool,
         ),
-        Option("--ref-update-interval", "rollouts after which the reference takes the policy's weights", int),
-        Option("--use-rollout-logprobs", "the engine's logprobs are the old policy; no extra pass", bool),
+        Option("--ref-update-interval", "copy the policy's weights to the reference every N rollouts", int),
+        Option("--use-rollout-logprobs", "use the engine's logprobs as the old policy; saves a forward pass", bool),
         Option(
             "--use-routing-replay",
-            "mixture of experts: tokens go to the experts that the pass of old logprobs chose, in training too (Megatron)",
+            "mixture of experts: training routes tokens to the experts of the old-logprob pass (Megatron)",
             bool,
         ),
         Option(
             "--use-rollout-routing-replay",
-            "mixture of experts: tokens go to the experts that the engines sampled with, in every pass (Megatron)",
+            "mixture of experts: every pass routes tokens to the experts that the engines used (Megatron)",
             bool,
         ),
         Option("--use-tis", "truncated importance weights between trainer and engine", bool),
         Option("--tis-clip", "upper bound of the weights of --use-tis", float, 2.0),
         Option("--tis-clip-low", "lower bound of the weights of --use-tis", float, 0.0),
-        Option("--custom-tis-function-path", "weighs and masks the policy loss in place of the truncated weights"),
-        Option("--get-mismatch-metrics", "metrics of the custom TIS function, also without --use-tis", bool),
-        Option("--use-opsm", "no loss under negative advantages on sequences the policy has moved away from", bool),
+        Option(
+            "--custom-tis-function-path", "function that weighs and masks the policy loss instead of --use-tis weights"
+        ),
+        Option("--get-mismatch-metrics", "log metrics of the custom TIS function even without --use-tis", bool),
+        Option("--use-opsm", "mask sequences with negative advantage that the policy has moved away from", bool),
         Option("--opsm-delta", "threshold of --use-opsm: mean old minus new logprob", float, 1e-4),
-        Option("--custom-pg-loss-reducer-function-path", "reduces the policy loss of a micro-batch"),
+        Option("--custom-pg-loss-reducer-function-path", "function that reduces the policy loss of a micro-batch"),
     ),
 )
 
 
 GROUP_STANDARDISED = ("grpo", "gspo", "cispo")
 WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
-# Terms of the policy loss and of the advantages: attribute, and its value when it is not asked for.
+# Terms of the policy loss and of the advantages: attribute and its neutral value.
 _POLICY_TERMS = {
     "use_opd": False,
     "use_kl_loss": False,
@@ -112,7 +128,7 @@ _POLICY_TERMS = {
     "custom_advantage_function_path": None,
     "custom_pg_loss_reducer_function_path": None,
 }
-# Flags that only another one gives a meaning: attribute, its default, and the other one.
+# Flags that need another flag to have an effect: attribute, default, needed attribute.
 _NEEDS = (
     ("kl_loss_coef", 0.0, "use_kl_loss"),
     ("use_unbiased_kl", False, "use_kl_loss"),
@@ -154,10 +170,10 @@ def _check_loss(args: Arguments) -> list[str]:
             )
         if args.use_kl_loss or args.kl_coef:
             problems.append(
-                "--use-kl-loss and --kl-coef need the passes that --disable-compute-advantages-and-returns skips"
+                "--use-kl-loss and --kl-coef need the passes that --disable-compute-advantages-and-returns skips; remove one"
             )
     if not args.rollout_temperature > 0:
-        problems.append("--rollout-temperature must be above 0: greedy replies have no exploration to learn from")
+        problems.append("--rollout-temperature must be above 0: greedy sampling does not explore")
     return problems
 
 
@@ -177,16 +193,16 @@ def _check_terms(args: Arguments) -> list[str]:
         problems.append(f"--eps-clip-c {args.eps_clip_c}: the dual clip needs a value above 1, such as 3.0")
     if args.eps_clip_c is not None and args.advantage_estimator == "cispo":
         problems.append(
-            "--eps-clip-c has no effect with --advantage-estimator cispo, whose weight is clipped on both sides"
+            "--eps-clip-c has no effect with --advantage-estimator cispo, which already clips both sides; remove it"
         )
     if args.use_opd and args.advantage_estimator == "on_policy_distillation":
-        problems.append("--use-opd would add the teacher's term twice; remove it or use --advantage-estimator grpo")
+        problems.append("--use-opd would add the teacher's term twice; remove it, or use --advantage-estimator grpo")
     path = args.custom_pg_loss_reducer_function_path or ""
     if path.endswith("reduce.constant_denominator"):
         if args.calculate_per_token_loss:
-            problems.append("Dr.GRPO's denominator is constant: remove --calculate-per-token-loss")
+            problems.append("Dr.GRPO divides by a constant: remove --calculate-per-token-loss")
         if not args.rollout_max_response_len:
-            problems.append("Dr.GRPO's denominator is the longest response: add --rollout-max-response-len N")
+            problems.append("Dr.GRPO divides by the maximum response length: add --rollout-max-response-len N")
     return problems
 
 
@@ -194,11 +210,9 @@ def _check_advantages(args: Arguments) -> list[str]:
     problems = []
     estimator, custom = args.advantage_estimator, args.custom_advantage_function_path
     if estimator in WHITENED and not (args.normalize_advantages or custom):
-        problems.append(
-            f"--advantage-estimator {estimator} is defined with whitened advantages: add --normalize-advantages"
-        )
+        problems.append(f"--advantage-estimator {estimator} requires whitened advantages: add --normalize-advantages")
     if args.normalize_advantages and estimator == "step_wise":
-        problems.append("--normalize-advantages would standardise the steps twice; remove it")
+        problems.append("--normalize-advantages would standardise the step advantages twice; remove it")
     if args.kl_coef and estimator not in (*WHITENED, "ppo") and not custom:
         problems.append(
             f"--kl-coef has no effect with --advantage-estimator {estimator}; use --use-kl-loss --kl-loss-coef, or "
@@ -210,7 +224,7 @@ def _check_advantages(args: Arguments) -> list[str]:
         problems.append(f"--gamma {args.gamma}: give a discount between 0 and 1")
     if not args.rewards_normalization and estimator == "reinforce_plus_plus_baseline":
         problems.append(
-            "--disable-rewards-normalization takes the baseline from reinforce_plus_plus_baseline; "
+            "--disable-rewards-normalization removes the baseline of reinforce_plus_plus_baseline; "
             "use --advantage-estimator reinforce_plus_plus"
         )
     if not args.grpo_std_normalization and estimator not in GROUP_STANDARDISED:
@@ -225,8 +239,8 @@ def _check_correction(args: Arguments) -> list[str]:
     if args.use_rollout_logprobs and (args.use_tis or args.get_mismatch_metrics):
         flag = "--use-tis" if args.use_tis else "--get-mismatch-metrics"
         problems.append(
-            f"{flag} compares the trainer's old policy with the engine's; with --use-rollout-logprobs the engine's is the "
-            "old policy: remove one of them"
+            f"{flag} compares the trainer's old policy with the engine's; with --use-rollout-logprobs they are the "
+            "same: remove one of them"
         )
     if args.get_mismatch_metrics and not args.custom_tis_function_path:
         problems.append(

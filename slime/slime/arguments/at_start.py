@@ -1,6 +1,6 @@
-"""What a run needs where it starts, besides what its flags say: GPUs, prompts, plugins, a folder that no other run saves to.
+"""Check what the machine must provide besides valid flags: GPUs, prompts, plugins, an unused save folder.
 
-Guarantee: nothing is read but names; prompts and plugins are found before any process is started.
+Guarantee: reads only names, never contents, and reports missing prompts and plugins before any process starts.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ _CORE_SOURCES = "slime.rollout.data_source."
 
 
 def missing_at_start(args: Arguments) -> list[str]:
-    """Return a line per thing that is not there."""
+    """Return one line per missing resource."""
     return [*missing_devices(args), *no_prompts(args), *missing_prompt_file(args), *missing_plugins(args)]
 
 
 def check_still_free(args: Arguments) -> None:
-    """Raise ConfigurationError when another run wrote checkpoints where this one saves, while it waited for its GPUs."""
+    """Raise ConfigurationError if another run wrote to the save folder while this one waited for GPUs."""
     critic = check_critic(args, LATEST) if args.use_critic else []
     if taken := [*taken_folder(args), *critic]:
         raise ConfigurationError("; ".join(taken))
 
 
 def no_prompts(args: Arguments) -> list[str]:
-    """Return a line when the core's data source has no file to read."""
+    """Return a line if the core's data source has no prompt file."""
     if args.prompt_data or not _reads_prompts(args):
         return []
     return ["no prompts: add --prompt-data FILE, or --disable-rollout-global-dataset"]
 
 
 def missing_prompt_file(args: Arguments) -> list[str]:
-    """Return a line when the core's data source would read a file that is not there; ``@[a:b]`` after it is a slice."""
+    """Return a line if the core's prompt file does not exist; a trailing ``@[a:b]`` is a slice."""
     if not args.prompt_data or not _reads_prompts(args) or Path(args.prompt_data.partition("@[")[0]).is_file():
         return []
     return [f"--prompt-data {args.prompt_data}: no such file"]

@@ -1,7 +1,7 @@
-"""Which back end trains where the command line does not say: Megatron when it has flags that only Megatron knows, else FSDP2.
+"""Default training back end: Megatron if a flag of Megatron or of the model's shape is given, else FSDP2.
 
-The fork's launch scripts for Megatron give the model's shape and its parallel sizes and no ``--train-backend``, which is
-Megatron there by default; its FSDP scripts give ``--train-backend fsdp`` and none of those flags.
+The fork's Megatron launch scripts give shape and parallelism flags without ``--train-backend``, because Megatron is
+the default there. Its FSDP scripts give ``--train-backend fsdp`` and none of those flags.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _SHOWN = 3
 
 
 def derive_backend(args: Arguments, words: Sequence[str]) -> None:
-    """Set ``train_backend`` when it was not given, and ``train_backend_because`` to the flags that decided.
+    """Set ``train_backend`` if it was not given, and ``train_backend_because`` to the flags that decided.
 
     Args:
-        args: with the values of the flags; a value that is not its default counts as given.
-        words: of the command line and of its ``--config`` file; a flag among them counts whatever its value.
+        args: flag values; a value other than the default counts as given.
+        words: words of the command line and of its ``--config`` file; a flag among them counts whatever its value.
     """
     args.train_backend_because = ()
     if args.train_backend is not None:
@@ -35,7 +35,7 @@ def derive_backend(args: Arguments, words: Sequence[str]) -> None:
 
 
 def backend_line(args: Arguments) -> str:
-    """Return the line that a run says at its start: the back end, and what decided when nobody named one."""
+    """Return the start-up line that names the back end, and the flags that implied it."""
     because = args.train_backend_because
     missing = args.transformer_impl_because
     layers = f" with layers of plain torch ({missing})" if missing else ""
@@ -44,5 +44,5 @@ def backend_line(args: Arguments) -> str:
     more = f" and {len(because) - _SHOWN} more" if len(because) > _SHOWN else ""
     return (
         f"trainer  {args.train_backend}{layers}, because --train-backend is not given and {', '.join(because[:_SHOWN])}{more} "
-        "are Megatron's; add --train-backend fsdp for the other one"
+        "are Megatron flags; add --train-backend fsdp to use FSDP2"
     )

@@ -1,6 +1,6 @@
-"""Batches, the end of a run, and samples of older weights: which numbers can be counted with, and which go together.
+"""Checks of batch sizes, run length, sequence lengths and sample staleness.
 
-Guarantee: after :func:`check_counts` found nothing no derivation divides by zero.
+Guarantee: once :func:`check_counts` returns no problem, no derivation divides by zero.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.rollout import DEFAULT_DATA_SOURCE
 
-# Attributes that count something there must be one of; None: not given.
+# Attributes that must be 1 or more; None: not given.
 _COUNTS = (
     "rollout_batch_size",
     "n_samples_per_prompt",
@@ -36,9 +36,9 @@ _COUNTS = (
     "expert_tensor_parallel_size",
     "recompute_num_layers",
 )
-# Here none is a number too.
+# Attributes that must be 0 or more.
 _COUNTS_FROM_NONE = ("num_rollout", "rollout_num_gpus", "prm_num_gpus")
-# Rollout functions of the core that generate with the sampling parameters of the run.
+# The core's rollout functions that use the run's sampling parameters.
 _GENERATING = (
     "slime.rollout.sglang_rollout.generate_rollout",
     "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
@@ -46,7 +46,7 @@ _GENERATING = (
 
 
 def check_counts(args: Arguments) -> list[str]:
-    """Return a line per number that is too small, as it was given."""
+    """Return one line per count that is too small; pass ``args`` before derivation."""
     given = [(flag_of(name), getattr(args, name)) for name in _COUNTS]
     problems = [f"{flag} {value}: give 1 or more" for flag, value in given if value is not None and value < 1]
     counts = [(flag_of(name), getattr(args, name)) for name in _COUNTS_FROM_NONE]
@@ -57,7 +57,7 @@ def check_counts(args: Arguments) -> list[str]:
 
 
 def check_lengths(args: Arguments) -> list[str]:
-    """Return a line per bound on lengths that is missing or leaves no room; after the derivations."""
+    """Return one line per length bound that is missing or leaves no room; pass derived ``args``."""
     problems = []
     longest, context = args.rollout_max_response_len, args.rollout_max_context_len
     if longest and context and longest >= context:
@@ -71,19 +71,19 @@ def check_lengths(args: Arguments) -> list[str]:
                 f"--{kind}-max-prompt-len {prompt} leaves no room for a response in --{kind}-max-context-len {context}"
             )
     if longest is None and _generates(args):
-        problems.append("no longest response: add --rollout-max-response-len N")
+        problems.append("no maximum response length: add --rollout-max-response-len N")
     return problems
 
 
 def _generates(args: Arguments) -> bool:
-    """Whether the core's own generation answers prompts of this run."""
+    """Whether the core's own generation function answers prompts in this run."""
     replayed = args.debug_train_only or args.load_debug_rollout_data
     own = args.rollout_function_path in _GENERATING and not args.custom_generate_function_path
     return bool(own and args.prompt_data and not replayed)
 
 
 def check_steps(args: Arguments) -> list[str]:
-    """Return the problem with how a rollout is cut into optimizer steps; ``args`` as they were given, before any derivation."""
+    """Return the problem with how a rollout splits into optimizer steps; pass ``args`` before derivation."""
     steps, batch = args.num_steps_per_rollout, args.global_batch_size
     if args.rollout_batch_size is None:
         return []
@@ -103,7 +103,7 @@ def check_batches(args: Arguments) -> list[str]:
         problems.append("no batch size: add --rollout-batch-size N")
         return problems
     if args.num_rollout is None and args.num_epoch is None:
-        problems.append("no end: add --num-rollout N (or --num-epoch with --prompt-data)")
+        problems.append("no length of the run: add --num-rollout N (or --num-epoch with --prompt-data)")
     if args.num_epoch is not None and not args.prompt_data:
         problems.append("--num-epoch needs --prompt-data")
     if args.use_dynamic_batch_size and not args.max_tokens_per_gpu:
@@ -113,12 +113,14 @@ def check_batches(args: Arguments) -> list[str]:
     if args.micro_batch_size != 1 and args.use_dynamic_batch_size:
         problems.append("--micro-batch-size has no effect with --use-dynamic-batch-size; use --max-tokens-per-gpu")
     if args.over_sampling_batch_size < args.rollout_batch_size:
-        problems.append("--over-sampling-batch-size is smaller than --rollout-batch-size")
+        problems.append("--over-sampling-batch-size is smaller than --rollout-batch-size; raise it, or remove it")
     if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:
-        problems.append("--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
+        problems.append("--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout; add it")
     if args.update_weights_interval < 1:
         problems.append(f"--update-weights-interval {args.update_weights_interval}: give 1 or more")
-    own_prompts = args.data_source_path == DEFAULT_DATA_SOURCE  # scripts with their own name an interval and no set
+    own_prompts = (
+        args.data_source_path == DEFAULT_DATA_SOURCE
+    )  # scripts with their own data source give an interval but no set
     same_function = args.eval_function_path == args.rollout_function_path
     if args.eval_interval and not args.eval_datasets and same_function and own_prompts:
         problems.append(
@@ -132,13 +134,13 @@ def check_staleness(args: Arguments) -> list[str]:
     problems = []
     if args.max_weight_staleness is not None and args.max_weight_staleness < 0:
         problems.append(
-            f"--max-weight-staleness {args.max_weight_staleness}: give 0 or more, or leave it out for no bound"
+            f"--max-weight-staleness {args.max_weight_staleness}: give 0 or more, or remove it for no bound"
         )
     if args.stale_samples == "correct" and args.max_weight_staleness is None:
-        problems.append("--stale-samples correct has no effect without --max-weight-staleness N")
+        problems.append("--stale-samples correct has no effect without --max-weight-staleness N; add it")
     if args.stale_samples == "correct" and not (args.use_tis or args.use_rollout_logprobs):
         problems.append(
-            "--stale-samples correct needs a loss that knows who sampled: add --use-tis, or --use-rollout-logprobs "
-            "(the clipped ratio is then over the weights that sampled)"
+            "--stale-samples correct needs a loss that uses the sampling policy: add --use-tis, or --use-rollout-logprobs "
+            "(the clipped ratio is then relative to the weights that sampled)"
         )
     return problems

@@ -1,4 +1,4 @@
-"""Folders of weights and checkpoints: the flags, whether the folders are there, and which of them go together."""
+"""Flags of weight and checkpoint folders, with checks that the folders exist and the flags agree."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CHECKPOINT = Group(
         ),
         Option("--save", "checkpoint root"),
         Option("--save-interval", "rollouts between checkpoints", int),
-        Option("--save-keep", "checkpoints kept in --save, the newest ones; 0 keeps all", int, 3),
-        Option("--save-hf", "also write a Hugging Face folder; a path with {rollout_id}"),
-        Option("--resume", "go on from the newest checkpoint in --save", bool),
+        Option("--save-keep", "newest checkpoints to keep in --save; 0 keeps all", int, 3),
+        Option("--save-hf", "also write a Hugging Face folder at this path, which contains {rollout_id}"),
+        Option("--resume", "continue from the newest checkpoint in --save", bool),
         Option(
             "--max-trainer-restarts",
-            "how often a run whose trainer rank or rollout manager died goes on by itself from the last checkpoint in --save, "
-            "counted anew after each checkpoint; 0 ends the run",
+            "automatic restarts from the last checkpoint in --save after a trainer rank or the rollout manager died; "
+            "the count resets with each checkpoint; 0 ends the run instead",
             int,
             3,
         ),
@@ -50,20 +50,20 @@ def check_paths(args: Arguments) -> list[str]:
             problems.append(f"--{flag.replace('_', '-')} {path}: no such folder")
     if args.load and not args.resume and not _loadable(args):
         problems.append(
-            f"--load {args.load}: no such folder with a checkpoint or a Hugging Face model; leave it out to start from "
-            "--ref-load, or name --save's folder to go on there as soon as it has one"
+            f"--load {args.load}: no such folder with a checkpoint or a Hugging Face model; remove it to start from "
+            "--ref-load, or name the folder of --save to continue there once it has one"
         )
     if args.save_interval is not None and not args.save:
         problems.append("--save-interval needs --save FOLDER")
     if args.resume and not args.save:
-        problems.append("--resume needs --save FOLDER, where the run to go on with wrote its checkpoints")
+        problems.append("--resume needs --save FOLDER, the checkpoint folder of the run to continue")
     if args.resume and args.save and not _goes_on(args):
         problems.append(
-            f"--load {args.load} contradicts --resume, which goes on from --save {args.save}; remove one of them"
+            f"--load {args.load} contradicts --resume, which continues from --save {args.save}; remove one of them"
         )
     if args.resume and args.start_rollout_id is not None:
         problems.append(
-            "--start-rollout-id contradicts --resume, which goes on after its checkpoint; remove one of them"
+            "--start-rollout-id contradicts --resume, which continues after its checkpoint; remove one of them"
         )
     if args.resume and args.save and not Path(args.save, LATEST).is_file():
         problems.append(f"--resume: {args.save} holds no checkpoint ({LATEST} is missing); start without --resume")
@@ -80,21 +80,23 @@ def check_paths(args: Arguments) -> list[str]:
 
 
 def taken_folder(args: Arguments) -> list[str]:
-    """Return a line when a run that starts anew would write over the checkpoints of another one."""
+    """Return a line if a new run would overwrite the checkpoints of another one."""
     if args.resume or not args.save or _goes_on(args) or not Path(args.save, LATEST).is_file():
         return []
-    return [f"--save {args.save} holds checkpoints of an earlier run; add --resume to go on, or name another folder"]
+    return [
+        f"--save {args.save} holds checkpoints of an earlier run; add --resume to continue it, or name another folder"
+    ]
 
 
 def _loadable(args: Arguments) -> bool:
-    """Whether --load names a checkpoint, a model, or the folder of --save, where the first run finds nothing yet."""
+    """Whether --load names a checkpoint, a model, or the folder of --save, which a first run may find empty."""
     folder = Path(required("--load", args.load))
     there = any((folder / name).is_file() for name in (LATEST, "meta.json", "config.json"))
     return there or _goes_on(args)
 
 
 def _goes_on(args: Arguments) -> bool:
-    """Whether --load and --save are one folder, however it is written."""
+    """Whether --load and --save name the same folder, however spelled."""
     if not args.load or not args.save:
         return False
     return Path(args.load).resolve() == Path(args.save).resolve()

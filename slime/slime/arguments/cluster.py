@@ -1,4 +1,4 @@
-"""Where things run: devices, GPUs of each role, Ray, and roles that share GPUs (``--colocate``, ``--share-gpu``)."""
+"""Flags and checks of placement: devices, GPUs per role, Ray, and GPU sharing (``--colocate``, ``--share-gpu``)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CLUSTER = Group(
         Option("--num-gpus-per-node", "physical GPUs per node", int, 8),
         Option(
             "--num-nodes",
-            "machines of the cluster that the run starts; this one is the head, the others run slime.ray.worker_node; "
+            "machines of the Ray cluster that the run starts; this one is the head, the others run slime.ray.worker_node; "
             "default: as many as the GPUs need",
             int,
         ),
-        Option("--head-address", "HOST:PORT on which the head is reached by the others, with --num-nodes above 1"),
+        Option("--head-address", "HOST:PORT where other machines reach this one, the head; for --num-nodes above 1"),
         Option("--node-timeout", "seconds to wait for other machines, and for GPUs that other runs use", float, 600.0),
         Option(
             "--forward-env",
-            "more environment variables for actors on all machines; instructions/cluster.md lists those that always go",
+            "more environment variables to forward to all machines; instructions/cluster.md lists those always forwarded",
             nargs="+",
             default=(),
         ),
@@ -42,18 +42,18 @@ CLUSTER = Group(
         Option("--rollout-num-gpus-per-engine", "GPUs per policy engine", int, 1),
         Option(
             "--ray-address",
-            "HOST:PORT of a Ray cluster to join instead of starting one, auto for the one on this machine, local for an own "
+            "HOST:PORT of a Ray cluster to join instead of starting one; auto: the one on this machine; local: start a new "
             "one; default: the variable RAY_ADDRESS, which ray job submit sets",
         ),
         Option("--run-dir", "logs, metrics and engine logs; default: runs/<date>-<time>"),
         Option(
             "--share-gpu",
             "trainer, policy engine and judge engine on one GPU at the same time; nothing is offloaded, so their memory "
-            "has to fit together (--sglang-max-total-tokens)",
+            "must fit together (--sglang-max-total-tokens)",
             bool,
         ),
         Option("--train-env-vars", "JSON object: environment variables of the training ranks", json_object, {}),
-        Option("--http-proxy", "proxy of HTTP calls to other machines; engines are always called directly"),
+        Option("--http-proxy", "proxy for HTTP calls to other machines; calls to engines never use it"),
     ),
 )
 
@@ -63,22 +63,22 @@ COLOCATE = Group(
     (
         Option(
             "--colocate",
-            "policy engines run on the trainer's GPUs, as many as it has, and take turns with it; for train.py",
+            "policy engines use all of the trainer's GPUs and alternate with it; for train.py",
             bool,
         ),
         Option(
             "--offload-train",
-            "the trainer's memory is on the host while engines generate; default: with --colocate on GPUs",
+            "move the trainer's memory to the host while engines generate; default: with --colocate on GPUs",
             bool,
             undecided=True,
         ),
         Option(
             "--offload-rollout",
-            "the engines give their memory back while the trainer works; default: with --colocate on GPUs",
+            "engines release their GPU memory while the trainer works; default: with --colocate on GPUs",
             bool,
             undecided=True,
         ),
-        Option("--offload", "both, which --colocate on GPUs does by itself", bool),
+        Option("--offload", "both --offload-train and --offload-rollout; implied by --colocate on GPUs", bool),
     ),
 )
 ONE_AFTER_THE_OTHER = "slime.rollout.sglang_rollout.generate_rollout"
@@ -86,7 +86,7 @@ _BESIDE_THE_TRAINER = ("slime.rollout.fully_async_rollout.generate_rollout_fully
 
 
 def derive_colocate(args: Arguments) -> None:
-    """Settle who shares: without trainer or without engines nobody; else the engines get the trainer's GPUs.
+    """Resolve ``--colocate``: with both a trainer and engines, the engines get the trainer's GPUs.
 
     ``offload_train`` and ``offload_rollout`` become True or False.
     """
@@ -118,28 +118,30 @@ def check_colocate(args: Arguments) -> list[str]:
         problems.append("--offload contradicts --no-offload-train and --no-offload-rollout; remove one of them")
     if given and args.device == "cpu":
         problems.append(
-            f"{flags} needs GPUs: on a CPU trainer and engines are in host memory as it is, and SGLang gives none back there; "
+            f"{flags} needs GPUs: on a CPU, trainer and engines use host memory anyway, and SGLang releases none there; "
             "remove it"
         )
     if args.rollout_external_engine_addrs or args.sglang_router_ip:
         other = "--sglang-router-ip" if args.sglang_router_ip else "--rollout-external-engine-addrs"
         problems.append(f"--colocate starts the engines itself; remove it, or {other}")
     if args.weight_update_mode == "in_place":
-        problems.append("--weight-update-mode in_place has no effect with --colocate, where no request runs in a push")
+        problems.append(
+            "--weight-update-mode in_place has no effect with --colocate, where no request runs in a push; remove it"
+        )
     if args.rollout_function_path in _BESIDE_THE_TRAINER:
         problems.append(
-            f"--rollout-function-path {args.rollout_function_path} collects while the trainer works, and --colocate lets one "
+            f"--rollout-function-path {args.rollout_function_path} collects while the trainer works, but --colocate lets only one "
             f"of them work at a time; use {ONE_AFTER_THE_OTHER}"
         )
     return problems
 
 
 def check_asynchronous(args: Arguments, program: str) -> list[str]:
-    """Return what speaks against collecting and training at the same time, which ``program`` does."""
+    """Return the problems with ``program``, which collects and trains at the same time."""
     if not args.colocate:
         return []
     return [
-        f"--colocate lets trainer and engines take turns, and {program} has both work at the same time; use slime/train.py, "
+        f"with --colocate trainer and engines alternate, but {program} runs both at the same time; use slime/train.py, "
         "or give the engines GPUs of their own"
     ]
 

@@ -1,4 +1,4 @@
-"""The critic of ``--advantage-estimator ppo``: its flags, what follows from them, and what they do not go with."""
+"""Flags of the critic of ``--advantage-estimator ppo``, the values derived from them, and their checks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slime.arguments.option import Group, Option
 CRITIC = Group(
     "critic of --advantage-estimator ppo",
     (
-        Option("--lambd", "lambda of the generalized advantage estimation; 1: no bias, 0: least variance", float, 1.0),
-        Option("--value-clip", "how far a value may move in a step before its loss is cut", float, 0.2),
-        Option("--num-critic-only-steps", "first rollouts of which only the critic learns", int, 0),
+        Option("--lambd", "lambda of generalized advantage estimation; 1: no bias, 0: least variance", float, 1.0),
+        Option("--value-clip", "clip range of a value's change per step in the value loss", float, 0.2),
+        Option("--num-critic-only-steps", "train only the critic for the first N rollouts", int, 0),
         Option("--critic-lr", "learning rate of the critic; default: --lr", float),
         Option("--critic-lr-warmup-iters", "warm-up steps of the critic", int, 0),
         Option(
             "--critic-load",
-            "the critic's start: a checkpoint root of a critic, or a Hugging Face folder for its backbone; default: "
-            "the one beside what --load restores, of the same rollout, else the policy's start weights",
+            "initial critic: a critic's checkpoint root, or a Hugging Face folder for its backbone; default: "
+            "the critic saved with the checkpoint that --load restores, else the policy's start weights",
         ),
         Option("--critic-save", "checkpoint root of the critic; default: the folder critic in --save"),
         Option("--critic-num-nodes", "critic nodes; default: --actor-num-nodes", int),
@@ -29,7 +29,7 @@ CRITIC = Group(
 
 
 def derive_critic(args: Arguments, latest: str) -> None:
-    """Set ``use_critic`` and fill what was left open; ``latest`` is the file that a checkpoint root has."""
+    """Set ``use_critic`` and fill missing critic flags; ``latest`` is the marker file of a checkpoint root."""
     args.use_critic = args.advantage_estimator == "ppo"
     if not args.use_critic:
         return
@@ -48,7 +48,7 @@ def _same(first: str | Path, second: str | Path) -> bool:
 
 
 def _restored(args: Arguments, latest: str) -> tuple[Path, int] | None:
-    """The root and the number of the policy's checkpoint that --load names; None when it names none of a trained policy."""
+    """Root and number of the policy checkpoint that --load names; None if it names no trained policy."""
     if args.resume or not args.load:
         return None
     load = Path(args.load)
@@ -65,7 +65,7 @@ def _restored(args: Arguments, latest: str) -> tuple[Path, int] | None:
 
 
 def _beside_policy(args: Arguments, latest: str) -> Path | None:
-    """The folder of the critic's checkpoint of the rollout that --load restores the policy of, there or not."""
+    """Folder where the critic's checkpoint for the rollout of --load belongs; it may not exist."""
     restored = _restored(args, latest)
     if restored is None:
         return None
@@ -75,14 +75,14 @@ def _beside_policy(args: Arguments, latest: str) -> Path | None:
 
 
 def _check_folders(args: Arguments, latest: str) -> list[str]:
-    """Where the critic starts from, and that its checkpoints overwrite no other critic's."""
+    """Check that the critic can start, and that its checkpoints overwrite no other critic's."""
     problems = []
     beside = _beside_policy(args, latest)
     if args.critic_load and args.resume:
-        problems.append("--critic-load contradicts --resume, which goes on from --critic-save; remove one of them")
+        problems.append("--critic-load contradicts --resume, which continues from --critic-save; remove one of them")
     elif beside is not None and args.critic_load == str(beside) and not (beside / "meta.json").is_file():
         problems.append(
-            f"--load {args.load}: the critic's checkpoint of the same rollout, {beside}, is missing; name a critic, or a Hugging "
+            f"--load {args.load}: the critic's checkpoint of the same rollout, {beside}, is missing; name another critic, or a Hugging "
             "Face folder for a new one, with --critic-load"
         )
     elif args.critic_load and not _holds_weights(Path(args.critic_load), latest):
@@ -92,7 +92,7 @@ def _check_folders(args: Arguments, latest: str) -> list[str]:
     if not args.critic_save:
         return problems
     if not args.save:
-        problems.append("--critic-save needs --save FOLDER: both are written together")
+        problems.append("--critic-save needs --save FOLDER: policy and critic are saved together")
     elif _same(args.critic_save, args.save):
         problems.append(
             f"--critic-save {args.critic_save} is --save, where the policy's checkpoints go; name another folder"
@@ -101,11 +101,11 @@ def _check_folders(args: Arguments, latest: str) -> list[str]:
         goes_on = beside is not None and _same(beside.parent, args.critic_save)
         if not goes_on:
             problems.append(
-                f"--critic-save {args.critic_save} holds checkpoints of an earlier run; add --resume to go on, or name another folder"
+                f"--critic-save {args.critic_save} holds checkpoints of an earlier run; add --resume to continue it, or name another folder"
             )
         elif args.critic_load != str(beside):
             problems.append(
-                f"--critic-load {args.critic_load} is not the critic in --critic-save that belongs to --load {args.load}; remove it"
+                f"--critic-load {args.critic_load} is not the critic in --critic-save that matches --load {args.load}; remove it"
             )
     return problems
 
@@ -123,13 +123,13 @@ def check_critic(args: Arguments, latest: str) -> list[str]:
     problems = []
     if args.use_lora:
         problems.append(
-            "--use-lora does not go with --advantage-estimator ppo: the critic trains all weights; use grpo, or all weights"
+            "--use-lora cannot be combined with --advantage-estimator ppo, whose critic trains all weights; use grpo, or remove it"
         )
     if args.loss_type == "sft_loss" or not args.compute_advantages_and_returns:
         flag = "--loss-type sft_loss" if args.loss_type == "sft_loss" else "--disable-compute-advantages-and-returns"
-        problems.append(f"{flag} has no use for the critic of --advantage-estimator ppo; remove one of them")
+        problems.append(f"{flag} does not support the critic of --advantage-estimator ppo; remove one of them")
     if args.share_gpu:
-        problems.append("--share-gpu has no room for the critic of --advantage-estimator ppo; use grpo, or more GPUs")
+        problems.append("--share-gpu leaves no GPU for the critic of --advantage-estimator ppo; use grpo, or more GPUs")
     if args.critic_num_nodes > 1:
         problems.append("several nodes (--critic-num-nodes) are not supported yet; use --critic-num-nodes 1")
     if not 1 <= args.critic_num_gpus_per_node <= args.num_gpus_per_node:

@@ -1,6 +1,6 @@
-"""What follows from the flags that were given: defaults that depend on other flags.
+"""Derived values: defaults that depend on other flags.
 
-Guarantee: derivations happen here and in the functions ``derive_*`` beside a topic's flags, and nowhere else; each runs before the checks.
+Guarantee: all derivations are here or in a topic's ``derive_*`` function, and run before the checks.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ DERIVED = frozenset(
         *("critic_lr", "critic_num_nodes", "critic_num_gpus_per_node"),
     }
 )
-"""Attributes whose flags have no default, and which are never None in a run: required, or filled by the derivations."""
+"""Attributes without a flag default that are never None in a run: required or derived."""
 
 
 def visible_gpus() -> int:
-    """Return how many NVIDIA GPUs the driver lists, without importing torch; 0 without a driver."""
+    """Return the number of NVIDIA GPUs that the driver lists, without importing torch; 0 without a driver."""
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def visible_gpus() -> int:
 
 
 def usable_gpus(environment: Mapping[str, str]) -> int:
-    """Return how many of the machine's GPUs ``CUDA_VISIBLE_DEVICES`` leaves to a process; CUDA stops at a -1."""
+    """Return the number of GPUs visible under ``CUDA_VISIBLE_DEVICES``; CUDA stops at the first -1."""
     names = environment.get(VISIBLE)
     if names is None:
         return visible_gpus()
@@ -58,7 +58,7 @@ def usable_gpus(environment: Mapping[str, str]) -> int:
 
 
 def derive_paths(args: Arguments) -> None:
-    """Fill the folders that were left open; absolute where a process elsewhere needs them."""
+    """Fill missing folders; absolute paths where a process elsewhere needs them."""
     if not args.run_dir:
         args.run_dir = str(Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
     args.run_dir = str(Path(args.run_dir).resolve())
@@ -71,14 +71,14 @@ def derive_paths(args: Arguments) -> None:
 
 
 def derive_roles(args: Arguments) -> None:
-    """Fill the device, and the GPUs of engines and judge."""
+    """Fill in the device and the GPUs of policy and judge engines."""
     if args.device == "auto":
         args.device = "cuda" if usable_gpus(os.environ) else "cpu"
     if args.load_debug_rollout_data:
         args.debug_train_only = True
-        args.rollout_global_dataset &= bool(args.prompt_data)  # what is replayed needs no prompts
+        args.rollout_global_dataset &= bool(args.prompt_data)  # replayed rollouts need no prompts
     if args.debug_train_only:
-        args.eval_interval = None  # nobody to answer
+        args.eval_interval = None  # no engine can answer
     if args.prm_router_ip or not args.prm_enable:
         args.prm_num_gpus = 0
     args.prm_model_path = args.prm_model_path or args.hf_checkpoint
@@ -92,7 +92,7 @@ def derive_roles(args: Arguments) -> None:
 
 
 def derive_batches(args: Arguments) -> None:
-    """Fill whichever of steps and global batch size was left open."""
+    """Derive the global batch size from the steps per rollout, or the other way round."""
     args.over_sampling_batch_size = args.over_sampling_batch_size or args.rollout_batch_size
     if args.rollout_batch_size is None:
         return
@@ -104,10 +104,10 @@ def derive_batches(args: Arguments) -> None:
 
 
 def derive_rollout(args: Arguments) -> None:
-    """Fill what evaluation takes from the rollout, the prompt bounds and the evaluation sets."""
+    """Fill in evaluation defaults from the rollout, the prompt bounds and the evaluation sets."""
     args.eval_function_path = args.eval_function_path or args.rollout_function_path
     if args.n_samples_per_prompt == 1 and args.advantage_estimator in GROUP_STANDARDISED:
-        args.grpo_std_normalization = False  # a group of one has no deviation
+        args.grpo_std_normalization = False  # a group of one has no standard deviation
     args.eps_clip_high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
     for name in ("reward_key", "input_key", "label_key", "tool_key"):
         if getattr(args, f"eval_{name}") is None:

@@ -1,7 +1,7 @@
-"""Whether CUDA works on a machine, and whether its engines find the compilers that SGLang calls at run time.
+"""Check that CUDA works on a machine, and that engines find the compilers that SGLang calls at run time.
 
-Guarantees: :func:`device_problems` and :func:`missing_tools` decide from facts alone; :func:`missing_devices` asks this
-machine, in about a second, before anything starts.
+Guarantees: :func:`device_problems` and :func:`missing_tools` are pure functions of facts. :func:`missing_devices` asks
+this machine, in about a second, before anything starts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from slime.utils.machine import CudaFacts, cuda_facts, with_programs
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}
 """The oldest driver that runs any build for a major version of CUDA (NVIDIA's minor version compatibility)."""
-DOCTOR = "scripts/setup.sh doctor says what this machine can run"
+DOCTOR = "run scripts/setup.sh doctor to see what this machine supports"
 _HINTS = {
     100: "no GPU is visible to this process; in a container start it with all GPUs, or correct CUDA_VISIBLE_DEVICES",
-    802: "the GPUs are connected by NVSwitch and their fabric manager does not run; start nvidia-fabricmanager of the driver's version",
+    802: "the GPUs use NVSwitch but the fabric manager is not running; start nvidia-fabricmanager of the driver's version",
     803: "the driver's kernel module and its library have different versions; reboot, or reload the module",
 }
 _CUDA_HOMES = ("CUDA_HOME", "CUDA_PATH")
@@ -33,16 +33,16 @@ def device_problems(facts: CudaFacts, environment: Mapping[str, str], needed: in
     """Return why a run with ``--device cuda`` cannot work, one line each.
 
     Args:
-        facts: of the machine.
-        environment: of the run there.
-        needed: GPUs of the run there.
+        facts: facts about the machine.
+        environment: environment of the run on that machine.
+        needed: GPUs that the run needs on that machine.
     """
     if problem := _mig_problem(environment):
         return [problem]
     if facts.torch is None:
         return ["torch is not installed; run scripts/setup.sh gpu"]
     if facts.built_for is None:
-        return [f"torch {facts.torch} is a build without CUDA; run scripts/setup.sh gpu, or add --device cpu"]
+        return [f"torch {facts.torch} is built without CUDA; run scripts/setup.sh gpu, or add --device cpu"]
     major = int(facts.built_for.split(".")[0])
     built = f"torch {facts.torch} is built for CUDA {facts.built_for}"
     oldest = f"driver {OLDEST_DRIVER.get(major, 'of that version')} or newer"
@@ -52,7 +52,7 @@ def device_problems(facts: CudaFacts, environment: Mapping[str, str], needed: in
     if facts.supports // 1000 < major:
         runs = f"{facts.supports // 1000}.{facts.supports % 1000 // 10}"
         return [
-            f"{driver} runs CUDA {runs} at most, and {built}: install {oldest}, or on a data-centre GPU the package "
+            f"{driver} supports CUDA {runs} at most, and {built}: install {oldest}, or on a data-centre GPU the package "
             f"cuda-compat-{major}; {DOCTOR}"
         ]
     if facts.error:
@@ -61,7 +61,7 @@ def device_problems(facts: CudaFacts, environment: Mapping[str, str], needed: in
     if facts.devices < needed:
         limit = f" ({VISIBLE}={environment[VISIBLE]})" if VISIBLE in environment else ""
         return [
-            f"the run needs {needed} GPUs of this machine and CUDA sees {facts.devices}{limit}; lower the flags of the roles"
+            f"the run needs {needed} GPUs on this machine but CUDA sees {facts.devices}{limit}; give the roles fewer GPUs"
         ]
     return []
 
@@ -71,18 +71,19 @@ def _mig_problem(environment: Mapping[str, str]) -> str | None:
     if not names:
         return None
     return (
-        f"{VISIBLE} names {names[0]}, a part of a GPU (MIG), between which NCCL has no direct connection; "
+        f"{VISIBLE} names {names[0]}, a MIG partition, and NCCL cannot connect MIG partitions directly; "
         f"use whole GPUs: {VISIBLE}=0,1 or {VISIBLE}=GPU-... (nvidia-smi -L)"
     )
 
 
 def missing_tools(environment: Mapping[str, str]) -> list[str]:
-    """Return a line per program that SGLang calls to compile its kernels, rotary embedding and SwiGLU among them.
+    """Return one line per missing compiler tool that SGLang calls at run time.
 
-    SGLang has no other kernels for these, so an engine without a compiler ends at its first forward pass.
+    SGLang compiles kernels such as rotary embedding and SwiGLU; without a compiler an engine dies at its first forward
+    pass.
 
     Args:
-        environment: of the engine.
+        environment: environment of the engine.
     """
     path = environment.get("PATH")
     home = next((environment[name] for name in _CUDA_HOMES if environment.get(name)), None)
@@ -100,7 +101,7 @@ def missing_tools(environment: Mapping[str, str]) -> list[str]:
 
 
 def gpus_of_machine(args: Arguments) -> int:
-    """Return how many GPUs a machine of the run's own cluster brings."""
+    """Return the number of GPUs per machine of the run's own cluster."""
     if args.num_nodes > 1:
         return args.num_gpus_per_node
     return args.num_gpus if args.num_gpus is not None else gpus_needed(args)
@@ -113,7 +114,7 @@ def starts_engines(args: Arguments) -> bool:
 
 
 def missing_devices(args: Arguments, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Return why this machine cannot be the run's, one line each; of a cluster that exists each machine is asked later."""
+    """Return why this machine cannot host the run, one line each; machines of an existing cluster are checked later."""
     if args.device != "cuda" or args.ray_address:
         return []
     environment = os.environ if environment is None else environment

@@ -1,4 +1,4 @@
-"""``--dry-run`` of the training programs: what a command line would start, and what is wrong with it. Starts nothing."""
+"""``--dry-run`` of the training programs: show what a command line would start and its problems; start nothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MISSING_PATH = "no such folder"
 
 
 def of_machine(problem: str) -> bool:
-    """Return whether a problem is one of this machine, so that the plan may work on another one."""
+    """Return whether a problem is specific to this machine, so that the plan may work on another."""
     return MISSING_PATH in problem or NOT_INSTALLED in problem
 
 
 def show_plan(args: Arguments, argv: Sequence[str], problems: Sequence[str]) -> list[str]:
-    """Print placement and command line; return the problems that end a run on any machine.
+    """Print placement and command line; return the problems that hold on every machine.
 
-    A folder or a file of prompts that is not there is a warning: the plan may be for another machine.
+    A missing folder or prompt file is only a warning, because the plan may be for another machine.
     """
     wrong = [problem for problem in problems if not of_machine(problem)]
     wrong += [*no_prompts(args), *missing_plugins(args)]

@@ -1,4 +1,4 @@
-"""Policy engines and judge engines: flags of the judge, engines that run already, and what the device decides."""
+"""Flags and checks of policy and judge engines, including external engines and device limits."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from slime.arguments.option import Group, Option
 JUDGE = Group(
     "judge",
     (
-        Option("--prm-enable", "host judge engines; the other --prm-* flags need it, or --prm-router-ip", bool),
+        Option("--prm-enable", "start judge engines; the other --prm-* flags need this or --prm-router-ip", bool),
         Option("--prm-num-gpus", "GPUs of the judge engines", int, 0),
         Option("--prm-num-gpus-per-engine", "GPUs per judge engine", int, 1),
         Option("--prm-model-path", "judge weights; default: --hf-checkpoint"),
         Option("--prm-m", "votes per turn", int, 4),
         Option("--prm-temperature", "sampling temperature of the judge", float, 1.0),
-        Option("--prm-max-new-tokens", "longest answer of the judge", int, 2048),
-        Option("--prm-router-ip", "address of a judge that runs already; then --prm-num-gpus counts as 0"),
+        Option("--prm-max-new-tokens", "maximum length of a judge's answer in tokens", int, 2048),
+        Option("--prm-router-ip", "address of a running judge; --prm-num-gpus then counts as 0"),
         Option("--prm-router-port", "its port", int),
     ),
 )
 
 
 def check_judge(args: Arguments) -> list[str]:
-    """Return the problems, one line each; ``args`` as they were given, before any derivation."""
+    """Return the problems, one line each; pass ``args`` before derivation."""
     if bool(args.prm_router_ip) != bool(args.prm_router_port):
-        return ["--prm-router-ip and --prm-router-port go together"]
-    # A plugin may ask the judge at --prm-sglang-url, with the sampling of these flags.
+        return ["--prm-router-ip and --prm-router-port go together; give both"]
+    # A plugin may call a judge at --prm-sglang-url with these sampling flags.
     if not (args.prm_enable or args.prm_router_ip or args.prm_sglang_url):
         given = [option.flag for option in JUDGE.options if option.is_given(args)]
         return [f"{', '.join(given)} has no effect without a judge: add --prm-enable, or remove it"] if given else []
@@ -34,7 +34,7 @@ def check_judge(args: Arguments) -> list[str]:
     if total % size:
         problems.append(f"--prm-num-gpus {total} is not a multiple of --prm-num-gpus-per-engine {size}")
     if args.prm_enable and total < 1 and not args.prm_router_ip:
-        problems.append("--prm-enable needs --prm-num-gpus 1 or more, or --prm-router-ip of a judge that runs already")
+        problems.append("--prm-enable needs --prm-num-gpus 1 or more, or --prm-router-ip of a running judge")
     context = args.sglang_context_length or args.rollout_max_context_len
     if args.prm_enable and context and args.prm_max_new_tokens >= context:
         problems.append(
@@ -44,7 +44,7 @@ def check_judge(args: Arguments) -> list[str]:
     return problems
 
 
-# Kernels and types that an engine on a CPU has, whatever is asked for; see CPU_OPTIONS of server_args.
+# Kernels and types that are fixed for an engine on a CPU; see CPU_OPTIONS in server_args.
 _DECIDED_ON_CPU = (
     "sglang_device",
     "sglang_dtype",
@@ -53,7 +53,7 @@ _DECIDED_ON_CPU = (
     "sglang_pp_size",
     "sglang_pipeline_parallel_size",
 )
-# With these a server answers only who has a key or speaks TLS, and the run's own calls to its engines do neither.
+# These make a server require a key or TLS, which the run's own calls to its engines do not use.
 _LOCKED = ("sglang_api_key", "sglang_admin_api_key", "sglang_ssl_certfile", "sglang_ssl_keyfile")
 
 
@@ -63,15 +63,13 @@ def check_engines(args: Arguments) -> list[str]:
 
 
 def _check_running(args: Arguments) -> list[str]:
-    """Engines and routers that somebody else started."""
+    """Check flags of external engines and routers."""
     problems = []
     if args.sglang_router_ip and not args.sglang_router_port:
-        problems.append("--sglang-router-ip needs --sglang-router-port, the port it listens on there")
+        problems.append("--sglang-router-ip needs --sglang-router-port, the router's port")
     external = args.rollout_external_engine_addrs or []
     if args.sglang_router_port and not args.sglang_router_ip and len(external) == 1 and args.router != "sglang":
-        problems.append(
-            "--sglang-router-port has no effect on an engine that runs already; remove it, or add --router sglang"
-        )
+        problems.append("--sglang-router-port has no effect on an external engine; remove it, or add --router sglang")
     if args.rollout_external and not external:
         problems.append("--rollout-external needs --rollout-external-engine-addrs HOST:PORT ...")
     if external and (args.debug_train_only or args.sglang_router_ip):
@@ -84,12 +82,12 @@ def _check_device(args: Arguments) -> list[str]:
     problems = []
     if args.sglang_quantization and not (args.debug_rollout_only or args.debug_train_only):
         problems.append(
-            f"--sglang-quantization {args.sglang_quantization}: an engine that quantised its weights at its start cannot load "
+            f"--sglang-quantization {args.sglang_quantization}: an engine that quantised its weights at start-up cannot load "
             "the trainer's; use --sglang-kv-cache-dtype fp8_e4m3, or a judge in FP8 (--prm-model-path)"
         )
     if args.device == "cpu":
         problems += [
-            f"--{name.replace('_', '-')} has no effect on a CPU, where it is decided; remove it"
+            f"--{name.replace('_', '-')} has no effect on a CPU, where it is fixed; remove it"
             for name in _DECIDED_ON_CPU
             if getattr(args, name) is not None
         ]
@@ -99,7 +97,7 @@ def _check_device(args: Arguments) -> list[str]:
 def _check_locked(args: Arguments) -> list[str]:
     return [
         f"--{name.replace('_', '-')}: the run calls its engines without a key and without TLS; remove it; "
-        "clients use the gateway, which has OPENCLAW_API_KEY and OPENCLAW_TLS_CERT"
+        "protect clients at the gateway with OPENCLAW_API_KEY and OPENCLAW_TLS_CERT"
         for name in _LOCKED
         if getattr(args, name)
     ]

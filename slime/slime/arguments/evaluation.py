@@ -1,10 +1,10 @@
 """The evaluation sets of a run, from ``--eval-config`` (YAML) or ``--eval-prompt-data``.
 
-Guarantee: every set that comes out has all its values: its own, else the file's ``defaults``, else the ``--eval-*`` flags, else
-those of the rollout. A key that is none is an error that names the nearest one.
+Guarantee: every returned set is complete. A value comes from the set, else the file's ``defaults``, else the
+``--eval-*`` flags, else the rollout's flags. An unknown key is an error that names the nearest known one.
 
-A run that evaluates nothing refuses the flags of evaluation, but for four that launch scripts of the contract give whether or not
-they evaluate: those say so in ``--help``.
+A run without evaluation refuses the evaluation flags. Four exceptions are accepted, because the contract's launch
+scripts always give them; their ``--help`` says so.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class EvalDataset:
     """One evaluation set.
 
     Attributes:
-        name: in metrics, ``eval/<name>``.
-        path: its file, as ``--prompt-data`` takes it.
+        name: name in metrics, ``eval/<name>``.
+        path: prompt file, in the syntax of ``--prompt-data``.
         input_key: prompt column.
         label_key: label column; None without labels.
         tool_key: tools column.
         n_samples_per_eval_prompt: samples per prompt.
-        temperature: of sampling.
+        temperature: sampling temperature.
         top_p: nucleus bound.
         top_k: top-k bound; -1: off.
         max_response_len: longest response in tokens.
-        min_new_tokens: no end of response before as many tokens.
+        min_new_tokens: shortest response in tokens.
         max_prompt_len: longer prompts are left out.
-        rm_type: grader of this set, before any reward function of the run.
+        rm_type: grader of this set; takes precedence over the run's reward function.
         custom_rm_path: reward function of this set.
         custom_generate_function_path: generation of one sample of this set.
     """
@@ -75,7 +75,7 @@ def read_eval_datasets(args: Arguments) -> list[EvalDataset]:
     """Return the evaluation sets; empty when none is named.
 
     Raises:
-        ConfigurationError: when the file or a pair is not what it should be.
+        ConfigurationError: the file or a pair is malformed.
     """
     if args.eval_config and args.eval_prompt_data:
         raise ConfigurationError("--eval-config and --eval-prompt-data both name evaluation sets; remove one of them")
@@ -97,17 +97,17 @@ def read_eval_datasets(args: Arguments) -> list[EvalDataset]:
 
 
 def check_eval_datasets(args: Arguments) -> list[str]:
-    """Return what is wrong with single evaluation sets, one line each."""
+    """Return the problems of individual evaluation sets, one line each."""
     problems = []
     for dataset in args.eval_datasets:
         where = f"evaluation set {dataset.name}:"
         if dataset.rm_type and dataset.custom_rm_path:
-            problems.append(f"{where} rm_type has no effect beside custom_rm_path; remove one of them")
+            problems.append(f"{where} rm_type has no effect with custom_rm_path; remove one of them")
         problems += check_grader(
             f"{where} rm_type", dataset.rm_type, args.rm_url, args.eval_reward_key, "--eval-reward-key"
         )
         if not dataset.max_response_len and args.eval_function_path == DEFAULT_ROLLOUT:
-            problems.append(f"{where} no longest response; add --eval-max-response-len N")
+            problems.append(f"{where} no maximum response length; add --eval-max-response-len N")
         if dataset.n_samples_per_eval_prompt < 1:
             problems.append(f"{where} n_samples_per_eval_prompt must be 1 or more")
     return problems
@@ -182,7 +182,7 @@ _EVALUATES = ("eval_interval", "eval_config", "eval_prompt_data", "eval_function
 
 
 def check_evaluation(args: Arguments) -> list[str]:
-    """Return the problems, one line each; ``args`` as they were given, before any derivation."""
+    """Return the problems, one line each; pass ``args`` before derivation."""
     if any(getattr(args, name) for name in _EVALUATES):
         return []
     given = [flag_of(name) for name in _NEED_EVALUATION if getattr(args, name) is not None]

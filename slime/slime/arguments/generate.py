@@ -1,7 +1,7 @@
-"""Writes the class `slime.args.Arguments` from the declared flags: ``python -m slime.arguments.generate``.
+"""Write the class `slime.args.Arguments` from the declared flags: ``python -m slime.arguments.generate``.
 
-Guarantee: one attribute per flag, with the type that its parser gives and the default of its declaration. An attribute of
-`slime.arguments.derive.DERIVED` is typed as it is in a run: never None.
+Guarantee: one attribute per flag, with the type of its parser and the default of its declaration. An attribute in
+`slime.arguments.derive.DERIVED` has its type during a run: never None.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _AFTER = """    # Set by the derivations; no flags of their own.
 
 
 def type_of(action: argparse.Action) -> str:
-    """Return the annotation of the attribute that ``action`` sets."""
+    """Return the type annotation of the attribute that ``action`` sets."""
     if isinstance(action, _SWITCHES):
         kind = "bool"
     elif action.choices is not None:
@@ -74,7 +74,7 @@ def type_of(action: argparse.Action) -> str:
 
 
 def default_of(action: argparse.Action) -> str:
-    """Return the expression of the default of the attribute that ``action`` sets."""
+    """Return the source text of the default value of ``action``."""
     if isinstance(action.default, list | tuple | dict):
         empty = dict if isinstance(action.default, dict) else list
         return f"field(default_factory={empty.__name__ if not action.default else f'lambda: {action.default!r}'})"
@@ -84,12 +84,12 @@ def default_of(action: argparse.Action) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return the expression of ``value`` as the formatter writes it."""
+    """Return ``value`` as source text in the formatter's style."""
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def text() -> str:
-    """Return the text of the module."""
+    """Return the module's source text."""
     of_engines = {attribute_of(flag) for flag in recorded_flags().keys() - READ_BY_CORE - OWNED}
     declared = {
         action.dest: f"    {action.dest}: {type_of(action)} = {default_of(action)}\n"

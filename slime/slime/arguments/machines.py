@@ -1,7 +1,7 @@
-"""Which Ray cluster a run is in, and how many machines it needs.
+"""Decide which Ray cluster a run uses and how many machines it needs.
 
-A run joins the cluster that ``--ray-address`` or the variable ``RAY_ADDRESS`` names (``ray job submit`` sets it), is the head of
-``--num-nodes`` machines at ``--head-address``, or starts a cluster of this machine alone.
+A run either joins the cluster of ``--ray-address`` or ``RAY_ADDRESS`` (``ray job submit`` sets the variable), becomes
+the head of ``--num-nodes`` machines at ``--head-address``, or starts a cluster on this machine alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 MODE_VARIABLE = "RAY_AUTH_MODE"
 OWN_CLUSTER = "local"
 _NO_CLUSTER = {
-    "ray://": "the address of Ray's client, whose program runs on no machine of the cluster",
-    "http": "the address of Ray's dashboard",
+    "ray://": "a Ray client address, whose program runs outside the cluster",
+    "http": "a Ray dashboard address",
 }
 
 
 def gpus_needed(args: Arguments) -> int:
-    """GPUs of all roles together; those that roles share count once."""
+    """Total GPUs of all roles; shared GPUs count once."""
     if args.share_gpu:
         return 1
     trainer = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node + critic_gpus(args)
@@ -33,25 +33,25 @@ def gpus_needed(args: Arguments) -> int:
 
 
 def check_given(args: Arguments) -> list[str]:
-    """Return the problems of the flags as they were given, one line each; `derive_machines` fills them."""
+    """Return the problems, one line each; call it before `derive_machines` fills the flags."""
     problems = []
     several = args.num_nodes is not None and args.num_nodes > 1
     if args.num_nodes is not None and args.num_nodes < 1:
         problems.append(f"--num-nodes {args.num_nodes}: give 1 or more")
     host, _, port = (args.head_address or "").rpartition(":")
     if args.head_address and not (host and port.isdigit()):
-        problems.append(f"--head-address {args.head_address}: write HOST:PORT, where the others reach this machine")
+        problems.append(f"--head-address {args.head_address}: write HOST:PORT, where other machines reach this one")
     address = _existing(args)
     if address is None:
         if several and not args.head_address:
             problems.append(
-                f"--num-nodes {args.num_nodes} needs --head-address HOST:PORT, where the others reach this machine"
+                f"--num-nodes {args.num_nodes} needs --head-address HOST:PORT, where other machines reach this one"
             )
         return problems
     source = "--ray-address" if args.ray_address else ADDRESS_VARIABLE
     given = (("--head-address", args.head_address), ("--num-nodes", args.num_nodes), ("--num-gpus", args.num_gpus))
     problems += [
-        f"{flag} is for a cluster that the run starts, and {source} {address} names one that exists; remove it, or give "
+        f"{flag} is for a cluster that the run starts, but {source} {address} names an existing one; remove it, or give "
         f"--ray-address {OWN_CLUSTER}"
         for flag, value in given
         if value is not None
@@ -66,7 +66,7 @@ def check_given(args: Arguments) -> list[str]:
 
 
 def named_cluster(environment: Mapping[str, str]) -> str | None:
-    """Return the address of the Ray cluster that the variable names; None without one."""
+    """Return the Ray cluster address in ``RAY_ADDRESS``, or None."""
     address = environment.get(ADDRESS_VARIABLE)
     return None if address in (None, "", OWN_CLUSTER) else address
 
@@ -82,16 +82,16 @@ def missing_secret(environment: Mapping[str, str]) -> str | None:
 
 
 def _existing(args: Arguments) -> str | None:
-    """The address of the cluster to join; what the command line says of a cluster wins over the variable."""
+    """Address of the cluster to join, or None; the command line wins over the variable."""
     if args.ray_address:
         return None if args.ray_address == OWN_CLUSTER else args.ray_address
     return None if args.head_address else named_cluster(os.environ)
 
 
 def derive_machines(args: Arguments) -> None:
-    """Fill the cluster to join and the number of machines; in a cluster that exists the latter is what it has, at the start.
+    """Fill in the cluster to join and the number of machines; an existing cluster keeps its number.
 
-    With ``--num-gpus``, and on a CPU, where GPUs are logical, a machine has as many as it takes.
+    With ``--num-gpus``, and on a CPU (logical GPUs), one machine has as many GPUs as needed.
     """
     args.ray_address = _existing(args)
     if args.num_nodes is None:
@@ -101,11 +101,11 @@ def derive_machines(args: Arguments) -> None:
 
 
 def missing_machines(args: Arguments) -> str | None:
-    """Return how to give a run its other machines, or None when it has them or needs none."""
+    """Return how to provide the missing machines, or None if none is missing."""
     if args.num_nodes == 1 or args.head_address or args.ray_address:
         return None
     return (
-        f"the run needs {args.num_nodes} machines of {args.num_gpus_per_node} GPUs and is in no Ray cluster: submit it to one "
+        f"the run needs {args.num_nodes} machines of {args.num_gpus_per_node} GPUs but is in no Ray cluster: submit it to one "
         "(`ray job submit`) or name it (--ray-address HOST:6379), or give --num-nodes and --head-address "
         "(instructions/cluster.md)"
     )
@@ -122,7 +122,7 @@ def check_machines(args: Arguments) -> list[str]:
         ]
     if args.num_gpus not in (None, args.num_gpus_per_node) and not args.ray_address:
         problems.append(
-            f"--num-gpus {args.num_gpus}: with several machines each brings --num-gpus-per-node {args.num_gpus_per_node}; "
+            f"--num-gpus {args.num_gpus}: with several machines, each has --num-gpus-per-node {args.num_gpus_per_node}; "
             "remove --num-gpus"
         )
     if args.actor_num_nodes > args.num_nodes and not args.debug_rollout_only:
@@ -135,7 +135,7 @@ def check_machines(args: Arguments) -> list[str]:
     for role, size in (("rollout", args.rollout_num_gpus_per_engine), ("prm", args.prm_num_gpus_per_engine)):
         if args.num_gpus_per_node % size and size % args.num_gpus_per_node:
             problems.append(
-                f"--{role}-num-gpus-per-engine {size}: with several machines an engine takes whole ones, or a part that "
+                f"--{role}-num-gpus-per-engine {size}: with several machines, an engine takes whole machines or a number that "
                 f"divides --num-gpus-per-node {args.num_gpus_per_node}"
             )
     return problems

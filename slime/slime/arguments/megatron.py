@@ -1,7 +1,7 @@
-"""Flags of the Megatron back end, and what they need of each other and of the model.
+"""Flags of the Megatron back end, and their checks against each other and the model.
 
-Guarantee: each of them implies its back end, is an error with ``--train-backend fsdp``, and what Megatron cannot do here is refused before anything
-starts, with what to type instead.
+Guarantee: each flag implies the Megatron back end and is an error with ``--train-backend fsdp``. What Megatron cannot
+do here is refused before anything starts, with what to type instead.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from slime.arguments.model_shape import number_of_experts
 from slime.arguments.option import Group, Option, flag_of
 
 MEGATRON = Group(
-    "Megatron (only with --train-backend megatron, which each of them implies)",
+    "Megatron (each flag implies --train-backend megatron)",
     (
         Option("--tensor-model-parallel-size", "ranks that split every layer", int, 1),
         Option("--sequence-parallel", "tensor-parallel ranks also split the sequence between layers", bool),
         Option("--pipeline-model-parallel-size", "ranks that each hold some layers", int, 1),
-        Option("--context-parallel-size", "ranks that split every sequence, for long ones", int, 1),
-        Option("--expert-model-parallel-size", "ranks that share out the experts", int, 1),
-        Option("--expert-tensor-parallel-size", "ranks that split an expert; default: as the layers", int),
+        Option("--context-parallel-size", "ranks that split every sequence; for long sequences", int, 1),
+        Option("--expert-model-parallel-size", "ranks that the experts are divided among", int, 1),
+        Option(
+            "--expert-tensor-parallel-size", "ranks that split each expert; default: --tensor-model-parallel-size", int
+        ),
         Option(
             "--transformer-impl",
-            "layers of plain torch, or of Transformer Engine (GPU); default: Transformer Engine's on a GPU where it is "
-            "installed, local otherwise and for LoRA",
+            "layers in plain torch (local) or Transformer Engine (GPU); default: transformer_engine on a GPU if it is "
+            "installed, otherwise and for LoRA local",
             str,
             None,
             ("local", "transformer_engine"),
@@ -38,21 +40,23 @@ MEGATRON = Group(
             ("auto", "flash", "fused", "unfused"),
         ),
         Option("--recompute-granularity", "recompute activations", str, None, ("full", "selective")),
-        Option("--recompute-method", "which layers full recomputes", str, None, ("uniform", "block")),
+        Option(
+            "--recompute-method", "layers that --recompute-granularity full recomputes", str, None, ("uniform", "block")
+        ),
         Option("--recompute-num-layers", "layers per recomputed unit (uniform), or how many (block)", int),
-        Option("--use-precision-aware-optimizer", "moments and float32 weights inside the optimizer (GPU)", bool),
-        Option("--optimizer-cpu-offload", "optimizer state and step in host memory (GPU)", bool),
+        Option("--use-precision-aware-optimizer", "keep moments and float32 weights inside the optimizer (GPU)", bool),
+        Option("--optimizer-cpu-offload", "keep optimizer state and step in host memory (GPU)", bool),
         Option("--overlap-cpu-optimizer-d2h-h2d", "overlap the copies of --optimizer-cpu-offload", bool),
         Option("--spec", "layer specification: module and name", str, None, nargs="+"),
         Option("--custom-model-provider-path", "fn(pre_process, post_process) -> GPTModel"),
-        Option("--custom-megatron-init-path", "fn(args), called when Megatron's groups exist"),
+        Option("--custom-megatron-init-path", "fn(args), called after Megatron creates its process groups"),
         Option(
             "--custom-megatron-before-log-prob-hook-path",
-            "fn(args, model, store_prefix), before each pass without gradients",
+            "fn(args, model, store_prefix), called before each pass without gradients",
         ),
         Option(
             "--custom-megatron-before-train-step-hook-path",
-            "fn(args, rollout_id, step_id, model, optimizer, opt_param_scheduler), before each step",
+            "fn(args, rollout_id, step_id, model, optimizer, opt_param_scheduler), called before each step",
         ),
     ),
 )
@@ -78,9 +82,9 @@ def has_transformer_engine() -> bool:
 
 
 def derive_megatron(args: Arguments) -> None:
-    """Choose the layers: Transformer Engine's on a GPU where it is installed, those of plain torch otherwise and for LoRA.
+    """Choose the layer implementation: Transformer Engine on a GPU if installed, else and for LoRA plain torch.
 
-    ``transformer_impl_because`` is why a GPU has those of plain torch though nobody asked for them; empty otherwise.
+    ``transformer_impl_because`` says why a GPU run falls back to plain torch; otherwise empty.
     """
     args.transformer_impl_because = ""
     if args.transformer_impl is not None or args.train_backend != "megatron":
@@ -101,8 +105,8 @@ def check_megatron(args: Arguments) -> list[str]:
         if not given:
             return []
         return [
-            f"{' '.join(given)} : only with --train-backend megatron. With fsdp all actor GPUs share the model; to recompute "
-            "use --gradient-checkpointing, to save GPU memory use --fsdp-cpu-offload"
+            f"{' '.join(given)} : only with --train-backend megatron. FSDP2 shards the model over all actor GPUs; to recompute "
+            "activations use --gradient-checkpointing, to save GPU memory use --fsdp-cpu-offload"
         ]
     checks = (_check_ranks, _check_parts, _check_device, _check_recompute, _check_lora, _check_not_offered)
     return [problem for check in checks for problem in check(args)]
@@ -119,7 +123,7 @@ def _check_ranks(args: Arguments) -> list[str]:
     for role, ranks in (("actor", args.actor_num_nodes * args.actor_num_gpus_per_node), ("critic", critic_gpus(args))):
         if ranks % (tensor * pipeline * context):
             problems.append(
-                f"{ranks} {role} GPUs do not hold whole copies of {tensor} tensor x {pipeline} pipeline x {context} "
+                f"{ranks} {role} GPUs are not a multiple of {tensor} tensor x {pipeline} pipeline x {context} "
                 f"context parallel ranks; change --{role}-num-gpus-per-node"
             )
         elif ranks // pipeline % (experts * (args.expert_tensor_parallel_size or tensor)):
@@ -130,21 +134,21 @@ def _check_ranks(args: Arguments) -> list[str]:
 
 
 def _check_parts(args: Arguments) -> list[str]:
-    """What of the policy loss sees a response whole, which a context-parallel rank's part of a custom loss is not."""
+    """Check loss options that need whole responses, which a context-parallel custom loss never sees."""
     if args.context_parallel_size < 2 or args.loss_type != "custom_loss":
         return []
     given = [flag_of(name) for name in _WHOLE_RESPONSES if getattr(args, name)]
     if args.advantage_estimator == "gspo":
         given.append("--advantage-estimator gspo")
     return [
-        f"{flag} of a custom loss needs whole responses, of which --context-parallel-size {args.context_parallel_size} "
-        "gives a rank a part; use --context-parallel-size 1"
+        f"{flag} of a custom loss needs whole responses, but --context-parallel-size {args.context_parallel_size} "
+        "splits them over ranks; use --context-parallel-size 1"
         for flag in given
     ]
 
 
 def check_megatron_shape(args: Arguments, config: dict) -> list[str]:
-    """Return what of ``config.json`` does not divide over the ranks or go with how they split it, one line each."""
+    """Return one line per dimension in ``config.json`` that the ranks cannot split."""
     if args.train_backend != "megatron":
         return []
     config = config.get("text_config", config)
@@ -157,14 +161,14 @@ def _check_experts(args: Arguments, config: dict) -> list[str]:
     if not number_of_experts(config):
         return [f"--expert-model-parallel-size {ranks}: {args.hf_checkpoint} has no experts; remove it"] * (ranks > 1)
     problems = [
-        "--use-lora of a model with experts is not offered with megatron; use --train-backend fsdp"
+        "--use-lora of a model with experts is not supported with megatron; use --train-backend fsdp"
     ] * args.use_lora
     if tensor > 1 and not args.sequence_parallel:
         problems.append(f"--tensor-model-parallel-size {tensor} of a model with experts needs --sequence-parallel")
     if ranks == 1 and expert_tensor not in (None, tensor):
         problems.append(
-            f"--expert-tensor-parallel-size {expert_tensor} beside --tensor-model-parallel-size {tensor} needs "
-            "--expert-model-parallel-size 2 or more: Megatron-core does not add up the gradients of experts otherwise"
+            f"--expert-tensor-parallel-size {expert_tensor} with --tensor-model-parallel-size {tensor} needs "
+            "--expert-model-parallel-size 2 or more: otherwise Megatron-core does not sum expert gradients"
         )
     size = config.get("moe_intermediate_size")
     if size and size % (expert_tensor or tensor):
@@ -218,7 +222,7 @@ def _check_no_transformer_engine(args: Arguments) -> list[str]:
         )
     if args.use_precision_aware_optimizer and not args.optimizer_cpu_offload:
         problems.append(
-            f"--use-precision-aware-optimizer takes its Adam from Transformer Engine: {NOT_INSTALLED}; remove the flag, or "
+            f"--use-precision-aware-optimizer needs the Adam of Transformer Engine: {NOT_INSTALLED}; remove the flag, or "
             "add --optimizer-cpu-offload"
         )
     return problems
@@ -241,33 +245,33 @@ def _check_lora(args: Arguments) -> list[str]:
     if args.transformer_impl == "transformer_engine":
         problems.append("--use-lora with --train-backend megatron needs --transformer-impl local")
     if args.lora_dropout:
-        problems.append("--lora-dropout is FSDP2's; remove it, or use --train-backend fsdp")
+        problems.append("--lora-dropout is for FSDP2 only; remove it, or use --train-backend fsdp")
     unknown = sorted(set(args.lora_target_modules) - set(LORA_TARGETS))
     if unknown:
         problems.append(
-            f"--lora-target-modules {','.join(unknown)}: with --train-backend megatron choose of {','.join(LORA_TARGETS)}"
+            f"--lora-target-modules {','.join(unknown)}: with --train-backend megatron choose from {','.join(LORA_TARGETS)}"
         )
     return problems
 
 
 def _check_not_offered(args: Arguments) -> list[str]:
     only_fsdp = [flag_of(name) for name in _FSDP_ONLY if getattr(args, name)]
-    problems = (
-        [f"{', '.join(only_fsdp)}: FSDP2 has it, Megatron does not; use --train-backend fsdp"] if only_fsdp else []
-    )
+    problems = [f"{', '.join(only_fsdp)}: Megatron does not support it; use --train-backend fsdp"] if only_fsdp else []
     if args.gradient_checkpointing:
         problems.append(
-            "--gradient-checkpointing is FSDP2's; use --recompute-granularity full --recompute-method uniform "
+            "--gradient-checkpointing is for FSDP2 only; use --recompute-granularity full --recompute-method uniform "
             "--recompute-num-layers 1"
         )
     if args.fsdp_cpu_offload:
-        problems.append("--fsdp-cpu-offload is FSDP2's; use --use-precision-aware-optimizer --optimizer-cpu-offload")
+        problems.append(
+            "--fsdp-cpu-offload is for FSDP2 only; use --use-precision-aware-optimizer --optimizer-cpu-offload"
+        )
     if not args.pack_sequences:
-        problems.append("--no-pack-sequences is not offered with megatron, whose inputs are always packed; remove it")
+        problems.append("--no-pack-sequences is not supported with megatron, which always packs; remove it")
     if args.attn_implementation != "sdpa":
-        problems.append("--attn-implementation is FSDP2's; use --attention-backend")
+        problems.append("--attn-implementation is for FSDP2 only; use --attention-backend")
     if args.spec and len(args.spec) != 2:
-        problems.append("--spec takes two words, a module and a name in it")
+        problems.append("--spec takes two words: a module and a name in it")
     if args.spec and args.custom_model_provider_path:
         problems.append("--spec has no effect with --custom-model-provider-path; remove one of them")
     return problems

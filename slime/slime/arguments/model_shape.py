@@ -1,8 +1,8 @@
-"""Model shape as the files in ``slime/scripts/models`` give it.
+"""Model-shape flags, as the files in ``slime/scripts/models`` give them.
 
-The trainer builds the model from the checkpoint's config; these flags say what the user believes it is, and
-`check_model_shape` finds where that is wrong. `check_trainable` refuses by name the kinds of model that a back end cannot
-train, before anything is loaded.
+The trainer builds the model from the checkpoint's config. These flags state what the user expects, and
+`check_model_shape` reports where the two disagree. `check_trainable` refuses models that a back end cannot train,
+before anything is loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL_SHAPE = Group(
         Option("--swiglu", "gated SiLU MLP", bool),
         Option("--num-layers", "decoder layers", int),
         Option("--hidden-size", "model width", int),
-        Option("--ffn-hidden-size", "MLP inner width, one half of the gated pair", int),
+        Option("--ffn-hidden-size", "inner width of the MLP, for one half of the gated pair", int),
         Option("--num-attention-heads", "query heads", int),
         Option("--group-query-attention", "fewer key/value heads than query heads", bool),
         Option("--num-query-groups", "key/value heads", int),
@@ -38,8 +38,8 @@ MODEL_SHAPE = Group(
         Option("--norm-epsilon", "epsilon of the norms", float),
         Option("--qk-layernorm", "norm on query and key heads (Qwen3)", bool),
         Option("--vocab-size", "size of the embedding", int),
-        Option("--untie-embeddings-and-output-weights", "LM head of its own", bool),
-        Option("--rotary-percent", "share of the head dimension that is rotated", float),
+        Option("--untie-embeddings-and-output-weights", "the LM head does not share the embedding's weights", bool),
+        Option("--rotary-percent", "fraction of the head dimension that is rotated", float),
         Option("--attention-output-gate", "gate on the attention's output (Qwen3.5)", bool),
         Option("--num-experts", "experts per layer", int),
         Option("--moe-ffn-hidden-size", "inner width of one expert", int),
@@ -49,14 +49,14 @@ MODEL_SHAPE = Group(
 
 
 VISION_LANGUAGE_TYPES = ("qwen3_vl",)
-"""Values of ``model_type`` whose vision tower is trained with the language model, by the back end ``fsdp``."""
+"""``model_type`` values whose vision tower ``--train-backend fsdp`` trains with the language model."""
 
 
 def shape_flags(model: str | None, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return ``MODEL_ARGS`` of ``slime/scripts/models/<model>.sh``, read in ``environment``; nothing without a model.
+    """Return ``MODEL_ARGS`` of ``slime/scripts/models/<model>.sh``, sourced with ``environment``; empty without a model.
 
     Raises:
-        ConfigurationError: naming the files there are.
+        ConfigurationError: there is no such file; the message lists the existing ones.
     """
     if model is None:
         return ()
@@ -78,7 +78,7 @@ def check_trainable(args: Arguments, config: dict) -> list[str]:
     if "vision_config" in config and not kind.startswith("qwen3_5"):
         offered = ", ".join(VISION_LANGUAGE_TYPES)
         if kind not in VISION_LANGUAGE_TYPES:
-            problems.append(f"{name} is a vision-language model; of these only {offered} is trained here")
+            problems.append(f"{name} is a vision-language model; of these only {offered} can be trained here")
         elif args.train_backend == "megatron":
             problems.append(
                 f"{name} is a vision-language model, which --train-backend megatron does not train: "
@@ -86,17 +86,17 @@ def check_trainable(args: Arguments, config: dict) -> list[str]:
             )
     elif args.multimodal_keys:
         problems.append(
-            f"--multimodal-keys: {name} is trained as a language model, which sees no pictures; remove it, or use a "
+            f"--multimodal-keys: {name} is trained as a text-only model, which sees no pictures; remove it, or use a "
             f"checkpoint of type {', '.join(VISION_LANGUAGE_TYPES)}"
         )
     if number_of_experts(text) and args.train_backend == "fsdp":
         problems.append(f"{name} is a mixture of experts, which --train-backend fsdp does not train; use a dense model")
     if config.get("quantization_config"):
-        problems.append(f"{name} is quantised, which no back end here trains; use the bfloat16 checkpoint")
+        problems.append(f"{name} is quantised, which no back end here can train; use the bfloat16 checkpoint")
     linear = "linear_attention" in (text.get("layer_types") or []) or kind.startswith("qwen3_5")
     if linear and args.pack_sequences and args.train_backend == "fsdp":
         problems.append(
-            f"{name} has linear attention, whose state would run from one packed sample into the next: "
+            f"{name} has linear attention, whose state would leak from one packed sample into the next: "
             "add --no-pack-sequences"
         )
     return problems
@@ -136,7 +136,7 @@ def check_model_shape(args: Arguments, config: dict) -> list[str]:
 
 
 def _check_switches(args: Arguments, config: dict) -> list[str]:
-    """Switches mean something only in a full description: their absence says "no"."""
+    """Check the switches, which count only in a full shape, where a missing switch means "no"."""
     kind = config.get("model_type", "")
     groups, heads = config.get("num_key_value_heads"), config.get("num_attention_heads")
     tied = config.get("tie_word_embeddings", False)

@@ -1,7 +1,7 @@
-"""How a flag is declared: one `Option` per flag, groups of them per topic.
+"""How a flag is declared: one `Option` per flag, grouped by topic.
 
-Guarantee: a flag is declared in exactly one place. Nothing here imports torch, Ray or SGLang, so that ``--help`` and
-``--dry-run`` answer at once on any machine.
+Guarantee: each flag is declared in exactly one place. Nothing here imports torch, Ray or SGLang, so ``--help`` and
+``--dry-run`` answer immediately on any machine.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Option:
     """One flag.
 
     Attributes:
-        flag: as it is typed.
+        flag: the flag as typed.
         help: one line; the default is appended.
-        type: of the value; ``bool`` makes an on switch (``--x``), ``None`` with ``off`` an off switch.
-        default: value when the flag is not given.
-        choices: the only values, when not empty.
-        nargs: as argparse has it.
+        type: type of the value; ``bool`` makes an on switch (``--x``), ``None`` with ``off`` an off switch.
+        default: value without the flag.
+        choices: allowed values, if not empty.
+        nargs: as in argparse.
         dest: attribute of the parsed arguments; default: the flag with underscores.
         off: attribute that the flag switches off (``--disable-x``); it is True without the flag.
         aliases: other spellings.
         repeat: may be given several times; the value is the list of all, in order.
-        undecided: a switch with both forms, ``--x`` and ``--no-x``, that is None when neither is given.
+        undecided: a switch with both forms, ``--x`` and ``--no-x``, that is None if neither is given.
     """
 
     flag: str
@@ -51,7 +51,7 @@ class Option:
         return self.off or self.dest or self.flag.lstrip("-").replace("-", "_")
 
     def is_given(self, args: Arguments) -> bool:
-        """Return whether ``args`` hold another value than without the flag."""
+        """Return whether ``args`` hold a value other than the default."""
         unset = True if self.off else bool(self.default) if self.type is bool and not self.undecided else self.default
         return getattr(args, self.attribute) != unset
 
@@ -97,7 +97,7 @@ class Group:
 
 
 def flag_of(attribute: str) -> str:
-    """Return how the option that sets ``attribute`` is typed, for those named after their flag."""
+    """Return the flag of ``attribute``, for attributes named after their flag."""
     return f"--{attribute.replace('_', '-')}"
 
 
@@ -110,7 +110,7 @@ def json_object(text: str) -> dict:
     """Parse a JSON object.
 
     Raises:
-        argparse.ArgumentTypeError: for anything else.
+        argparse.ArgumentTypeError: the text is anything else.
     """
     try:
         value = json.loads(text)

@@ -1,6 +1,6 @@
-"""The command line of the training core: one parser, built from the groups.
+"""The command line of the training core: one parser built from all flag groups.
 
-Guarantees: an unknown flag is an error that names the nearest known one; ``--help`` needs neither torch nor Ray; what
+Guarantees: an unknown flag is an error that names the nearest known one. ``--help`` needs neither torch nor Ray. What
 `parse_args` returns has passed `slime.arguments.validate`.
 """
 
@@ -58,7 +58,7 @@ GROUPS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that gives typed `Arguments` and suggests the flag that was probably meant."""
+    """Argument parser that returns typed `Arguments` and suggests the flag that was probably meant."""
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Sequence[str] | None = None, namespace: None = None
@@ -81,15 +81,15 @@ class Parser(argparse.ArgumentParser):
 def build_parser(
     add_custom_arguments: AddArguments | None = None,
 ) -> Parser:
-    """Return the parser with every group, the engine flags, and a plugin's own flags if it has any."""
+    """Return the parser with every group, the engine flags, and a plugin's own flags."""
     parser = Parser(
         prog=Path(sys.argv[0]).name or "train_async.py",
-        description="Train a policy on what its rollout function collects.",
+        description="Train a policy on the samples that its rollout function collects.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=40, width=120),
     )
     parser.add_argument("--config", help="YAML file of flags (same names, - or _); the command line wins over it")
-    parser.add_argument("--custom-config-path", help="YAML file; every key is set on the arguments, new ones too")
+    parser.add_argument("--custom-config-path", help="YAML file; sets every key on the arguments, including new ones")
     parser.add_argument(ARGUMENTS_FLAG, help="function add_custom_arguments(parser) that declares flags of a method")
     for group in GROUPS:
         group.add_to(parser)
@@ -102,10 +102,10 @@ def build_parser(
 
 
 def parser_for(words: Sequence[str], add_custom_arguments: AddArguments | None = None) -> Parser:
-    """Return the parser for a command line: with the flags of the method that it names, and those given.
+    """Return the parser for a command line, including the flags of the method it names.
 
     Raises:
-        SystemExit: code 2 when the method's flags cannot be declared.
+        SystemExit: code 2; the method's flags cannot be declared.
     """
     try:
         of_method = method_arguments(words)
@@ -118,10 +118,10 @@ def parser_for(words: Sequence[str], add_custom_arguments: AddArguments | None =
 
 
 def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list[str]]:
-    """Return the arguments, read and derived, and a line per problem.
+    """Return the parsed and derived arguments, and one line per problem.
 
     Raises:
-        SystemExit: for words that do not parse.
+        SystemExit: the command line does not parse.
     """
     try:
         words = with_config_file(parser, argv)
@@ -139,18 +139,18 @@ def parse_args(
     add_custom_arguments: AddArguments | None = None,
     check: Callable[[Arguments], list[str]] | None = None,
 ) -> Arguments:
-    """Parse, derive and validate the command line.
+    """Return the parsed, derived and validated command line.
 
     Args:
         argv: words after the program; default: ``sys.argv[1:]``.
-        add_custom_arguments: declares flags of a plugin.
-        check: returns what speaks against these arguments in the program that calls, a line per problem.
+        add_custom_arguments: declares a plugin's flags.
+        check: returns the calling program's own problems with these arguments, one line each.
 
     Returns:
         Flat arguments under the contract's names.
 
     Raises:
-        SystemExit: code 2 with every problem found and the line to change; code 0 after a ``--dry-run`` without one.
+        SystemExit: code 2 with every problem and what to change; code 0 after a ``--dry-run`` without problems.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser = parser_for(argv, add_custom_arguments)

@@ -1,12 +1,12 @@
-"""Which GPUs each role gets, what an engine is, and which rank trains which shard; plain arithmetic of the arguments.
+"""Which GPUs each role gets, what an engine is, and which rank trains which shard. Plain arithmetic on the arguments.
 
-Guarantees: pure, so a dry run says what a run will do on any machine. The order is actor, critic, rollout, judge, and with
-``--colocate`` the rollout's GPUs are those of actor and critic; a machine without GPUs has logical ones.
+Guarantees: pure, so a dry run shows on any machine what a run will do. The order is actor, critic, rollout, judge. With
+``--colocate`` the rollout shares the GPUs of actor and critic. A machine without GPUs has logical ones.
 
-Roles that share a GPU start one after another, all others at the same time. An engine sizes its cache as
-``free now - free before x (1 - fraction)`` (`_profile_available_bytes` in SGLang 0.5.23), so whatever another process takes
-meanwhile is missing from the cache. Engines go first, because a trainer takes memory as it needs it and measures nothing.
-:func:`start_order` is what a run does and what a dry run prints.
+Roles that share a GPU start one after another; all others start together. An engine sizes its cache as ``free now -
+free before x (1 - fraction)`` (`_profile_available_bytes` in SGLang 0.5.23), so memory that another process takes
+meanwhile is missing from the cache. Engines therefore start before the trainer, which allocates on demand and measures
+nothing. A run follows :func:`start_order` and a dry run prints it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from slime.exceptions import ConfigurationError
 
 Role = Literal["policy", "prm"]
 GpuId = int | str
-"""A GPU as ``CUDA_VISIBLE_DEVICES`` names it: its number on a machine, or ``GPU-`` and a UUID."""
+"""A GPU as in ``CUDA_VISIBLE_DEVICES``: its number on a machine, or ``GPU-`` and a UUID."""
 STAGES = ("pp_size", "pipeline_parallel_size")
 """Both names of SGLang's flag for pipeline stages."""
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine, or of an engine of several machines what is on one of them.
+    """One engine, or the part on one machine of an engine that spans several.
 
     Attributes:
-        role: which role it serves.
-        index: its place among the engines of the role.
+        role: the role it serves.
+        index: position among the engines of the role.
         num_gpus: GPUs of the whole engine.
-        gpu_ids: those of this machine; before machines are known, numbers over the whole cluster.
-        host: where it listens.
-        nodes: number of the engine's machines; each has the same number of its GPUs.
-        node_rank: which of them this is; the first serves.
+        gpu_ids: GPUs on this machine; before machines are known, numbers over the whole cluster.
+        host: address it listens on.
+        nodes: machines of the engine; each has the same number of its GPUs.
+        node_rank: rank of this machine; rank 0 serves.
     """
 
     role: Role
@@ -50,7 +50,7 @@ class EngineSpec:
 
     @property
     def name(self) -> str:
-        """Name in logs: ``engine-policy-0``, on its second machine ``engine-policy-0-node-1``."""
+        """Name in logs: ``engine-policy-0``, or on its second machine ``engine-policy-0-node-1``."""
         return f"engine-{self.role}-{self.index}" + (f"-node-{self.node_rank}" if self.node_rank else "")
 
 
@@ -67,7 +67,7 @@ class Placement:
 
     @property
     def total(self) -> int:
-        """Number of GPUs that any role uses."""
+        """Number of GPUs that at least one role uses."""
         return len({*self.actor, *self.critic, *self.rollout, *self.judge})
 
     def gpus(self, role: Role) -> tuple[int, ...]:
@@ -75,19 +75,19 @@ class Placement:
         return self.rollout if role == "policy" else self.judge
 
     def engines(self, role: Role) -> list[EngineSpec]:
-        """The engines of a role, each with its consecutive GPUs."""
+        """Return the engines of a role, each with consecutive GPUs."""
         gpus = self.gpus(role)
         size = min(self.rollout_gpus_per_engine if role == "policy" else self.judge_gpus_per_engine, len(gpus) or 1)
         starts = range(0, len(gpus), size)
         return [EngineSpec(role, index, size, gpus[start : start + size]) for index, start in enumerate(starts)]
 
     def roles(self) -> str:
-        """The roles with their numbers of GPUs, as in a sentence: ``actor 4 + rollout 2 + judge 2``."""
+        """Return the roles with their GPU counts: ``actor 4 + rollout 2 + judge 2``."""
         counts = (("actor", self.actor), ("critic", self.critic), ("rollout", self.rollout), ("judge", self.judge))
         return " + ".join(f"{name} {len(gpus)}" for name, gpus in counts if gpus)
 
     def lines(self) -> list[str]:
-        """One line per role for people: ``actor    GPU 0-3  4 ranks``."""
+        """Return one line per role to print: ``actor    GPU 0-3  4 ranks``."""
         engines = {role: f"{len(self.engines(role))} engine(s)" for role in ("policy", "prm")}
         shared = ", on the trainer's" if {*self.actor, *self.critic} & {*self.rollout} else ""
         rows = [
@@ -100,14 +100,14 @@ class Placement:
 
 
 def describe_placement(args: Arguments) -> Placement:
-    """Return the placement of a run; raises :class:`ConfigurationError` with the flag to change."""
+    """Return the placement of a run, or raise :class:`ConfigurationError` with the flag to change."""
     actor_count = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
     trainer_count = actor_count + (0 if args.debug_rollout_only else critic_gpus(args))
     external_policy = bool(args.sglang_router_ip)
     external_judge = bool(args.prm_router_ip)
     if external_policy and actor_count:
         raise ConfigurationError(
-            "engines at --sglang-router-ip cannot take new weights; remove it, or collect only with --debug-rollout-only"
+            "engines at --sglang-router-ip cannot take new weights; remove it, or only collect with --debug-rollout-only"
         )
     no_engines = args.debug_train_only or external_policy or args.rollout_external_engine_addrs
     rollout_count = 0 if no_engines else args.rollout_num_gpus
@@ -144,7 +144,7 @@ def describe_placement(args: Arguments) -> Placement:
 
 
 def _check_whole_machines(placement: Placement, gpus_per_node: int) -> None:
-    """Raise ConfigurationError when an engine of several machines would begin in the middle of one."""
+    """Raise ConfigurationError if an engine that spans machines would start in the middle of one."""
     roles = (
         ("rollout", placement.rollout, placement.rollout_gpus_per_engine),
         ("prm", placement.judge, placement.judge_gpus_per_engine),
@@ -152,8 +152,8 @@ def _check_whole_machines(placement: Placement, gpus_per_node: int) -> None:
     for role, gpus, size in roles:
         if gpus and size > gpus_per_node and gpus[0] % gpus_per_node:
             raise ConfigurationError(
-                f"--{role}-num-gpus-per-engine {size}: an engine of several machines takes whole ones, and the roles before it "
-                f"({placement.roles()}) have {gpus[0]} GPUs, no multiple of --num-gpus-per-node {gpus_per_node}"
+                f"--{role}-num-gpus-per-engine {size}: an engine that spans machines takes whole ones, but the roles before it "
+                f"({placement.roles()}) have {gpus[0]} GPUs, not a multiple of --num-gpus-per-node {gpus_per_node}"
             )
 
 
@@ -162,19 +162,19 @@ def _interval(gpus: Sequence[int]) -> str:
 
 
 def model_parallel_size(args: Arguments) -> int:
-    """Ranks that hold one copy of the model."""
+    """Return the number of ranks that hold one copy of the model."""
     return args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
 
 
 def data_parallel_size(args: Arguments, world_size: int) -> int:
-    """Copies of the model, each with its own samples; 1 per rank without Megatron."""
+    """Return the number of model copies, each with its own samples; one per rank without Megatron."""
     return world_size // model_parallel_size(args) if args.train_backend == "megatron" else world_size
 
 
 def data_parallel_rank(args: Arguments, rank: int, world_size: int) -> int:
     """Return which shard of the data ``rank`` trains on.
 
-    Megatron numbers ranks with the tensor-parallel rank running fastest, then data, then pipeline ("tp-cp-ep-dp-pp").
+    In Megatron's rank order the tensor-parallel rank varies fastest, then data, then pipeline ("tp-cp-ep-dp-pp").
     """
     if args.train_backend != "megatron":
         return rank
@@ -183,42 +183,42 @@ def data_parallel_rank(args: Arguments, rank: int, world_size: int) -> int:
 
 
 def shard_of_rank(args: Arguments, shards: list[Any], world_size: int) -> list[Any]:
-    """Return what each rank trains on, given one shard per copy of the model."""
+    """Return each rank's shard, given one shard per copy of the model."""
     return [shards[data_parallel_rank(args, rank, world_size)] for rank in range(world_size)]
 
 
 def pipeline_stages(args: Arguments) -> int:
-    """Pipeline stages of each engine: ``--sglang-pp-size``, which SGLang also calls ``--pipeline-parallel-size``."""
+    """Return the pipeline stages per engine: ``--sglang-pp-size``, in SGLang also ``--pipeline-parallel-size``."""
     return next((size for name in STAGES if (size := getattr(args, f"sglang_{name}"))), 1)
 
 
 def tensor_parallel_size(args: Arguments, num_gpus: int) -> int:
-    """GPUs of an engine over its pipeline stages.
+    """Return the GPUs per pipeline stage of an engine.
 
     Raises:
-        ConfigurationError: when they do not divide.
+        ConfigurationError: the stages do not divide the GPUs.
     """
     stages = pipeline_stages(args)
     if num_gpus % stages:
         raise ConfigurationError(
-            f"an engine of {num_gpus} GPUs does not divide into {stages} pipeline stages (--sglang-pp-size)"
+            f"an engine of {num_gpus} GPUs cannot be split into {stages} pipeline stages; change --sglang-pp-size"
         )
     return num_gpus // stages
 
 
 def padded_length(length: int, ranks: int) -> int:
-    """Tokens of a sample of ``length`` tokens with its padding to two chunks for each of ``ranks`` context-parallel ranks."""
+    """Return ``length`` padded to two equal chunks for each of ``ranks`` context-parallel ranks."""
     return length if ranks == 1 else -(-length // (2 * ranks)) * 2 * ranks
 
 
 ENGINE_ROLES = {"policy": "rollout", "prm": "judge"}
-"""Names of the engines' roles in a placement."""
+"""Engine roles in a placement."""
 
 
 def start_order(placement: Placement) -> tuple[tuple[str, ...], ...]:
-    """Return the stages of the start, each with the roles that start at the same time.
+    """Return the stages of the start, each with the roles that start together.
 
-    A stage begins when every role of the stage before is up. Roles without GPUs of this run are left out.
+    A stage begins once every role of the previous stage is up. Roles without GPUs in this run are left out.
     """
     gpus = {
         "rollout": placement.rollout,
@@ -236,15 +236,15 @@ def start_order(placement: Placement) -> tuple[tuple[str, ...], ...]:
 
 
 def stage_of(placement: Placement, role: str) -> int:
-    """Return the stage in which ``role`` starts; 0 for one whose GPUs are not this run's (external engines)."""
+    """Return the stage in which ``role`` starts; 0 for external engines, whose GPUs are not this run's."""
     return next((number for number, roles in enumerate(start_order(placement)) if role in roles), 0)
 
 
 def trainer_waits(placement: Placement) -> bool:
-    """Whether actor and critic start when all engines are up."""
+    """Return whether actor and critic start after all engines are up."""
     return any(stage_of(placement, role) for role in ("actor", "critic"))
 
 
 def start_lines(placement: Placement) -> list[str]:
-    """Return the order for people, a line per stage: ``1. rollout + judge``."""
+    """Return the start order to print, one line per stage: ``1. rollout + judge``."""
     return [f"{number}. {' + '.join(roles)}" for number, roles in enumerate(start_order(placement), start=1)]

@@ -1,7 +1,7 @@
-"""Whether the plugins of a command line are there, before anything is started for them.
+"""Check that the plugins of a command line exist, before anything starts.
 
-Guarantee: nothing of a plugin or of its packages is run; its module is looked for where Python would look, and parsed. What only
-running could tell (names that a module makes as it runs, compiled modules) counts as there.
+Guarantee: runs no code of a plugin or its packages. The module is located where Python would find it, and parsed. Names
+that only running code could reveal (names set at run time, compiled modules) count as present.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime.arguments.option import flag_of
 from slime.arguments.plugin_paths import defined_names, is_plugin_file
 
 PLUGIN_OPTIONS = (
-    "rollout_function_path",  # before the one of the evaluation, which is the same where none is given
+    "rollout_function_path",  # first: the evaluation function defaults to it
     "buffer_filter_path",
     "custom_advantage_function_path",
     "custom_convert_samples_to_train_data_path",
@@ -46,7 +46,7 @@ _OF_EVAL_SETS = ("custom_rm_path", "custom_generate_function_path")
 
 
 def missing_plugins(args: Arguments) -> list[str]:
-    """Return a line per plugin of ``args`` whose module or name does not exist."""
+    """Return one line per plugin of ``args`` whose module or name does not exist."""
     return [f"{where} {path}: {why}" for where, path in _named(args) if (why := _why_missing(path))]
 
 
@@ -79,7 +79,7 @@ def _why_missing(path: str) -> str | None:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Return where Python would find a module; the packages around it are not run."""
+    """Return where Python would find a module, without running its parent packages."""
     package, *inner = module.split(".")
     found = find_spec(package)
     for part in inner:
@@ -88,9 +88,9 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def is_decorated(path: str, decorator: str) -> bool | None:
-    """Return whether the function that a plugin path names carries a decorator in its source; None where it is not found.
+    """Return whether the function at a plugin path has a decorator in its source; None if not found.
 
-    A name that its module imports from another module is followed there.
+    A name that the module imports from another module is followed there.
     """
     if is_plugin_file(path):
         source, _, name = path.partition(":")
@@ -112,7 +112,7 @@ def is_decorated(path: str, decorator: str) -> bool | None:
 
 
 def _without(file: Path, name: str) -> str | None:
-    """Why ``name`` is not in a source file; None when it is, or cannot be told."""
+    """Return why ``name`` is not in a source file; None if it is, or if parsing cannot tell."""
     try:
         tree = ast.parse(file.read_text())
     except SyntaxError as error:

@@ -1,7 +1,7 @@
-"""Plugins on the command line: files as paths, and flags of a method's own.
+"""Plugins on the command line: files given as paths, and a method's own flags.
 
-Guarantees: a plugin file is named by its absolute path from here on, so that actors find it wherever they run; a file without
-``:name`` gets the first of its option's names that stands in it. Files are parsed, not run, except the one of
+Guarantees: a plugin file is stored as an absolute path, so actors find it wherever they run. A file without ``:name``
+gets the first of its option's default names that the file defines. Files are parsed, not run, except the one of
 ``--custom-arguments-path``.
 """
 
@@ -17,7 +17,7 @@ from slime.arguments.yaml_files import ARGUMENTS_FLAG, method_path_of
 from slime.exceptions import ConfigurationError, PluginError
 from slime.utils.misc import load_function
 
-# What is looked for in a file that is named alone, by the option that names it.
+# Default names to look for in a file given without ``:name``, by option.
 DEFAULT_NAMES: dict[str, tuple[str, ...]] = {
     "custom_arguments_path": ("add_custom_arguments",),
     "rollout_function_path": ("generate_rollout",),
@@ -40,7 +40,7 @@ def name_of_file(option: str, value: str) -> str:
     """Return ``/absolute/file.py:name`` for a plugin file of ``option``.
 
     Raises:
-        ConfigurationError: when there is no such file or name, naming what to write.
+        ConfigurationError: the file or name does not exist; the message says what to write.
     """
     file_name, _, name = value.partition(":")
     file = Path(file_name).expanduser().resolve()
@@ -59,11 +59,11 @@ def name_of_file(option: str, value: str) -> str:
         if candidate in defined:
             return f"{file}:{candidate}"
     expected = f" has no {' or '.join(known)};" if known else ":"
-    raise ConfigurationError(f"{flag} {value}{expected} say which name to take, {file_name}:NAME")
+    raise ConfigurationError(f"{flag} {value}{expected} say which name to use: {file_name}:NAME")
 
 
 def defined_names(tree: ast.AST) -> set[str]:
-    """Names that a module defines outside its functions and classes, imports included; ``*`` for all of another's."""
+    """Return the names that a module defines at top level, imports included; ``*`` for a star import."""
     names: set[str] = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -78,7 +78,7 @@ def defined_names(tree: ast.AST) -> set[str]:
 
 
 def resolve_plugin_files(args: Arguments) -> list[str]:
-    """Replace every plugin file of ``args`` by :func:`name_of_file`, and return the problems."""
+    """Replace every plugin file of ``args`` with its :func:`name_of_file`; return the problems."""
     problems = []
     for option, value in vars(args).items():
         if not option.endswith(_SUFFIXES) or not value:
@@ -95,10 +95,10 @@ def resolve_plugin_files(args: Arguments) -> list[str]:
 
 
 def method_arguments(words: Sequence[str]) -> AddArguments | None:
-    """Return ``add_custom_arguments`` of the method that ``words`` or their ``--config`` file name; None without one.
+    """Return ``add_custom_arguments`` of the method named in ``words`` or their ``--config`` file, or None.
 
     Raises:
-        ConfigurationError: when it cannot be loaded.
+        ConfigurationError: the function cannot be loaded.
     """
     path = method_path_of(words)
     if not path:
@@ -114,7 +114,7 @@ def method_arguments(words: Sequence[str]) -> AddArguments | None:
             function(target)
         except argparse.ArgumentError as error:
             raise ConfigurationError(
-                f"{ARGUMENTS_FLAG} {path}: {error}; the core or another method has that flag, give yours another name"
+                f"{ARGUMENTS_FLAG} {path}: {error}; the core or another method already has that flag; rename yours"
             ) from error
 
     return add

@@ -1,7 +1,7 @@
 """The environment of a training rank and of an engine: what the run sets, with which value, and why.
 
-Guarantees: pure, without torch and Ray, so a dry run prints what a run does. Variables of a communicator that ranks and
-engines share (``SHARED``) have one value on both sides: the user's, or that of an SGLang flag, or the default here.
+Guarantees: pure, without torch and Ray, so a dry run prints what a run does. Communicator variables that ranks and
+engines share (``SHARED``) have one value on both sides: the user's, an SGLang flag's, or the default here.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from slime.arguments.weight_sync import sends_gpu_handles
 
 CUMEM, NVLS, MNNVL = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"
 SHARED = (CUMEM, NVLS, MNNVL)
-"""What SGLang sets in its own process unless it is set already; a rank with another value cannot exchange handles with it."""
+"""Variables that SGLang sets in its process by default; a rank with other values cannot exchange handles with it."""
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-"""With 1 Ray shows every rank all GPUs of the machine, and all ranks would take the first."""
+"""If 1, Ray shows every rank all GPUs of the machine, and all ranks would use the first."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Torch reads the first that is set; every version of it knows the first one."""
+"""Torch reads the first one that is set; every version of torch knows the first name."""
 THREADS = "OMP_NUM_THREADS"
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""What `ray job submit` was given, as JSON; Ray sets it for the driver."""
+"""JSON of the `ray job submit` configuration; Ray sets it for the driver."""
 EXPANDABLE = "expandable_segments"
-# cuBLAS and flash attention read these when they are first used.
+# cuBLAS and flash attention read these on first use.
 DETERMINISTIC_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
 _SYMMETRIC, _SHARDED, _NVLS = (
     "sglang_enable_symm_mem",
@@ -36,13 +36,13 @@ _SYMMETRIC, _SHARDED, _NVLS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable, as a dry run shows it.
+    """An environment variable, as a dry run shows it.
 
     Attributes:
-        name: of the variable.
-        value: None where the run leaves it unset.
-        processes: ``ranks``, or ``ranks and engines``.
-        source: who decided: ``env``, a flag, or ``default``, with a reason where there is one.
+        name: name of the variable.
+        value: its value; None if the run leaves it unset.
+        processes: which processes get it, ``ranks`` or ``ranks and engines``.
+        source: where the value comes from: ``env``, a flag, or ``default`` with an optional reason.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Setting:
 
 
 def of_user(args: Arguments, environment: Mapping[str, str], name: str) -> tuple[str, str] | None:
-    """Return the user's value of a variable and where it comes from; None when the user did not set it.
+    """Return the user's value of a variable and its source; None if the user did not set it.
 
-    ``--train-env-vars`` wins over the environment. `ray job submit` starts its driver with one thread, which is Ray's
+    ``--train-env-vars`` wins over the environment. `ray job submit` starts its driver with one thread; this is Ray's
     choice unless the job's ``env_vars`` name it.
     """
     given = args.train_env_vars or {}
@@ -70,7 +70,7 @@ def _threads_are_rays(environment: Mapping[str, str]) -> bool:
 
 
 def variables_of_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the ``env_vars`` that `ray job submit` was given; Ray sets them for all actors, and refuses them twice."""
+    """Return the ``env_vars`` of `ray job submit`; Ray sets them for all actors and rejects duplicates."""
     job = json.loads(environment.get(JOB_VARIABLE) or "{}")
     return (job.get("runtime_env") or {}).get("env_vars") or {}
 
@@ -80,17 +80,17 @@ def _flag(attribute: str) -> str:
 
 
 def _given(args: Arguments, *attributes: str) -> str | None:
-    """Return the first of these flags that is given."""
+    """Return the first of these flags that was given."""
     return next((_flag(name) for name in attributes if getattr(args, name)), None)
 
 
 def _forced(args: Arguments) -> dict[str, str | None]:
-    """Return the SGLang flag that makes a variable 1 in the engine whatever was set; None without one."""
+    """Return, for each variable, the given SGLang flag that forces it to 1 in the engine, or None."""
     return {CUMEM: _given(args, _SYMMETRIC), NVLS: _given(args, _SYMMETRIC, _NVLS)}
 
 
 def shared_settings(args: Arguments, environment: Mapping[str, str]) -> list[Setting]:
-    """Return the variables of the communicator between ranks and engines; none on a CPU."""
+    """Return the communicator variables that ranks and engines share; none on a CPU."""
     if args.device != "cuda":
         return []
     both = "ranks and engines"
@@ -105,7 +105,7 @@ def shared_settings(args: Arguments, environment: Mapping[str, str]) -> list[Set
             found.append(Setting(name, user[0], both, user[1]))
         else:
             flag = wanted[name]
-            found.append(Setting(name, "1" if flag else "0", both, flag or "default, as SGLang's"))
+            found.append(Setting(name, "1" if flag else "0", both, flag or "default, as in SGLang"))
     user = of_user(args, environment, MNNVL)
     if user:
         found.append(Setting(MNNVL, user[0], both, user[1]))
@@ -120,24 +120,24 @@ def _engines_span_machines(args: Arguments) -> bool:
 
 
 def check_shared(args: Arguments, environment: Mapping[str, str]) -> list[str]:
-    """Return a line per variable whose value an engine would overwrite, so that the two sides could not agree."""
+    """Return one line per variable that an engine would overwrite, so that the two sides would disagree."""
     problems = []
     for name, flag in _forced(args).items() if args.device == "cuda" else ():
         user = of_user(args, environment, name)
         if flag and user and user[0] != "1":
-            problems.append(f"{name}={user[0]}: {flag} needs 1, which SGLang sets; unset {name}, or remove {flag}")
+            problems.append(f"{name}={user[0]}: {flag} makes SGLang set it to 1; unset {name}, or remove {flag}")
     return problems
 
 
 def rank_settings(
     args: Arguments, environment: Mapping[str, str], *, cores: int | None = None, ranks: int | None = None
 ) -> list[Setting]:
-    """Return what a training rank gets besides its place among the ranks.
+    """Return the variables of a training rank other than its rank numbers.
 
     Args:
-        args: of the run.
-        environment: of the driver.
-        cores: that the rank's machine gives to its processes; None where it is not known yet.
+        args: arguments of the run.
+        environment: environment of the driver.
+        cores: cores that the rank's machine gives its processes; None if not known yet.
         ranks: training ranks on that machine.
     """
     if args.device != "cuda":
@@ -153,13 +153,13 @@ def _allocator(args: Arguments, environment: Mapping[str, str]) -> Setting:
         if user := of_user(args, environment, name):
             return Setting(name, user[0], "ranks", user[1])
     if sends_gpu_handles(args):
-        # The receiver would need the right to trace the sender (pidfd_getfd), which containers and Ubuntu refuse.
+        # The receiver would need ptrace rights on the sender (pidfd_getfd), which containers and Ubuntu deny.
         return Setting(ALLOCATOR[0], None, "ranks", "default, because this transport sends CUDA IPC handles")
     return Setting(ALLOCATOR[0], f"{EXPANDABLE}:True", "ranks", "default")
 
 
 def _threads(args: Arguments, environment: Mapping[str, str], cores: int | None, ranks: int | None) -> Setting | None:
-    """Return the threads of a rank whose optimizer runs on the CPU; Ray gives every other rank one."""
+    """Return the thread count of a rank whose optimizer runs on the CPU; Ray gives every other rank one thread."""
     flag = _given(args, "fsdp_cpu_offload", "optimizer_cpu_offload")
     if not flag:
         return None
@@ -170,7 +170,7 @@ def _threads(args: Arguments, environment: Mapping[str, str], cores: int | None,
 
 
 def _connections(args: Arguments, environment: Mapping[str, str]) -> Setting | None:
-    """Return the hardware queues of a tensor-parallel rank; with one Megatron-core overlaps its communication."""
+    """Return the hardware queues of a tensor-parallel rank; Megatron-core needs 1 to overlap communication."""
     if args.train_backend != "megatron" or args.tensor_model_parallel_size < 2:
         return None
     user = of_user(args, environment, MAX_CONNECTIONS)
@@ -188,14 +188,14 @@ def rank_environment(
     cores: int | None = None,
     ranks: int | None = None,
 ) -> dict[str, str]:
-    """Return the variables that a training rank starts with, beside those its machine has.
+    """Return the variables that a training rank starts with, besides its machine's.
 
     Args:
-        args: of the run.
-        environment: of the driver.
-        rank: among the ranks of its role.
-        world_size: number of those.
-        local_rank: its place on its machine; on CUDA it is 0, because Ray shows a rank its own GPU only.
+        args: arguments of the run.
+        environment: environment of the driver.
+        rank: rank within its role.
+        world_size: number of ranks of the role.
+        local_rank: rank on its machine; 0 on CUDA, because Ray shows a rank only its own GPU.
         cores: see :func:`rank_settings`.
         ranks: see :func:`rank_settings`.
     """
@@ -215,12 +215,12 @@ def rank_environment(
 
 
 def engine_variables(args: Arguments, environment: Mapping[str, str], *, gives_memory_away: bool) -> dict[str, str]:
-    """Return what an engine on CUDA gets of the run; empty on a CPU.
+    """Return the variables that the run sets for an engine on CUDA; empty on a CPU.
 
     Args:
-        args: of the run.
-        environment: of the engine's machine, with the variables of the driver that travel.
-        gives_memory_away: whether the engine's memory has a saver, which refuses expandable segments.
+        args: arguments of the run.
+        environment: environment of the engine's machine, with the driver's forwarded variables.
+        gives_memory_away: whether a memory saver manages the engine's memory; it forbids expandable segments.
     """
     found = {setting.name: setting.value for setting in shared_settings(args, environment) if setting.value is not None}
     if gives_memory_away:
@@ -241,7 +241,7 @@ def without_expandable(settings: str) -> str:
 
 
 def environment_lines(args: Arguments, environment: Mapping[str, str]) -> list[str]:
-    """Return a line per variable for a dry run: name, value, processes, source."""
+    """Return one line per variable for a dry run: name, value, processes, source."""
     settings = rank_settings(args, environment)
     rows = [(entry.name, entry.value or "(unset)", entry.processes, entry.source) for entry in settings]
     return [f"{name:<28} {value:<26} {processes:<18} {source}" for name, value, processes, source in rows]

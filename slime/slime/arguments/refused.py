@@ -1,8 +1,8 @@
-"""Flags of other training cores: some hold here as they are, all others are refused with what to use instead.
+"""Flags of other training cores: some are accepted with one fixed value, all others are refused with an alternative.
 
-Guarantee: none is accepted and ignored. A fixed flag may be given with the one value that is true here, so old command lines go on
-working. A refused flag parses, so that the message can be about the flag and not about its value; ``--router-`` flags are among
-them, because the run sets up its router itself.
+Guarantee: no flag is accepted and ignored. A fixed flag accepts only the value that is true here, so old command lines
+keep working. A refused flag still parses, so that the error is about the flag and not about its value. The
+``--router-`` flags are refused too, because the run sets up its own router.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Fixed:
     """A flag with one possible value.
 
     Attributes:
-        flag: as it is typed.
-        value: what it says; True makes it a switch.
-        why: how this core does what the flag says.
-        instead: what another value would need; empty for a switch.
+        flag: the flag as typed.
+        value: the only value; True makes it a switch.
+        why: how this core does what the flag asks for.
+        instead: what to do for another value; empty for a switch.
     """
 
     flag: str
@@ -42,24 +42,24 @@ FIXED = (
     Fixed(
         "--megatron-to-hf-mode",
         "bridge",
-        "weights start from and go to Hugging Face folders",
-        "weights start from and go to Hugging Face folders, without a converter of Megatron's",
+        "weights are read from and written to Hugging Face folders",
+        "weights are read from and written to Hugging Face folders, without Megatron's converter",
     ),
-    Fixed("--balance-data", True, "samples are dealt to ranks so that their tokens balance"),
+    Fixed("--balance-data", True, "samples are distributed so that every rank gets about the same number of tokens"),
     Fixed("--attention-softmax-in-fp32", True, "every attention kernel here accumulates its softmax in float32"),
     Fixed("--accumulate-allreduce-grads-in-fp32", True, "gradients are float32 and reduced in float32"),
-    Fixed("--attention-dropout", 0.0, f"no dropout: {_AGREE}", f"dropout is not offered, because {_AGREE}"),
-    Fixed("--hidden-dropout", 0.0, f"no dropout: {_AGREE}", f"dropout is not offered, because {_AGREE}"),
+    Fixed("--attention-dropout", 0.0, f"no dropout: {_AGREE}", f"dropout is not supported, because {_AGREE}"),
+    Fixed("--hidden-dropout", 0.0, f"no dropout: {_AGREE}", f"dropout is not supported, because {_AGREE}"),
     Fixed("--fsdp-cpu-backend", "gloo", "collectives on host memory", "collectives on host memory use gloo"),
     Fixed(
-        "--rollout-data-transport", "object-store", "batches travel through Ray's object store", "nixl is not offered"
+        "--rollout-data-transport", "object-store", "batches travel through Ray's object store", "nixl is not supported"
     ),
 )
 
 
 def add_fixed_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags in a group of their own."""
-    group = parser.add_argument_group("always so (for command lines of other cores)")
+    """Declare the fixed flags in their own group."""
+    group = parser.add_argument_group("fixed values (accepted for command lines of other cores)")
     for fixed in FIXED:
         if fixed.value is True:
             group.add_argument(fixed.flag, action="store_true", default=True, help=fixed.why)
@@ -69,7 +69,7 @@ def add_fixed_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_fixed(args: Arguments) -> list[str]:
-    """Return a line per flag that was given another value."""
+    """Return one line per fixed flag that was given another value."""
     return [
         f"{fixed.flag} {value}: {fixed.instead or fixed.why}; use {fixed.value}"
         for fixed in FIXED
@@ -77,15 +77,15 @@ def check_fixed(args: Arguments) -> list[str]:
     ]
 
 
-_OWN_ROUTER = "is not offered: a run sets up its router itself; remove it"
-_POLICY = "is not offered: a conversation stays on its engine and new ones go to the least busy; remove it"
-_SPLIT = "is not offered: prefill and decode run in one engine; remove it"
-_DISCOVERY = "is not offered; name engines that run already with --rollout-external-engine-addrs"
-_LIMITS = "is not offered: the router lets every request through; bound them with --sglang-server-concurrency"
-_HEALTH = "is not offered: the run watches its engines itself; use --rollout-health-check-interval N"
-_LOOPBACK = "is not offered: the router listens on loopback only; remove it"
-_ENGINE = "is not offered: the router hands on token ids; give the engines --sglang-"
-_STORE = "is not offered: the router keeps no history; remove it"
+_OWN_ROUTER = "is not supported: a run sets up its own router; remove it"
+_POLICY = "is not supported: a conversation stays on its engine, and a new one goes to the least busy engine; remove it"
+_SPLIT = "is not supported: prefill and decode run in one engine; remove it"
+_DISCOVERY = "is not supported; list running engines with --rollout-external-engine-addrs"
+_LIMITS = "is not supported: the router accepts every request; limit concurrency with --sglang-server-concurrency"
+_HEALTH = "is not supported: the run checks its engines itself; use --rollout-health-check-interval N"
+_LOOPBACK = "is not supported: the router listens on loopback only; remove it"
+_ENGINE = "is not supported: the router only forwards token ids; configure the engines with --sglang-"
+_STORE = "is not supported: the router keeps no history; remove it"
 
 _FAMILIES: dict[str, str] = {
     "policy balance-abs-threshold balance-rel-threshold cache-threshold assignment-mode max-tree-size max-idle-secs": _POLICY,
@@ -106,24 +106,22 @@ _FAMILIES: dict[str, str] = {
     retry-initial-backoff-ms retry-max-backoff-ms retry-backoff-multiplier retry-jitter-factor disable-retries
     tokenizer-cache-enable-l0 tokenizer-cache-l0-max-entries tokenizer-cache-enable-l1 tokenizer-cache-l1-max-memory
     enable-trace otlp-traces-endpoint model-path tokenizer-path""": _OWN_ROUTER,
-    "log-dir log-level": "is not offered: the router logs warnings to RUN_DIR/logs/router-policy.log; remove it",
-    "request-timeout-secs": "is not offered; use --sglang-router-request-timeout-secs",
+    "log-dir log-level": "is not supported: the router logs warnings to RUN_DIR/logs/router-policy.log; remove it",
+    "request-timeout-secs": "is not supported; use --sglang-router-request-timeout-secs",
 } | {name: _ENGINE + name for name in ("reasoning-parser", "tool-call-parser", "chat-template")}
 
 REFUSED_ROUTER: dict[str, str] = {f"router-{name}": why for names, why in _FAMILIES.items() for name in names.split()}
 
-# Of the attributes that hold a refused flag until the refusals are read.
+# Prefix of the attributes that hold refused flags until `refusals` reads them.
 REFUSED_PREFIX = "refused_"
-_MEGATRON = "is not offered with any back end here; remove it"
+_MEGATRON = "is not supported with any back end here; remove it"
 _BUFFER = "belongs to an external rollout buffer, which is not implemented; use --rollout-function-path"
-_DELTA = (
-    "is not offered: --update-weight-mode delta sends index and value, --check-weight-update-equal checks; remove it"
-)
-_DISK = "is not offered: engines read --update-weight-disk-dir themselves; remove it"
-_CI = "belongs to another project's CI; the tests here check it instead"
-_ROUTER = "is not needed, there is one router; use --router"
-_EXTERNAL = "is not implemented yet; use --sglang-router-ip and --sglang-router-port of engines that run already"
-_TEACHER = "is not offered; --opd-teacher policy or prm says who the teacher is"
+_DELTA = "is not supported: --update-weight-mode delta sends index and value, and --check-weight-update-equal verifies them; remove it"
+_DISK = "is not supported: engines read --update-weight-disk-dir themselves; remove it"
+_CI = "belongs to another project's CI, whose checks are tests here; remove it"
+_ROUTER = "is not needed because there is one router; use --router"
+_EXTERNAL = "is not implemented yet; use --sglang-router-ip and --sglang-router-port of running engines"
+_TEACHER = "is not supported; choose the teacher with --opd-teacher policy or prm"
 
 REFUSED: dict[str, str] = {
     "megatron-config-path": _MEGATRON,
@@ -144,7 +142,7 @@ REFUSED: dict[str, str] = {
     "megatron-deepgemm-moe-forward-modules": _MEGATRON,
     "data-pad-size-multiplier": _MEGATRON,
     "recompute-loss-function": _MEGATRON,
-    "release-train": "is not offered: --offload-train frees the trainer's memory without starting it again; remove it",
+    "release-train": "is not supported: --offload-train frees the trainer's memory without a restart; remove it",
     "rollout-buffer-url": _BUFFER,
     "fetch-trajectory-retry-times": _BUFFER,
     "min-batch-collection-ratio": _BUFFER,
@@ -153,7 +151,7 @@ REFUSED: dict[str, str] = {
     "update-weight-delta-checksum": _DELTA,
     "update-weight-local-checkpoint-dir": _DISK,
     "custom-update-weight-post-write-path": _DISK,
-    "memory-recorder": "is not offered: torch records; use --record-memory-history",
+    "memory-recorder": "is not supported; use --record-memory-history, torch's own recorder",
     "ci-test": _CI,
     "ci-disable-kl-checker": _CI,
     "ci-metric-checker-key": _CI,
@@ -168,20 +166,20 @@ REFUSED: dict[str, str] = {
     "slime-router-health-check-failure-threshold": _ROUTER,
     "prefill-num-servers": _EXTERNAL,
     "sglang-config": _EXTERNAL,
-    "fp16": "is not offered; use --train-dtype bfloat16",
+    "fp16": "is not supported; use --train-dtype bfloat16",
     "fsdp-state-dict-cpu-offload": "is not needed: checkpoints are written shard by shard; remove it",
     "opd-type": _TEACHER,
     "opd-teacher-load": _TEACHER,
     "opd-teacher-ckpt-step": _TEACHER,
-    "use-distributed-post": "is not needed: one process posts to the engines without waiting; remove it",
-    "keep-old-actor": "is not offered: weights change within a rollout here; use --use-rollout-logprobs, which is exact",
-    "ref-ckpt-step": "is not offered; name the folder of that step in --ref-load",
-    "model-name": "names a weight converter of Megatron; Hugging Face weights need none; remove it",
-    "lora-modules-to-save": "is not offered: a LoRA run trains adapters only; train without --use-lora",
-    "load-forge-rollout-data": "is not offered; replay with --load-debug-rollout-data PATH",
-    "balance-by-flops": "is not offered: samples are dealt to ranks by tokens; remove it",
+    "use-distributed-post": "is not needed: one process posts to the engines asynchronously; remove it",
+    "keep-old-actor": "is not supported: weights change during a rollout here; use --use-rollout-logprobs, which is exact",
+    "ref-ckpt-step": "is not supported; name the folder of that step in --ref-load",
+    "model-name": "selects a Megatron weight converter, which Hugging Face weights do not need; remove it",
+    "lora-modules-to-save": "is not supported: a LoRA run trains adapters only; train without --use-lora",
+    "load-forge-rollout-data": "is not supported; replay with --load-debug-rollout-data PATH",
+    "balance-by-flops": "is not supported: samples are balanced over ranks by tokens; remove it",
     "distributed-backend": "follows --device: nccl on GPUs, gloo on a CPU; remove it",
-    "log-probs-max-tokens-per-gpu": "is not offered; --max-tokens-per-gpu holds for every pass",
+    "log-probs-max-tokens-per-gpu": "is not supported; --max-tokens-per-gpu applies to every pass",
     **REFUSED_ROUTER,
 }
 
@@ -197,7 +195,7 @@ def _attribute(flag: str) -> str:
 
 
 def refusals(args: Arguments) -> list[str]:
-    """Return a line per refused flag that was given, and take their attributes off ``args``."""
+    """Return one line per refused flag that was given, and remove their attributes from ``args``."""
     lines = []
     for flag, why in REFUSED.items():
         if getattr(args, _attribute(flag)) is not None:

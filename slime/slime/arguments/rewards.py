@@ -1,4 +1,4 @@
-"""Whether the flags about rewards name a grader that exists and have what it needs."""
+"""Check that the reward flags name an existing grader and give what it needs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from slime.exceptions import ConfigurationError
 
 GRADER_NAMES = ("dapo", "deepscaler", "f1", "gpqa", "ifbench", "math", "random", "remote_rm")
 REMOTE = "remote_rm"
-"""The grader that asks the server at ``--rm-url``."""
+"""The grader that calls the server at ``--rm-url``."""
 BOXED = "boxed_"
-"""Prefix of a grader's name: it grades what the last ``\\boxed{}`` holds."""
+"""Prefix of a grader's name: grade only the content of the last ``\\boxed{}``."""
 _REWARD_KEYS = {"dapo": "score"}
 
 
@@ -17,7 +17,7 @@ def grader_name(name: str) -> str:
     """Return ``name`` without the prefix ``boxed_``.
 
     Raises:
-        ConfigurationError: naming the graders there are.
+        ConfigurationError: there is no such grader; the message lists all.
     """
     bare = name.removeprefix(BOXED)
     if bare not in GRADER_NAMES:
@@ -27,20 +27,20 @@ def grader_name(name: str) -> str:
 
 
 def check_rewards(args: Arguments) -> list[str]:
-    """Return a line per problem."""
+    """Return the problems, one line each."""
     problems = []
     if args.rm_type and args.custom_rm_path:
-        problems.append(f"--rm-type {args.rm_type} has no effect beside --custom-rm-path; remove one of them")
+        problems.append(f"--rm-type {args.rm_type} has no effect with --custom-rm-path; remove one of them")
     problems += check_grader("--rm-type", args.rm_type, args.rm_url, args.reward_key)
     if args.rm_url and (args.rm_type or "").removeprefix(BOXED) != REMOTE and not args.eval_config:
-        problems.append("--rm-url has no effect without --rm-type remote_rm")
+        problems.append("--rm-url has no effect without --rm-type remote_rm; add it, or remove --rm-url")
     return problems
 
 
 def check_grader(
     where: str, name: str | None, rm_url: str | None, reward_key: str | None, key_flag: str = "--reward-key"
 ) -> list[str]:
-    """Return what is wrong with the grader ``name`` that was given at ``where``; nothing when none was."""
+    """Return the problems of grader ``name``, given at ``where``; empty without a name."""
     if not name:
         return []
     try:
@@ -52,5 +52,5 @@ def check_grader(
         problems.append(f"{where} {name} needs --rm-url http://HOST:PORT/PATH")
     key = _REWARD_KEYS.get(grader)
     if key and not reward_key:
-        problems.append(f"{where} {name} gives several numbers; say which to use: {key_flag} {key}")
+        problems.append(f"{where} {name} returns several numbers; choose one with {key_flag} {key}")
     return problems

@@ -1,6 +1,6 @@
-"""Which runs can replay the experts of their tokens.
+"""Check that a run can replay the experts of its tokens.
 
-Guarantee: a run that would have nothing to replay, or no router to replay it in, is refused by name before anything starts.
+Guarantee: a run with nothing to replay, or no router to replay it in, is refused by name before anything starts.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts, text_config
 from slime.arguments.placement import pipeline_stages
 
-# Data sources whose samples never have experts.
+# Data sources whose samples never record experts.
 _WITHOUT_EXPERTS = ("openclaw.training.rollout.LedgerDataSource",)
-# SGLang's record of a token is found by the token's place in the GPU's cache, and is that of the layers of one stage.
+# SGLang indexes its expert record by the token's slot in the GPU's cache, and records the layers of one stage only.
 _CACHES_ELSEWHERE = ("sglang_enable_hierarchical_cache", "sglang_enable_lmcache")
 
 
 def derive_routing_replay(args: Arguments) -> None:
-    """The engines' experts are replayed as the trainer's own are: the one flag implies the other."""
+    """Enable --use-routing-replay when --use-rollout-routing-replay is given."""
     args.use_routing_replay |= args.use_rollout_routing_replay
 
 
 def check_routing_replay(args: Arguments, config: dict | None) -> list[str]:
-    """Return the problems, one line each; ``config`` is that of the checkpoint, None where it is on another machine."""
+    """Return the problems, one line each; ``config`` is the checkpoint's, None if it is on another machine."""
     if not args.use_routing_replay:
         return []
     flag = "--use-rollout-routing-replay" if args.use_rollout_routing_replay else "--use-routing-replay"
     if config is not None and not number_of_experts(text_config(config)):
         return [f"{flag}: {args.hf_checkpoint} has no experts; remove it"]
     if args.train_backend != "megatron":
-        return [f"{flag} is Megatron's, which alone trains experts; use --train-backend megatron"]
+        return [f"{flag} needs --train-backend megatron, the only back end that trains experts"]
     if args.loss_type == "sft_loss":
-        return [f"{flag} has no effect with --loss-type sft_loss, which trains on what no policy sampled; remove it"]
+        return [f"{flag} has no effect with --loss-type sft_loss, whose data no policy sampled; remove it"]
     live = args.data_source_path in _WITHOUT_EXPERTS
     if args.use_rollout_routing_replay:
         problems = [
@@ -39,7 +39,7 @@ def check_routing_replay(args: Arguments, config: dict | None) -> list[str]:
         ]
         if live:
             problems.append(
-                f"{flag}: turns of conversations ({args.data_source_path}) have no experts; use --use-routing-replay "
+                f"{flag}: turns of conversations ({args.data_source_path}) record no experts; use --use-routing-replay "
                 "without --use-rollout-logprobs"
             )
         return problems
@@ -51,12 +51,12 @@ def check_routing_replay(args: Arguments, config: dict | None) -> list[str]:
 
 
 def _wrong_reports(args: Arguments) -> list[str]:
-    """Flags of engines whose record of experts, which lies beside the cache of one GPU and one stage, goes wrong unnoticed."""
+    """Return engine flags that silently corrupt the expert record, which follows one GPU's cache and one stage."""
     stages = pipeline_stages(args)
     flags = [f"--sglang-pp-size {stages}"] if stages > 1 else []
     guesser = args.sglang_speculative_algorithm
     if guesser == "NGRAM":
         flags.append("--sglang-speculative-algorithm NGRAM")
-    elif guesser and args.sglang_speculative_eagle_topk != 1:  # of a tree of guesses the kept ones move in the cache
+    elif guesser and args.sglang_speculative_eagle_topk != 1:  # accepted drafts of a tree move within the cache
         flags.append(f"--sglang-speculative-algorithm {guesser} and no --sglang-speculative-eagle-topk 1")
     return [*flags, *(f"--{name.replace('_', '-')}" for name in _CACHES_ELSEWHERE if getattr(args, name))]

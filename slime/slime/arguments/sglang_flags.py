@@ -1,7 +1,8 @@
-"""Which flags the inference server has, and the script that records them.
+"""Flags of the inference server, and the script that records them.
 
-The record ``sglang_flags.json`` lets the parser check ``--sglang-*`` without importing the server, which takes seconds. It was
-made from the pinned version by ``python -m slime.arguments.sglang_flags``; a test compares it with the installed one.
+With the record ``sglang_flags.json`` the parser checks ``--sglang-*`` without importing the server, which takes
+seconds. ``python -m slime.arguments.sglang_flags`` writes it from the pinned version; a test compares it with the
+installed one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 RECORD = Path(__file__).with_name("sglang_flags.json")
-# Decided by the run itself: see slime.backends.sglang_utils.server_args.
+# Set by the run itself: see slime.backends.sglang_utils.server_args.
 OWNED = frozenset(
     {
         "config",
@@ -37,7 +38,7 @@ OWNED = frozenset(
     }
 )
 
-# Those the core reads itself. The others are attributes of parsed arguments too, and only the engines read them.
+# Flags that the core reads too. The others are also attributes of the arguments, but only the engines read them.
 READ_BY_CORE = frozenset(
     {
         *("context-length", "chunked-prefill-size", "max-prefill-tokens", "max-running-requests", "max-total-tokens"),
@@ -51,7 +52,7 @@ READ_BY_CORE = frozenset(
 
 
 def attribute_of(flag: str) -> str:
-    """Return the attribute of the server flag ``flag``, which has no dashes in front."""
+    """Return the attribute of the server flag ``flag``, given without leading dashes."""
     return "sglang_" + flag.replace("-", "_")
 
 
@@ -62,7 +63,7 @@ def recorded_flags() -> dict[str, str]:
 
 
 def installed_flags() -> tuple[str, dict[str, str]]:
-    """Return version and flags of the installed server, in the form of the record; imports it."""
+    """Return version and flags of the installed server, in the record's format; imports the server."""
     from importlib.metadata import version
 
     from sglang.srt.server_args import ServerArgs
@@ -84,14 +85,21 @@ def installed_flags() -> tuple[str, dict[str, str]]:
 
 
 def add_sglang_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--sglang-X`` for every recorded flag that the run does not own; unset ones are None or False."""
+    """Declare ``--sglang-X`` for every recorded flag that the run does not set; unset ones are None or False."""
     group = parser.add_argument_group("inference engines (any server flag as --sglang-*; few are shown)")
-    group.add_argument("--sglang-router-ip", help="address of engines that run already; no policy engine is started")
-    group.add_argument("--sglang-router-port", type=int, help="their port; alone: the port to serve the policy on")
-    group.add_argument("--sglang-router-request-timeout-secs", type=int, default=14400, help="longest request")
-    group.add_argument("--sglang-server-concurrency", type=int, default=512, help="requests at a time per engine")
+    group.add_argument("--sglang-router-ip", help="address of running engines; the run then starts no policy engine")
     group.add_argument(
-        "--router", choices=("auto", "direct", "sglang"), default="auto", help="one engine directly, or a router"
+        "--sglang-router-port",
+        type=int,
+        help="port of the running engines; without an ip: the port to serve the policy on",
+    )
+    group.add_argument("--sglang-router-request-timeout-secs", type=int, default=14400, help="longest request")
+    group.add_argument("--sglang-server-concurrency", type=int, default=512, help="concurrent requests per engine")
+    group.add_argument(
+        "--router",
+        choices=("auto", "direct", "sglang"),
+        default="auto",
+        help="call one engine directly, or use a router",
     )
     shown = {"context-length": "", "reasoning-parser": "", "tool-call-parser": ""}
     shown["mem-fraction-static"] = "; not used on a CPU, where --sglang-max-total-tokens bounds the cache"

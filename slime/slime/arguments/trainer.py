@@ -1,4 +1,4 @@
-"""Trainer, LoRA, optimizer and schedule: the flags, and which of them go together.
+"""Flags of trainer, LoRA, optimizer and schedule, and the checks on how they combine.
 
 Guarantee: a flag that would have no effect is refused with the flag that it needs.
 """
@@ -13,7 +13,7 @@ TRAINER = Group(
     (
         Option(
             "--train-backend",
-            "training back end; default: megatron when a flag of the model's shape or of Megatron is given, else fsdp",
+            "training back end; default: megatron if a flag of Megatron or of the model's shape is given, else fsdp",
             str,
             None,
             ("fsdp", "megatron"),
@@ -27,7 +27,7 @@ TRAINER = Group(
         ),
         Option(
             "--attn-implementation",
-            "attention of FSDP2, in every installation of torch",
+            "attention kernel of FSDP2; sdpa comes with every torch",
             str,
             "sdpa",
             ("sdpa", "eager", "flash_attention_2"),
@@ -39,34 +39,36 @@ TRAINER = Group(
             bool,
             aliases=("--offload-optimizer-state",),
         ),
-        Option("--only-train-params-name-list", "train parameters these patterns match, no others", nargs="+"),
-        Option("--freeze-params-name-list", "train all parameters but those these patterns match", nargs="+"),
-        Option("--deterministic-mode", "deterministic kernels only; slower", bool),
-        Option("--seed", "seed of everything random", int, 1234),
+        Option("--only-train-params-name-list", "train only parameters that match these patterns", nargs="+"),
+        Option("--freeze-params-name-list", "train all parameters except those that match these patterns", nargs="+"),
+        Option("--deterministic-mode", "use only deterministic kernels; slower", bool),
+        Option("--seed", "seed of all random numbers in the trainer", int, 1234),
         Option("--micro-batch-size", "samples per micro-batch without --use-dynamic-batch-size", int, 1),
         Option("--global-batch-size", "samples per optimizer step", int),
         Option("--num-steps-per-rollout", "optimizer steps per rollout; sets --global-batch-size", int),
-        Option("--use-dynamic-global-batch-size", "divide the samples of each rollout by its steps", bool),
-        Option("--disable-rollout-trim-samples", "samples that do not fill a batch make a smaller last step", bool),
+        Option("--use-dynamic-global-batch-size", "split each rollout's samples evenly over its steps", bool),
+        Option(
+            "--disable-rollout-trim-samples", "train on samples that do not fill a batch in a smaller last step", bool
+        ),
         Option("--use-dynamic-batch-size", "fill micro-batches by tokens", bool),
         Option("--max-tokens-per-gpu", "tokens per micro-batch and rank", int),
         Option("--pack-sequences", "pack the samples of a micro-batch into one sequence", bool, True),
         Option(
             "--log-probs-chunk-size",
-            "logits at a time, in rows of the vocabulary: same numbers, less memory; -1: 256 MiB in float32",
+            "rows of logits computed at a time: same result, less memory; -1: 256 MiB in float32",
             int,
             1024,
         ),
-        Option("--calculate-per-token-loss", "mean over tokens instead of mean of sample means", bool),
+        Option("--calculate-per-token-loss", "average the loss over tokens instead of over sample means", bool),
         Option("--update-weight-buffer-size", "bytes per bucket of a weight push", int, 512 * 1024**2),
         Option(
             "--weight-update-mode",
-            "running requests during a push: retracted and prefilled again, or kept",
+            "what a push does with running requests: retract and prefill again, or keep",
             str,
             "retract",
             ("retract", "in_place"),
         ),
-        Option("--distributed-timeout-minutes", "longest wait in a collective", int, 10),
+        Option("--distributed-timeout-minutes", "time-out of a collective", int, 10),
     ),
 )
 
@@ -79,7 +81,7 @@ LORA = Group(
         Option("--lora-dropout", "dropout on the adapters' input", float, 0.0),
         Option(
             "--lora-target-modules",
-            "comma-separated modules; all linear layers of a block, where PEFT alone would take two",
+            "comma-separated modules; default: all linear layers of a block (PEFT's own default is two)",
             comma_list,
             ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         ),
@@ -95,46 +97,48 @@ OPTIMIZER = Group(
         Option("--min-lr", "floor of the schedule", float, 0.0),
         Option(
             "--lr-decay-style",
-            "schedule after the warm-up; other cores: linear (Megatron), constant (FSDP)",
+            "schedule after the warm-up; other cores default to linear (Megatron) or constant (FSDP)",
             str,
             "constant",
             ("constant", "linear", "cosine", "WSD"),
         ),
         Option("--lr-decay-iters", "steps until --min-lr; default: all steps of the run", int),
-        Option("--lr-wsd-decay-iters", "last steps, in which WSD decays", int),
+        Option("--lr-wsd-decay-iters", "number of last steps in which WSD decays", int),
         Option(
             "--lr-wsd-decay-style",
-            "how WSD decays",
+            "decay of WSD",
             str,
             "exponential",
             ("exponential", "linear", "cosine", "minus_sqrt"),
         ),
         Option(
             "--use-checkpoint-lr-scheduler",
-            "a resumed run keeps the schedule of its checkpoint, whatever the flags say",
+            "resume with the checkpoint's schedule, whatever the flags say",
             bool,
             aliases=("--use-checkpoint-opt_param-scheduler",),
         ),
         Option(
             "--override-lr-scheduler",
-            "a resumed run takes the schedule of its flags at the checkpoint's step; this is the default",
+            "resume with the flags' schedule at the checkpoint's step; this is the default",
             bool,
             aliases=("--override-opt_param-scheduler",),
         ),
-        Option("--reset-optimizer-states", "forget the moments before each rollout's steps", bool),
+        Option("--reset-optimizer-states", "reset the moments before each rollout's steps", bool),
         Option("--lr-warmup-iters", "warm-up steps", int, 0),
-        Option("--lr-warmup-fraction", "warm-up share of the decay steps", float, aliases=("--warmup-ratio",)),
+        Option(
+            "--lr-warmup-fraction", "share of the decay steps used for the warm-up", float, aliases=("--warmup-ratio",)
+        ),
         Option("--lr-warmup-init", "learning rate the warm-up starts from", float, 0.0),
         Option("--weight-decay", "decoupled weight decay", float, 0.01),
         Option("--adam-beta1", "Adam's first decay", float, 0.9),
         Option(
             "--adam-beta2",
-            "Adam's second decay, as launch scripts give it; other cores: 0.999 (Megatron), 0.95 (FSDP)",
+            "Adam's second decay, as in launch scripts; other cores default to 0.999 (Megatron) or 0.95 (FSDP)",
             float,
             0.98,
         ),
         Option("--adam-eps", "Adam's epsilon", float, 1e-8),
-        Option("--clip-grad", "largest gradient norm; 0 turns clipping off", float, 1.0),
+        Option("--clip-grad", "maximum gradient norm; 0 turns clipping off", float, 1.0),
     ),
 )
 
@@ -156,16 +160,16 @@ def _check_schedule(args: Arguments) -> list[str]:
     if args.lr_decay_style == "WSD" and not args.lr_wsd_decay_iters:
         problems.append("--lr-decay-style WSD needs --lr-wsd-decay-iters N, the steps of its decay")
     if args.lr_decay_style != "WSD" and args.lr_wsd_decay_iters is not None:
-        problems.append("--lr-wsd-decay-iters has no effect without --lr-decay-style WSD")
+        problems.append("--lr-wsd-decay-iters has no effect without --lr-decay-style WSD; add it")
     if args.use_checkpoint_lr_scheduler and args.override_lr_scheduler:
         problems.append("--use-checkpoint-lr-scheduler and --override-lr-scheduler contradict each other; remove one")
     for flag in ("use_checkpoint_lr_scheduler", "override_lr_scheduler"):
         if getattr(args, flag) and not args.load:
-            problems.append(f"{flag_of(flag)} has no effect without --load or --resume")
+            problems.append(f"{flag_of(flag)} has no effect without --load or --resume; add one of them")
     if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
         problems.append("--lr-warmup-fraction and --lr-warmup-iters both set the warm-up; remove one")
     if args.min_lr > args.lr:
-        problems.append(f"--min-lr {args.min_lr:g} is above --lr {args.lr:g}")
+        problems.append(f"--min-lr {args.min_lr:g} is above --lr {args.lr:g}; lower it")
     return problems
 
 
@@ -183,15 +187,13 @@ def _check_lora(args: Arguments) -> list[str]:
     if args.use_lora:
         return []
     given = [option.flag for option in LORA.options if option.is_given(args)]
-    return [f"{', '.join(given)} has no effect without --use-lora"] if given else []
+    return [f"{', '.join(given)} has no effect without --use-lora; add it"] if given else []
 
 
 def _check_passes(args: Arguments) -> list[str]:
     problems = []
     if args.use_rollout_entropy and args.use_rollout_logprobs:
-        problems.append(
-            "--use-rollout-entropy comes from the pass that --use-rollout-logprobs skips; remove one of them"
-        )
+        problems.append("--use-rollout-entropy needs the pass that --use-rollout-logprobs skips; remove one of them")
     if args.use_rollout_entropy and (args.loss_type == "sft_loss" or not args.compute_advantages_and_returns):
         problems.append("--use-rollout-entropy needs the logprob passes, which this run skips; remove it")
     if args.ref_update_interval is not None:
@@ -200,17 +202,17 @@ def _check_passes(args: Arguments) -> list[str]:
         if not (args.use_kl_loss or args.kl_coef):
             problems.append("--ref-update-interval has no effect without a reference: add --use-kl-loss or --kl-coef")
         if args.use_lora:
-            problems.append("--ref-update-interval is not offered with --use-lora, whose reference is the base model")
+            problems.append("--ref-update-interval is not supported with --use-lora, whose reference is the base model")
     return problems
 
 
 def _check_profiler(args: Arguments) -> list[str]:
     if not args.use_pytorch_profiler:
         given = (args.profile_step_start, args.profile_step_end, args.profile_target) != (10, 12, "train_overall")
-        return ["--profile-* has no effect without --use-pytorch-profiler"] if given else []
+        return ["--profile-* has no effect without --use-pytorch-profiler; add it"] if given else []
     if args.profile_step_end <= args.profile_step_start:
         return [
-            f"--profile-step-end {args.profile_step_end} is not after --profile-step-start {args.profile_step_start}"
+            f"--profile-step-end {args.profile_step_end} is not after --profile-step-start {args.profile_step_start}; raise it"
         ]
     return []
 

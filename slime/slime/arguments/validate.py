@@ -1,7 +1,7 @@
-"""What must hold before anything starts, and what follows from what was given.
+"""Derive the missing values, then check everything that must hold before a run starts.
 
-Guarantees: pure file-system checks, no GPU and no import of torch; all problems are found in one go, each with the line to
-change.
+Guarantees: only file-system checks, no GPU and no import of torch. All problems are found in one pass, each with what
+to change.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
 
 
 def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
-    """Derive what was left open and return the problems, empty when the run can start.
+    """Derive missing values and return the problems; empty if the run can start.
 
     Args:
-        args: as they were read.
-        words: of the command line and of its ``--config`` file, see `derive_backend`.
+        args: arguments as parsed.
+        words: words of the command line and of its ``--config`` file, see `derive_backend`.
     """
     if problems := check_counts(args):
         return problems
@@ -50,7 +50,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_judge(args),
         *check_evaluation(args),
         *check_steps(args),
-    ]  # before the derivations fill what nobody gave
+    ]  # before derivations fill in missing values
     derive_backend(args, words)
     derive_paths(args)
     derive_critic(args, LATEST)
@@ -95,6 +95,6 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
 
 
 def _config_of(folder: str | None) -> dict[str, Any] | None:
-    """``config.json`` of a Hugging Face folder, None where there is none."""
+    """Return ``config.json`` of a Hugging Face folder, or None."""
     file = Path(folder or "", "config.json")
     return json.loads(file.read_text()) if folder and file.is_file() else None

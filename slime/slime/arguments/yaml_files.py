@@ -1,7 +1,7 @@
-"""YAML files of arguments: ``--config`` (flags, before the command line) and ``--custom-config-path`` (attributes, after it).
+"""YAML files of arguments: ``--config`` (flags, read before the command line) and ``--custom-config-path`` (after it).
 
-Guarantees: a value in a file is read by the flag it names, with its type and choices; a key of ``--config`` that is no flag is
-an error that names the nearest one. Only ``--custom-config-path`` can create attributes that no flag declares.
+Guarantees: each flag parses its value in a file with its own type and choices. An unknown key of ``--config`` is an
+error that names the nearest flag. Only ``--custom-config-path`` can create attributes that no flag declares.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_mapping(flag: str, path: str) -> dict[str, Any]:
     """Return the mapping in a YAML file.
 
     Raises:
-        ConfigurationError: when there is no such file or it holds something else.
+        ConfigurationError: the file does not exist or holds something else.
     """
     file = Path(path)
     if not file.is_file():
@@ -49,17 +49,17 @@ def read_mapping(flag: str, path: str) -> dict[str, Any]:
 
 
 def config_file_of(argv: Sequence[str]) -> str | None:
-    """Return the file that ``--config`` names on a command line, None without one."""
+    """Return the ``--config`` file of a command line, or None."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(CONFIG_FLAG)
     return finder.parse_known_args(list(argv))[0].config
 
 
 def method_path_of(words: Sequence[str]) -> str | None:
-    """Return the ``--custom-arguments-path`` of a command line, or else of its ``--config`` file; None without one.
+    """Return ``--custom-arguments-path`` from a command line, else from its ``--config`` file, else None.
 
     Raises:
-        ConfigurationError: when the file cannot be read or gives no path.
+        ConfigurationError: the file cannot be read or the value is not a path.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(ARGUMENTS_FLAG)
@@ -76,7 +76,7 @@ def method_path_of(words: Sequence[str]) -> str | None:
 
 
 def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` preceded by the flags of the file that its ``--config`` names, so that the command line wins."""
+    """Return ``argv`` preceded by the flags of its ``--config`` file, so that the command line wins."""
     path = config_file_of(argv)
     if path is None:
         return list(argv)
@@ -86,15 +86,15 @@ def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> li
         if action is None:
             flag = "--" + key.lstrip("-").replace("_", "-")
             hint = nearest(flag, list(parser._option_string_actions))
-            raise ConfigurationError(f"{CONFIG_FLAG} {path}: no flag is called {key!r}{hint}")
+            raise ConfigurationError(f"{CONFIG_FLAG} {path}: there is no flag {key!r}{hint}")
         if CONFIG_FLAG in action.option_strings:
-            raise ConfigurationError(f"{CONFIG_FLAG} {path}: a file cannot name another one; put the flags here")
+            raise ConfigurationError(f"{CONFIG_FLAG} {path}: a file cannot include another one; put its flags here")
         words += words_of(action, value)
     return [*words, *argv]
 
 
 def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> list[str]:
-    """Set every key of ``--custom-config-path`` on ``args``; return a line per refused flag among them."""
+    """Set every key of ``--custom-config-path`` on ``args``; return one line per refused flag among them."""
     if not args.custom_config_path:
         return []
     values = read_mapping("--custom-config-path", args.custom_config_path)
@@ -103,7 +103,7 @@ def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> lis
         early = {CONFIG_FLAG, ARGUMENTS_FLAG} & set(action.option_strings)
         if early:
             raise ConfigurationError(
-                f"--custom-config-path {args.custom_config_path}: {early.pop()} is read before this file is; "
+                f"--custom-config-path {args.custom_config_path}: {early.pop()} is needed before this file is read; "
                 "give it on the command line"
             )
     words = [word for key, action in known.items() for word in words_of(action, values[key])]
@@ -123,18 +123,19 @@ def apply_custom_config(parser: argparse.ArgumentParser, args: Arguments) -> lis
 
 
 def find_action(parser: argparse.ArgumentParser, key: str) -> argparse.Action | None:
-    """Return the flag that a key of a file names; ``_`` and ``-`` are the same, leading dashes may be left out."""
+    """Return the flag that a file's key names; ``_`` equals ``-``, and leading dashes are optional."""
     name = "--" + key.lstrip("-")
     actions: Mapping[str, argparse.Action] = parser._option_string_actions
     return actions.get(name) or actions.get(name.replace("_", "-"))
 
 
 def words_of(action: argparse.Action, value: Any) -> list[str]:
-    """Return the words of a command line that give a flag a value of a YAML file; null leaves the flag out, and so does a
-    refused flag's false.
+    """Return a YAML value of a flag as command-line words.
+
+    Null leaves the flag out, and so does false for a refused flag.
 
     Raises:
-        ConfigurationError: when the flag cannot have such a value.
+        ConfigurationError: the flag does not accept this value.
     """
     flag = next(name for name in action.option_strings if name.startswith("--"))
     if value is None:
@@ -146,7 +147,7 @@ def words_of(action: argparse.Action, value: Any) -> list[str]:
             return [flag]
         off = [name for name in action.option_strings if name.startswith("--no-")]
         if action.default is True and action.const is True and not off:
-            raise ConfigurationError(f"{flag} always holds here and cannot be false: {action.help}; remove it")
+            raise ConfigurationError(f"{flag} is always on here and cannot be false: {action.help}; remove it")
         return off[:1]
     if value is False and action.dest.startswith(REFUSED_PREFIX):
         return []
@@ -154,7 +155,7 @@ def words_of(action: argparse.Action, value: Any) -> list[str]:
         raise ConfigurationError(f"{flag} needs a value, not {str(value).lower()}")
     if isinstance(value, dict):
         if action.type is not json_object:
-            raise ConfigurationError(f"{flag} needs a value; the names in a file are not nested")
+            raise ConfigurationError(f"{flag} needs a plain value, not nested names")
         return [f"{flag}={json.dumps(value)}"]
     if isinstance(value, list):
         if action.type is comma_list:

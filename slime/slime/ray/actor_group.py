@@ -1,9 +1,9 @@
 """The training ranks of a role, policy or critic, as one object.
 
-Guarantees: a call returns when every rank has returned; when a rank dies or raises, the call raises
-:class:`RankLostError` or :class:`TrainerError` that names the rank, also while the others wait for it in a collective
-operation. An error that another rank's death may have caused is reported as that death. While it waits, the loss of a machine raises
-NodeLostError.
+Guarantees: a call returns once every rank has returned. If a rank dies or raises, the call raises
+:class:`RankLostError` or :class:`TrainerError` with the rank's number, even while other ranks wait for it in a
+collective. An error that another rank's death may have caused is reported as that death. Losing a machine during the
+wait raises NodeLostError.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ACTORS = {
 """The class of a rank by back end and role."""
 _SHUTDOWN_TIMEOUT_SECONDS = 20.0
 DEATH_SECONDS = 30.0
-"""How long after a rank's failure the death of another one can be its cause: connections close before Ray tells of a death, and of
-a machine's only after five looks, three seconds apart."""
+"""Seconds after a rank's failure in which another rank's death may be the cause. Connections close before Ray reports a death,
+and Ray reports a lost machine only after five checks, three seconds apart."""
 OWN_ERRORS = (
     *(
         ArithmeticError,
@@ -50,17 +50,17 @@ OWN_ERRORS = (
     ),
     *(FileNotFoundError, PermissionError, CheckpointError),
 )
-"""What no rank raises because another one died: such an error is told at once, as is a device's lack of memory."""
-_OUT_OF_MEMORY = "OutOfMemoryError"  # by name, because the driver does not import torch for it
+"""Errors that another rank's death cannot cause; these, and out of memory on a device, are reported at once."""
+_OUT_OF_MEMORY = "OutOfMemoryError"  # by name, so that the driver need not import torch
 
 
 class TrainGroup:
-    """Owns one actor per rank, on the role's GPUs of the placement in order."""
+    """Owns one actor per rank, on the role's GPUs in placement order."""
 
     def __init__(
         self, args: Arguments, reserved: ReservedPlacement, actor_path: str | None = None, role: str = "actor"
     ) -> None:
-        """``role`` is ``actor`` or ``critic``; ``actor_path`` names another class than the role's."""
+        """``role`` is ``actor`` or ``critic``; ``actor_path`` overrides the role's class."""
         self._args = args
         self._nodes = reserved.other_nodes
         self._noun = "training rank" if role == "actor" else "critic rank"
@@ -92,14 +92,14 @@ class TrainGroup:
         return starts[0]
 
     def send_init(self) -> list[Any]:
-        """Start ``init`` on every rank once rank 0 listens for the others; return the references for :meth:`gather`."""
+        """Start ``init`` on every rank once rank 0 listens; return the references for :meth:`gather`."""
         (port,) = self.gather("open_rendezvous", [self._ranks[0].open_rendezvous.remote()])
         for rank in self._ranks[1:]:
             rank.meet_at.remote(port)
         return [rank.init.remote(self._args) for rank in self._ranks]
 
     def connect_rollout_engines(self, engines: list[Any]) -> None:
-        """Build the weight update group of rank 0 and the engines; again after an engine was started again."""
+        """Build the weight update group of rank 0 and the engines; call again after an engine restart."""
         self._call("connect_rollout_engines", engines)
 
     def train(self, rollout_id: int, shards: list[Any]) -> dict[str, Any]:
@@ -115,20 +115,20 @@ class TrainGroup:
         return self._call("save", rollout_id)[0]
 
     def publish(self, rollout_id: int) -> None:
-        """Name the checkpoint of ``rollout_id`` as the latest one."""
+        """Mark the checkpoint of ``rollout_id`` as the latest."""
         self._call("publish", rollout_id)
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Call ``method(*arguments)`` on each rank, without waiting; return the references for :meth:`gather`."""
+        """Call ``method(*arguments)`` on each rank without waiting; return the references for :meth:`gather`."""
         return [getattr(rank, method).remote(*arguments) for rank in self._ranks]
 
     def send(self, method: str, rollout_id: int, shards: list[Any] | None = None, *more: Any) -> list[Any]:
-        """Call ``method(rollout_id, shard, *more)`` on each rank, without waiting; return the references for :meth:`gather`."""
+        """Call ``method(rollout_id, shard, *more)`` on each rank without waiting; return the references for :meth:`gather`."""
         if shards is None:
             return self.ask(method, rollout_id, *more)
         copies = data_parallel_size(self._args, len(self._ranks))
         if len(shards) != copies:
-            raise TrainerError(f"{len(shards)} shards for {copies} copies of the model")
+            raise TrainerError(f"got {len(shards)} shards for {copies} copies of the model; pass one per copy")
         pairs = zip(self._ranks, shard_of_rank(self._args, shards, len(self._ranks)), strict=True)
         return [getattr(rank, method).remote(rollout_id, shard, *more) for rank, shard in pairs]
 
@@ -139,7 +139,7 @@ class TrainGroup:
         self.kill()
 
     def kill(self) -> None:
-        """End the actors at once, whatever they are doing."""
+        """Kill the actors immediately."""
         for rank in self._ranks:
             ray.kill(rank)
         self._ranks = []
@@ -148,12 +148,12 @@ class TrainGroup:
         return self.gather(method, self.ask(method, *arguments))
 
     def gather(self, method: str, references: list[Any]) -> list[Any]:
-        """Wait for what ``method`` returns on every rank; see the module for what happens when one fails."""
+        """Wait for every rank and return the results of ``method``; the module describes failures."""
         waiting: dict[Any, int] = {reference: rank for rank, reference in enumerate(references)}
         while waiting:
             answered, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
             if not answered:
-                check_nodes(self._nodes)  # a rank that waits to be placed on a lost machine never answers
+                check_nodes(self._nodes)  # a rank scheduled on a lost machine never answers
                 continue
             done = answered[0]
             rank = waiting.pop(done)
@@ -175,12 +175,12 @@ class TrainGroup:
         return RankLostError(death_line(f"{self._noun} {rank} died in {method}", error), method)
 
     def _check_deaths(self, method: str, waiting: dict[Any, int], said: str) -> None:
-        """Raise RankLostError when one of the ranks that have yet to answer is dead, or is found to be soon.
+        """Raise RankLostError if a rank that has not answered is dead or dies within ``DEATH_SECONDS``.
 
-        ``said`` is what the failed one had to say, for the user who waits meanwhile.
+        ``said`` is the failed rank's message, shown to the user meanwhile.
         """
         if waiting:
-            say(f"{said.splitlines()[0]}; looking whether another one has died, {DEATH_SECONDS:.0f} s at most")
+            say(f"{said.splitlines()[0]}; checking for up to {DEATH_SECONDS:.0f} s whether another one has died")
         deadline = time.monotonic() + DEATH_SECONDS
         left = dict(waiting)
         while left and (seconds := deadline - time.monotonic()) > 0:

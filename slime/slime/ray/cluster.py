@@ -1,9 +1,9 @@
-"""The Ray cluster of a run: its own local head, its own head of several machines, or one that exists already.
+"""The Ray cluster of a run: a local head, the head of several machines, or an existing cluster.
 
-Guarantee: a head belongs to the process that called :func:`ray_cluster`. Its processes end with that process, its
-temporary folder (short, because Ray's socket paths must be) is removed too, even after ``SIGKILL``: ``janitor.py`` waits on
-a pipe for the owner's end. Joining a local one takes a token that only this run has. A cluster given by ``--ray-address`` is joined,
-and left as it was: what the run has in it belongs to its driver, and Ray ends it with the driver.
+Guarantees: a head belongs to the process that called :func:`ray_cluster`. Its processes end with that process, and its
+temporary folder (short, because Ray limits socket paths) is removed, even after ``SIGKILL``: ``janitor.py`` waits on a
+pipe for the owner's end. Joining a local head takes a token that only this run has. A cluster given by
+``--ray-address`` is joined and otherwise left unchanged; Ray ends the run's actors there with the driver.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = None) -> Iterator[None]:
-    """Initialise Ray for the length of the block; ``num_gpus``, of this machine, are logical where there are none.
+    """Initialise Ray for the length of the block; ``num_gpus`` of this machine are logical if it has none.
 
-    ``stop`` ends the wait for other machines. In a cluster that exists ``args.num_nodes`` becomes what it has.
+    ``stop`` ends the wait for other machines. In an existing cluster ``args.num_nodes`` becomes the cluster's size.
 
     Raises:
-        ConfigurationError: when the run needs machines that it is not given.
-        NodeError: when a cluster or its machines are not there.
+        ConfigurationError: the run needs machines that it was not given.
+        NodeError: a cluster or its machines are missing.
     """
     import psutil
     import ray
@@ -57,7 +57,7 @@ def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = 
     if missing := missing_machines(args):
         raise ConfigurationError(missing)
     if os.environ.pop(NOSET, None) not in (None, "", "0"):
-        print(f"{NOSET} is ignored: every rank has to see its own GPU only", flush=True)
+        print(f"{NOSET} is ignored, because every rank must see only its own GPU", flush=True)
     if args.num_nodes > 1:
         with _cluster_of_several(args, stop):
             yield
@@ -73,14 +73,14 @@ def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = 
         _keep_worker_logs(folder, Path(args.run_dir) / "logs" / "ray")
         shutil.rmtree(folder, ignore_errors=True)
         with janitor:
-            if not folder.exists():  # else a worker still writes there, and the janitor waits for its end
+            if not folder.exists():  # else a worker still writes there, and the janitor waits for it
                 janitor.kill()
 
 
 def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
     import ray
 
-    # Ray asks for a token by default and would write one to the home folder; this one lives in the environment of the run.
+    # By default Ray requires a token and writes one to the home folder; this one exists only in the run's environment.
     os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(32))
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -95,15 +95,15 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
         log_to_driver=True,
         logging_level=logging.WARNING,
         _temp_dir=str(folder),
-        # Workers are started when an actor needs one, not one per logical CPU.
+        # Start workers on demand, not one per logical CPU.
         _system_config={"prestart_worker_first_driver": False},
     )
 
 
 def of_run(args: Arguments) -> dict[str, str]:
-    """Return the variables that all actors of the run get, on whatever machine they run.
+    """Return the environment variables of all actors of the run, on every machine.
 
-    Those of the communicator between ranks and engines are among them, so that no machine's own values get in between.
+    They include the communicator variables of ranks and engines, so that no machine's own values interfere.
     """
     shared = {setting.name: setting.value for setting in shared_settings(args, os.environ) if setting.value is not None}
     variables = forwarded(os.environ, args.forward_env) | shared
@@ -114,7 +114,7 @@ def of_run(args: Arguments) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _existing_cluster(args: Arguments) -> Iterator[None]:
-    """Join the cluster at ``--ray-address``; its authentication is what the environment says."""
+    """Join the cluster at ``--ray-address``, with the environment's authentication."""
     import ray
     from ray.exceptions import RayError
 
@@ -140,7 +140,7 @@ def _existing_cluster(args: Arguments) -> Iterator[None]:
         args.num_nodes = len(live_nodes())
         if args.num_nodes > 1 and args.http_proxy:
             raise ConfigurationError(
-                f"--http-proxy is for one machine, and the cluster has {args.num_nodes}; remove it"
+                f"--http-proxy works on one machine only, but the cluster has {args.num_nodes}; remove it"
             )
         yield
     finally:
@@ -149,7 +149,7 @@ def _existing_cluster(args: Arguments) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cluster_of_several(args: Arguments, stop: StopRequested | None) -> Iterator[None]:
-    """Be the head of ``--num-nodes`` machines, and wait until all are there."""
+    """Start the head of ``--num-nodes`` machines and wait until all have joined."""
     import ray
 
     from slime.ray.nodes import wait_for_nodes
@@ -169,7 +169,7 @@ def _cluster_of_several(args: Arguments, stop: StopRequested | None) -> Iterator
         )
         try:
             if stop is not None:
-                stop.install()  # again: Ray has put its own handlers in place
+                stop.install()  # again, because Ray replaced the handlers
             wait_for_nodes(args.num_nodes, args.node_timeout, given_head, stop)
             yield
         finally:
@@ -177,7 +177,7 @@ def _cluster_of_several(args: Arguments, stop: StopRequested | None) -> Iterator
 
 
 def _keep_worker_logs(folder: Path, destination: Path) -> None:
-    """Copy what the actors wrote to the run's folder."""
+    """Copy the actors' logs to the run's folder."""
     for source in folder.glob("session_2*/logs/worker-*"):
         if source.is_file() and source.stat().st_size:
             destination.mkdir(parents=True, exist_ok=True)

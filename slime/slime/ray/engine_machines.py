@@ -1,4 +1,4 @@
-"""On which machines an engine lies: one of them, or several with the same number of its GPUs each."""
+"""Split an engine over its machines: one, or several with the same number of its GPUs each."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ LOOPBACK = "127.0.0.1"
 
 
 def by_machine(args: Arguments, reserved: ReservedPlacement, spec: EngineSpec) -> list[tuple[int, EngineSpec]]:
-    """Return what of an engine is on each of its machines, in the order of their addresses.
+    """Return an engine's part on each of its machines, ordered by address.
 
     Args:
-        args: of the run.
+        args: arguments of the run.
         reserved: the run's GPUs.
-        spec: the engine, with its GPUs as they are numbered over the whole cluster.
+        spec: the engine, with GPU numbers over the whole cluster.
 
     Returns:
-        Of each machine the first of its GPUs in the cluster's numbering, and a spec with the machine's own.
+        Per machine: its first GPU in the cluster's numbering, and a spec with the machine's own GPU numbers.
 
     Raises:
-        ConfigurationError: when the engine would lie on several machines though one can hold it, or unevenly.
+        ConfigurationError: the engine spans machines unevenly, or although one could hold it.
     """
     places = groupby(map(int, spec.gpu_ids), key=lambda gpu: reserved.bundles[gpu].node_id)
     parts = [list(gpus) for _, gpus in places]
     if len(parts) > 1 and spec.num_gpus <= args.num_gpus_per_node:
         raise ConfigurationError(
-            f"{spec.name} would lie on {len(parts)} machines, and one of --num-gpus-per-node {args.num_gpus_per_node} can hold it; "
-            "change the GPUs of the roles so that each engine has its GPUs on one"
+            f"{spec.name} would span {len(parts)} machines, although one of --num-gpus-per-node {args.num_gpus_per_node} can hold it; "
+            "change the GPUs of the roles so that each engine is on one machine"
         )
     counts = [len(part) for part in parts]
     if len(set(counts)) > 1:
         raise ConfigurationError(
-            f"{spec.name} would have {', '.join(map(str, counts))} GPUs on its machines; an engine of several machines has the "
+            f"{spec.name} would have {', '.join(map(str, counts))} GPUs on its machines, but an engine that spans machines needs the "
             "same number on each: change the GPUs of the roles"
         )
-    # Others reach it only where there are others.
+    # Listen on the machine's address only if there are other machines.
     several = args.num_nodes > 1
     found = []
     for rank, part in enumerate(parts):

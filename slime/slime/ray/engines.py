@@ -1,7 +1,8 @@
-"""The engines of one role: a Ray actor for each, one more for each other machine of it, and the address in front of them.
+"""The engines of one role: one Ray actor per engine and machine, and the address in front of them.
 
-Guarantees: an engine that dies is started again on its port by :meth:`EngineGroup.revive`, also when an actor of it died with
-it, and requests go to the others meanwhile; ``stop`` returns when every engine process has ended. The group is owned by the rollout manager and lives with it.
+Guarantees: :meth:`EngineGroup.revive` restarts a dead engine on its port, even if its actor died too; meanwhile the
+other engines get its requests. ``stop`` returns once every engine process has ended. The rollout manager owns the
+group.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from slime.weight_sync.engine_calls import EngineCalls
 
 logger = logging.getLogger(__name__)
 
-# Calls on one engine overlap: an update is in flight while health is asked.
+# Calls on one engine overlap: health checks run during an update.
 _ACTOR_THREADS = 8
 _STOP_TIMEOUT_SECONDS = 30.0
 ROLES: tuple[Role, ...] = ("policy", "prm")
 
 
 class EngineGroup:
-    """Owns the actors of a role; not thread safe, except that ``handles`` may be read at any time."""
+    """Owns the actors of a role; not thread-safe, except for reading ``handles``."""
 
     _untold: frozenset[int] = frozenset()
-    """Engines that were started again and that :meth:`revive` has yet to return."""
+    """Restarted engines that :meth:`revive` has not returned yet."""
 
     def __init__(self, args: Arguments, reserved: ReservedPlacement, role: Role) -> None:
         self._args = args
@@ -58,12 +59,12 @@ class EngineGroup:
         return self._reserved.placement.engines(self.role)
 
     def start(self) -> list[Any]:
-        """Create the actors and return the references of their starts; see :meth:`finish_start`."""
+        """Create the actors and return references to their starts, for :meth:`finish_start`."""
         self.handles = [self._create(index) for index in range(len(self.specs))]
         return [handle.start.remote() for handle in self.handles]
 
     def finish_start(self, urls: list[str]) -> Address:
-        """Remember where the engines listen and start a router if they need one."""
+        """Record the engines' URLs, start a router if they need one, and return the address to call."""
         self._ports = [int(url.rpartition(":")[2]) for url in urls]
         self.address = address = serve_behind_one_address(self._args, self.role, urls)
         if address.router is not None:
@@ -80,11 +81,11 @@ class EngineGroup:
         return ray.remote(kind).options(max_concurrency=_ACTOR_THREADS, **self._reserved.options(gpu, ENGINE_GPU_SHARE))
 
     def revive(self) -> list[int]:
-        """Start dead engines again, wait for them, and return their indices.
+        """Restart dead engines, wait for them, and return their indices.
 
-        A policy engine comes back with the run's start weights, so it holds its requests, from its first moment until the
-        trainer's push, which ends with ``continue_generation``; the router has it again after :meth:`answers`. When one does not
-        start, its error is raised once all others were waited for; the next call returns those too.
+        A restarted policy engine has the run's start weights. It holds its requests until the trainer's push ends with
+        ``continue_generation``; the router uses it again after :meth:`answers`. If an engine does not start, its error
+        is raised after all others were waited for; the next call returns those too.
         """
         hold = self.role == "policy" and not self._args.debug_rollout_only
         dead = self._dead()
@@ -111,7 +112,7 @@ class EngineGroup:
         try:
             return ray.get(reference)
         except (RayActorError, EngineNodeLostError) as error:
-            logger.warning("an actor of %s is gone, creating it again (%s)", self.specs[index].name, error)
+            logger.warning("an actor of %s is gone; recreating it (%s)", self.specs[index].name, error)
             self._discard(index)
             self.handles[index] = self._create(index)
             ray.get(self.handles[index].start.remote(hold))
@@ -129,23 +130,23 @@ class EngineGroup:
         return dead
 
     def answers(self, engines: Collection[int]) -> None:
-        """Have the router send requests to ``engines`` again, given by their indices."""
+        """Let the router send requests again to ``engines``, given by index."""
         if self._workers is not None:
             self._workers.answers(engines)
 
     def _discard(self, index: int) -> None:
-        """End what is left of an engine, so that its port and its GPUs are free."""
+        """End what is left of an engine, so that its port and GPUs are free."""
         actors = [self.handles[index], *self._others.pop(index, [])]
         EngineCalls(actors, "kill").unanswered(_STOP_TIMEOUT_SECONDS)
         for actor in actors:
             ray.kill(actor)
 
     def stop(self) -> None:
-        """Stop router and engines; an actor that does not answer is killed, and its process with it."""
+        """Stop router and engines; kill actors that do not answer, together with their processes."""
         if self.address is not None and self.address.router is not None:
             self.address.router.stop()
         for index in EngineCalls(self.handles, "stop").unanswered(_STOP_TIMEOUT_SECONDS):
-            logger.warning("%s did not stop in order", self.specs[index].name)
+            logger.warning("%s did not stop cleanly and was killed", self.specs[index].name)
             EngineCalls(self._others.get(index, ()), "kill").unanswered(_STOP_TIMEOUT_SECONDS)
         for actor in (*self.handles, *itertools.chain.from_iterable(self._others.values())):
             ray.kill(actor)
@@ -153,7 +154,7 @@ class EngineGroup:
 
 
 class ExternalEngineGroup(EngineGroup):
-    """Policy engines at ``--rollout-external-engine-addrs``: found, given weights, and otherwise left alone."""
+    """Policy engines at ``--rollout-external-engine-addrs``, which get weights and are otherwise left alone."""
 
     def _describe(self) -> list[EngineSpec]:
         size = self._args.rollout_num_gpus_per_engine
@@ -163,7 +164,7 @@ class ExternalEngineGroup(EngineGroup):
         return required("--rollout-external-engine-addrs", self._args.rollout_external_engine_addrs)
 
     def finish_start(self, urls: list[str]) -> Address:
-        """Start a router if the engines need one."""
+        """Start a router if the engines need one, and return the address to call."""
         self.address = serve_behind_one_address(self._args, self.role, urls)
         return self.address
 
@@ -173,12 +174,12 @@ class ExternalEngineGroup(EngineGroup):
         return remote.remote(self._args, self.specs[index], address)
 
     def revive(self) -> list[int]:
-        """Nothing: who runs the engines starts them again."""
+        """Return nothing: the owner of external engines restarts them."""
         return []
 
 
 def engine_groups(args: Arguments, reserved: ReservedPlacement) -> list[EngineGroup]:
-    """The groups of a run; none while saved rollouts are replayed."""
+    """Return the engine groups of a run; none while saved rollouts are replayed."""
     if args.load_debug_rollout_data:
         return []
     groups = [EngineGroup(args, reserved, role) for role in ROLES if reserved.placement.engines(role)]

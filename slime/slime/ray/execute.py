@@ -1,4 +1,4 @@
-"""From a control loop to an exit code."""
+"""Run a control loop and turn its outcome into an exit code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 def execute(args: Arguments, loop: Callable[[Run], None], *, collects: bool = True) -> int:
     """Run a control loop until it returns or a signal stops it, and return the exit code.
 
-    A failure of the trainer, the engines, a machine or a plugin ends the output with one line that names it; its traceback stands above,
-    unless it is the arguments' fault. ``collects``: whether the loop asks for rollouts.
+    On a failure the last line of output names the trainer, engine, machine or plugin that failed. The traceback
+    precedes it, unless the arguments are at fault. ``collects``: whether the loop asks for rollouts.
     """
     run = Run(args, collects=collects)
     try:

@@ -1,9 +1,9 @@
-"""Trainer and engines occupy the GPUs they share (``--colocate``) in alternation.
+"""Trainer and engines alternate on the GPUs they share (``--colocate``).
 
-During a push the engines hold their weights only, and the trainer sends one tensor after the other. A round: the engines
-generate and sleep; the trainer's memory comes back; it steps, saves and releases its memory; the engines get room for
-weights, the push, and room for the cache. Without ``--offload-train`` and ``--offload-rollout`` both keep their memory, and
-only the order of the work remains.
+One round: the engines generate and release their memory; the trainer's memory returns; it steps, saves and releases its
+memory; the engines reserve their weights, receive the push, and reserve their cache. During a push the engines hold
+only their weights, and the trainer sends one tensor at a time. Without ``--offload-train`` and ``--offload-rollout``
+both keep their memory, and only the order of the work remains.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from slime.utils.misc import should_run_periodic_action
 
 
 class GpuAlternation:
-    """Owned by the driver; a run whose roles have GPUs of their own has one that does nothing.
+    """Owned by the driver; does nothing if the roles have separate GPUs.
 
     Attributes:
-        engines_sleep: whether the engines give their memory away.
-        trainer_leaves: whether the trainer does.
-        run_ends: the engines are ended from here on, which is quicker than to let them sleep.
+        engines_sleep: whether the engines release their memory.
+        trainer_leaves: whether the trainer releases its memory.
+        run_ends: end the engines instead of letting them sleep, because that is quicker.
     """
 
     def __init__(self, args: Arguments, ask: Callable[..., Any]) -> None:
-        """``ask(method, *arguments)`` asks the rollout manager."""
+        """``ask(method, *arguments)`` calls the rollout manager."""
         self.engines_sleep = bool(args.offload_rollout)
         self.trainer_leaves = bool(args.offload_train)
         self._ask = ask
@@ -35,12 +35,12 @@ class GpuAlternation:
         self.run_ends = False
 
     def before_a_trainer(self) -> None:
-        """Make room for a trainer that is about to be made, whoever worked before."""
+        """Make room for a trainer that is about to start."""
         self._sleep()
         self._trainer_works = True
 
     def for_trainer(self, trainer: Trainer) -> None:
-        """Let ``trainer`` work; nothing happens when it may already."""
+        """Give the GPUs to ``trainer``; a no-op if it has them."""
         if self._trainer_works:
             return
         self._sleep()
@@ -49,7 +49,7 @@ class GpuAlternation:
             trainer.onload()
 
     def for_engines(self, trainer: Trainer, push: Callable[[], None]) -> None:
-        """Let the engines work, with the weights that ``push`` sends them."""
+        """Give the GPUs to the engines, with the weights that ``push`` sends."""
         if self._trainer_works and self.trainer_leaves:
             trainer.offload()
         self._trainer_works = False
@@ -65,5 +65,5 @@ class GpuAlternation:
 
 
 def push_is_due(args: Arguments, rollout_id: int) -> bool:
-    """Whether the engines get the weights after ``rollout_id``: at the interval, and after the last one."""
+    """Return whether a push follows ``rollout_id``: at the interval and after the last rollout."""
     return should_run_periodic_action(rollout_id, args.update_weights_interval, None, args.num_rollout)

@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster: who is there, and whether those that a run uses still are. Ray must be initialised."""
+"""The machines of a Ray cluster, and whether those of a run are still up. Ray must be initialised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def live_nodes() -> dict[str, str]:
 
 
 def check_nodes(used: Mapping[str, str]) -> None:
-    """Raise NodeLostError when a node of ``used`` (``{node id: address}``) is down."""
+    """Raise NodeLostError if a node of ``used`` (``{node id: address}``) is down."""
     if not used:
         return
     up = live_nodes()
@@ -30,11 +30,11 @@ def check_nodes(used: Mapping[str, str]) -> None:
 
 
 def get_watching(reference: Any, used: Mapping[str, str], stop: StopRequested | None = None) -> Any:
-    """The value of ``reference``, which may wait for actors to start.
+    """Return the value of ``reference``, while watching the machines of ``used``.
 
     Raises:
-        NodeLostError: when a node of ``used`` goes meanwhile.
-        Stopped: on a signal, unless the value is there.
+        NodeLostError: a node of ``used`` goes down meanwhile.
+        Stopped: a signal arrives before the value.
     """
     while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
         check_nodes(used)
@@ -44,11 +44,11 @@ def get_watching(reference: Any, used: Mapping[str, str], stop: StopRequested | 
 
 
 def wait_for_nodes(count: int, seconds: float, head: str, stop: StopRequested | None = None) -> None:
-    """Return when ``count`` machines are in the cluster; says how many are whenever that changes.
+    """Wait until ``count`` machines are in the cluster; print their number whenever it changes.
 
     Raises:
-        NodeError: when they are not there after ``seconds``.
-        Stopped: on a signal.
+        NodeError: machines are missing after ``seconds``.
+        Stopped: a signal arrives.
     """
     deadline = time.monotonic() + seconds
     said = 0

@@ -1,7 +1,7 @@
 """The Ray placement group that holds the GPUs of a run's roles.
 
-Guarantee: :func:`create_placement` gives exactly what `slime.arguments.placement.describe_placement` says of a run. Ray is
-imported only by the functions that talk to it.
+Guarantee: :func:`create_placement` reserves exactly what `slime.arguments.placement.describe_placement` describes. Only
+the functions that talk to Ray import it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ENGINE_GPU_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Bundle:
-    """One reserved GPU: where it is and which bundle of the placement group holds it.
+    """One reserved GPU: its location and its bundle in the placement group.
 
     Attributes:
-        bundle_index: in the placement group.
+        bundle_index: index in the placement group.
         node_ip: address of its machine.
-        gpu_id: as ``CUDA_VISIBLE_DEVICES`` of a process there names it: a number, or ``GPU-`` and a UUID.
-        node_id: of its machine, in Ray.
-        cores: that the machine gives to a process; 0 where nobody looked.
+        gpu_id: its name in ``CUDA_VISIBLE_DEVICES`` there: a number, or ``GPU-`` and a UUID.
+        node_id: Ray's id of its machine.
+        cores: cores that the machine gives a process; 0 if not checked.
     """
 
     bundle_index: int
@@ -58,22 +58,22 @@ class ReservedPlacement:
 
     @property
     def nodes(self) -> dict[str, str]:
-        """``{node id: address}`` of the machines that hold the bundles."""
+        """The machines that hold the bundles, as ``{node id: address}``."""
         return {bundle.node_id: bundle.node_ip for bundle in self.bundles}
 
     @property
     def other_nodes(self) -> dict[str, str]:
-        """``nodes`` without the driver's: a run that loses one of these outlives it, and has to notice."""
+        """``nodes`` without the driver's; a run survives the loss of one of these and must notice it."""
         return {node: address for node, address in self.nodes.items() if node != self.home}
 
     def ranks_beside(self, gpu: int) -> int:
-        """Return how many training ranks, of actor and critic, the machine of GPU number ``gpu`` has."""
+        """Return the number of training ranks, actor and critic, on the machine of GPU number ``gpu``."""
         node = self.bundles[gpu].node_id
         trainer = (*self.placement.actor, *self.placement.critic)
         return sum(self.bundles[other].node_id == node for other in trainer)
 
     def options(self, gpu: int, share: float) -> dict[str, Any]:
-        """Actor options that put an actor on a GPU with a share of it."""
+        """Return actor options that place an actor on a GPU with a share of it."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         assert self.group is not None, "a run without GPUs has no actors to place"
@@ -86,9 +86,9 @@ class ReservedPlacement:
 
 
 def create_placement(args: Arguments, stop: StopRequested | None = None) -> ReservedPlacement:
-    """Reserve one {GPU: 1, CPU: 1} bundle per GPU and find out where each is; Ray must be initialised.
+    """Reserve one {GPU: 1, CPU: 1} bundle per GPU and locate each; Ray must be initialised.
 
-    Waits for GPUs that other runs use, ``--node-timeout`` at most; see `slime.ray.reserve.reserve` for what it raises.
+    Waits up to ``--node-timeout`` for GPUs that other runs use; raises like `slime.ray.reserve.reserve`.
     """
     import ray
 
@@ -101,13 +101,13 @@ def create_placement(args: Arguments, stop: StopRequested | None = None) -> Rese
     home = ray.get_runtime_context().get_node_id()
     foreign = (
         bool(args.ray_address) and args.device == "cuda"
-    )  # the machines of an own cluster looked before they joined
+    )  # machines of the run's own cluster were checked before they joined
     bundles = _probe_bundles(group, placement.total, check=foreign)
     return ReservedPlacement(placement, group, tuple(bundles), home)
 
 
 def release_placement(reserved: ReservedPlacement) -> None:
-    """Give the GPUs back to the cluster."""
+    """Return the GPUs to the cluster."""
     from ray.util.placement_group import remove_placement_group
 
     if reserved.group is not None:
@@ -117,34 +117,34 @@ def release_placement(reserved: ReservedPlacement) -> None:
 def with_replacements(
     reserved: ReservedPlacement, lost: str, seconds: float, stop: StopRequested | None = None
 ) -> ReservedPlacement:
-    """Return the placement with other machines for those that are gone, once there are any.
+    """Wait for machines that replace the lost ones, and return the new placement.
 
     Args:
-        reserved: as it was.
-        lost: what was lost, for messages.
-        seconds: how long to wait.
-        stop: ends the wait.
+        reserved: the previous placement.
+        lost: description of the loss, for messages.
+        seconds: longest wait.
+        stop: a signal that ends the wait.
 
     Raises:
-        NodeError: when there are none after ``seconds``.
-        Stopped: on a signal.
+        NodeError: there is no replacement after ``seconds``.
+        Stopped: a signal arrives.
     """
     from slime.ray.reserve import wait_until_whole
 
     assert reserved.group is not None, "a run without GPUs has no machines to lose"
-    print(f"waiting for a machine in place of the lost one, {seconds:.0f} s at most", flush=True)
+    print(f"waiting up to {seconds:.0f} s for a machine to replace the lost one", flush=True)
     try:
-        wait_until_whole(reserved.group, f"a machine in place of the lost one ({lost})", seconds, stop)
+        wait_until_whole(reserved.group, f"a machine to replace the lost one ({lost})", seconds, stop)
     except NodeError as error:
         raise NodeError(
-            f"{lost}, and none took its place within {seconds:.0f} s (--node-timeout); bring it back and start the run again "
+            f"{lost}, and no machine replaced it within {seconds:.0f} s (--node-timeout); bring it back and restart the run "
             "with --resume"
         ) from error
     return replace(reserved, bundles=tuple(_probe_bundles(reserved.group, len(reserved.bundles))))
 
 
 class Seen(NamedTuple):
-    """What a process on a bundle sees of its machine: Ray's id of it, the bundle's GPU, all its GPUs, cores, problems."""
+    """A bundle process's view of its machine: Ray's node id, the bundle's GPU, all GPUs, cores, problems."""
 
     node_id: str
     gpu: str
@@ -154,7 +154,7 @@ class Seen(NamedTuple):
 
 
 def _probe_bundles(group: PlacementGroup, count: int, *, check: bool = False) -> list[Bundle]:
-    """Ask a short-lived actor on every bundle where it is; ``check`` raises ConfigurationError where CUDA does not work."""
+    """Locate every bundle with a short-lived actor; ``check`` raises ConfigurationError if CUDA does not work there."""
     import ray
     from ray.exceptions import RayActorError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -170,7 +170,7 @@ def _probe_bundles(group: PlacementGroup, count: int, *, check: bool = False) ->
 
     probes: list[Any] = [
         Probe.options(
-            # Ray then leaves the machine's own CUDA_VISIBLE_DEVICES, which orders its UUIDs.
+            # With it Ray keeps the machine's own CUDA_VISIBLE_DEVICES, which defines the order of UUIDs.
             runtime_env={"env_vars": {NOSET: "1"}},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=index
@@ -181,7 +181,7 @@ def _probe_bundles(group: PlacementGroup, count: int, *, check: bool = False) ->
     try:
         seen = ray.get([probe.look.remote() for probe in probes])
     except RayActorError as error:
-        raise NodeLostError("a machine left the cluster while its GPUs were counted") from error
+        raise NodeLostError("a machine left the cluster while the run counted its GPUs") from error
     finally:
         for probe in probes:
             ray.kill(probe)
@@ -189,14 +189,14 @@ def _probe_bundles(group: PlacementGroup, count: int, *, check: bool = False) ->
 
 
 def sorted_bundles(seen: Sequence[Seen], addresses: Mapping[str, str]) -> list[Bundle]:
-    """Return the bundles by address of the machine, then machine, then place of the GPU there.
+    """Return the bundles ordered by machine address, then machine, then GPU position.
 
     Args:
-        seen: by the bundles, in their order.
-        addresses: ``{node id: address}``.
+        seen: what each bundle sees, in bundle order.
+        addresses: machine addresses, ``{node id: address}``.
 
     Raises:
-        ConfigurationError: with the problems that a machine has.
+        ConfigurationError: a machine has problems; the message lists them.
     """
     if problems := {f"{addresses[look.node_id]}: {problem}" for look in seen for problem in look.problems}:
         raise ConfigurationError("; ".join(sorted(problems)))

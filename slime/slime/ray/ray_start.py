@@ -1,8 +1,8 @@
 """One machine's part of a cluster of several: ``ray start`` as a child that ends with its owner.
 
-Guarantees: the processes, the temporary folder and Ray's shared memory of this machine are gone when :func:`node_of_cluster`
-ends, however its owner ends (`slime.utils.janitor`). Who joins must have the same ``RAY_AUTH_TOKEN``, which is asked for and never
-made up or written to a file.
+Guarantees: when :func:`node_of_cluster` ends, however its owner ends, this machine's processes, temporary folder and
+Ray shared memory are gone (`slime.utils.janitor`). All machines need the same ``RAY_AUTH_TOKEN``, which is required and
+never generated or written to a file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slime.exceptions import ConfigurationError, NodeError
 from slime.utils.cleanup import entrust, start_janitor
 
 RAY_VARIABLES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", NOSET: "0"}
-"""What Ray starts with on a machine, whatever its shell says."""
+"""Ray's settings on a machine, whatever its shell says."""
 EXTRA_CPUS = 16
 CPU_OBJECT_STORE_BYTES = 512 * 2**20
 _START_SECONDS = 120.0
@@ -36,13 +36,13 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Part:
-    """What a machine brings.
+    """A machine's part of the cluster.
 
     Attributes:
         head: ``address:port`` of the head.
-        address: of this machine, as the others reach it.
+        address: this machine's address, as seen by the others.
         is_head: whether this machine is the head.
-        num_gpus: logical on a machine without any.
+        num_gpus: GPUs to offer; logical on a machine without GPUs.
         cpu: whether trainer and engines run on the CPU.
     """
 
@@ -54,27 +54,27 @@ class Part:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; raises ConfigurationError for anything else."""
+    """Return host and port of ``host:port``; raise ConfigurationError for anything else."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigurationError(f"{address!r} is no address of a head; write host:port")
+        raise ConfigurationError(f"{address!r} is not an address of a head; write host:port")
     return host, int(port)
 
 
 def resolved(address: str) -> str:
-    """Return ``host:port`` with the host's IP address, which is what Ray's nodes are known by; raises NodeError for an unknown name."""
+    """Return ``host:port`` with the host's IP address, as Ray uses it; raise NodeError for an unknown name."""
     host, port = split_address(address)
     try:
         return f"{socket.gethostbyname(host)}:{port}"
     except OSError as error:
         raise NodeError(
-            f"the head's name {host} is not known on this machine ({error.strerror or error}); give its IP address as "
+            f"the head's name {host} cannot be resolved on this machine ({error.strerror or error}); give its IP address as "
             "MASTER_ADDR or --head-address, or add the name to /etc/hosts"
         ) from error
 
 
 def is_known(address: str) -> bool:
-    """Whether the host of ``host:port`` is an address, or a name that this machine knows."""
+    """Return whether the host of ``host:port`` is an address or a name that this machine resolves."""
     try:
         resolved(address)
     except NodeError:
@@ -83,14 +83,14 @@ def is_known(address: str) -> bool:
 
 
 def own_address(head: str) -> str:
-    """Return the address of the interface through which this machine reaches ``host:port``; nothing is sent."""
+    """Return the address of the interface that routes to ``host:port``; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(split_address(head))
         return probe.getsockname()[0]
 
 
 def answers(head: str, seconds: float = 2.0) -> bool:
-    """Whether something listens at ``host:port``."""
+    """Return whether something listens at ``host:port``."""
     try:
         socket.create_connection(split_address(head), timeout=seconds).close()
     except OSError:
@@ -99,13 +99,13 @@ def answers(head: str, seconds: float = 2.0) -> bool:
 
 
 def check_token(environment: Mapping[str, str]) -> None:
-    """Raise ConfigurationError unless the secret of the cluster is there; Ray reads the mode when it is imported."""
+    """Raise ConfigurationError unless the cluster's secret is set; Ray reads the mode on import."""
     if problem := missing_secret(environment):
         raise ConfigurationError(problem)
 
 
 def start_command(part: Part, folder: Path) -> list[str]:
-    """Return the command that brings this machine in and blocks."""
+    """Return the blocking command that adds this machine to the cluster."""
     _, port = split_address(part.head)
     joins = (
         ["--head", "--port", str(port), "--include-dashboard", "false"] if part.is_head else ["--address", part.head]
@@ -121,10 +121,10 @@ def start_command(part: Part, folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def node_of_cluster(part: Part, environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Bring this machine in for the length of the block; yields the blocking ``ray start``.
+    """Add this machine to the cluster for the length of the block; yield the blocking ``ray start``.
 
     Raises:
-        NodeError: with the end of its log when it does not come up.
+        NodeError: Ray does not start; the message has the end of its log.
     """
     check_token(environment)
     folder = Path(tempfile.mkdtemp(prefix="slime-ray-"))
@@ -157,7 +157,7 @@ def node_of_cluster(part: Part, environment: Mapping[str, str], log: Path) -> It
 
 
 def _wait_until_up(child: subprocess.Popen[bytes], log: Path, earlier: int) -> None:
-    """Return when Ray says so in ``log`` after its first ``earlier`` bytes, which are those of an earlier run."""
+    """Wait until ``log`` reports that Ray is up; skip the first ``earlier`` bytes, from an earlier run."""
     deadline = time.monotonic() + _START_SECONDS
     while child.poll() is None and time.monotonic() < deadline:
         if b"Ray runtime started" in log.read_bytes()[earlier:]:

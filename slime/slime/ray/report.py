@@ -1,4 +1,4 @@
-"""What the driver prints: a line at a time, and one per step and evaluation."""
+"""The driver's output: one line per step and evaluation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slime.rollout.eval_metrics import scores
 
 
 class Step(NamedTuple):
-    """Metrics of the steps of one rollout, their seconds, and how long the trainer had waited for its batch."""
+    """Metrics of one rollout's steps, their seconds, and how long the trainer waited for the batch."""
 
     metrics: dict[str, Any]
     seconds: float
@@ -16,7 +16,7 @@ class Step(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A rollout that was trained on and is not reported yet: its number, its metrics and its step."""
+    """A trained rollout that is not reported yet: its number, its metrics and its step."""
 
     rollout_id: int
     metrics: dict[str, Any]
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def times(train: dict[str, Any], seconds: float, waited: float) -> dict[str, float]:
-    """Metrics of a step's seconds, and of the trainer's wait for its batch where there was a step."""
+    """Return metrics of a step's seconds and, if there was a step, of the trainer's wait for its batch."""
     if not train:
         return {"perf/step_time": seconds}
     ratio = waited / max(waited + seconds, 1e-9)
@@ -44,18 +44,18 @@ def times(train: dict[str, Any], seconds: float, waited: float) -> dict[str, flo
 
 
 def step_line(rollout_id: int, metrics: dict[str, Any], weight_version: str) -> str:
-    """One line about a step; what is not known is left out."""
+    """Return one line about a step, without unknown values."""
     cells = [f"{name} {form.format(metrics[key])}" for name, key, form in _COLUMNS if metrics.get(key) is not None]
     return "  ".join([f"step {rollout_id}", *cells, f"weights {weight_version or '-'}"])
 
 
 def evaluation_line(rollout_id: int, metrics: dict[str, Any]) -> str:
-    """One line about an evaluation: the score of each set."""
+    """Return one line about an evaluation: the score of each set."""
     return "  ".join(
         [f"evaluation at {rollout_id}", *(f"{name} {score:.3f}" for name, score in scores(metrics).items())]
     )
 
 
 def say(text: str) -> None:
-    """Print a line of the driver at once."""
+    """Print a line and flush it."""
     print(text, flush=True)

@@ -1,7 +1,7 @@
-"""The GPUs of a cluster: whether they can hold a run at all, and the wait until they are free. Ray must be initialised.
+"""Reserve the GPUs of a cluster: check that they can hold the run, and wait until they are free. Ray must be initialised.
 
-Guarantees: what the machines of the cluster can never hold is refused at once; while other runs hold the GPUs the wait says every
-``SAY_SECONDS`` what it waits for, ends within a second of a signal, and leaves no reservation behind when it fails.
+Guarantees: a run that the cluster can never hold is refused at once. While other runs hold the GPUs, the wait prints
+every ``SAY_SECONDS`` what it waits for, ends within a second of a signal, and leaves no reservation behind on failure.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _POLL_SECONDS = 0.1
 
 
 def usable_gpus(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return ``{address: GPUs that come with a CPU core}`` of the machines that are up, as ``ray.nodes()`` lists them.
+    """Return ``{address: GPUs that have a CPU core}`` for the live machines in ``ray.nodes()``.
 
-    Several nodes of one address count together.
+    Nodes with the same address count together.
     """
     found: dict[str, int] = {}
     for node in nodes:
@@ -35,29 +35,29 @@ def usable_gpus(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def check_fits(wanted: int, roles: str, machines: Mapping[str, int]) -> None:
-    """Raise ConfigurationError when ``machines`` (of :func:`usable_gpus`) have less than ``wanted`` GPUs together."""
+    """Raise ConfigurationError if ``machines`` (from :func:`usable_gpus`) have fewer than ``wanted`` GPUs in total."""
     there = sum(machines.values())
     if wanted > there:
         each = ", ".join(f"{address} has {count}" for address, count in sorted(machines.items()))
         raise ConfigurationError(
-            f"the run asks for {wanted} GPUs ({roles}), each with a CPU core, and the cluster has {there} of them ({each}); "
-            "start more nodes, or lower the flags of the roles"
+            f"the run needs {wanted} GPUs ({roles}), each with a CPU core, but the cluster has {there} ({each}); "
+            "start more nodes, or give the roles fewer GPUs"
         )
 
 
 def reserve(wanted: int, roles: str, seconds: float, stop: StopRequested | None = None) -> PlacementGroup:
-    """Return a placement group of ``wanted`` bundles of a GPU and a CPU core each.
+    """Return a placement group of ``wanted`` bundles, each of one GPU and one CPU core.
 
     Args:
         wanted: number of bundles.
-        roles: what they are for, for messages.
-        seconds: how long to wait for others to free them.
-        stop: ends the wait.
+        roles: roles that use them, for messages.
+        seconds: longest wait for other runs to free them.
+        stop: a signal that ends the wait.
 
     Raises:
-        ConfigurationError: when the cluster does not have them.
-        NodeError: when they are not free after ``seconds``.
-        Stopped: on a signal.
+        ConfigurationError: the cluster does not have that many.
+        NodeError: they are not free after ``seconds``.
+        Stopped: a signal arrives.
     """
     check_fits(wanted, roles, usable_gpus(ray.nodes()))
     group = placement_group([{"GPU": 1, "CPU": 1}] * wanted, strategy="PACK")
@@ -70,13 +70,13 @@ def reserve(wanted: int, roles: str, seconds: float, stop: StopRequested | None 
 
 
 def is_whole(group: PlacementGroup) -> bool:
-    """Whether every bundle of ``group`` is on a machine that is up; Ray moves those of a lost machine to another one that has room."""
+    """Return whether every bundle of ``group`` is on a live machine; Ray moves bundles of a lost one if there is room."""
     table = placement_group_table(group)
     return table["state"] == "CREATED" and set(table["bundles_to_node_id"].values()) <= live_nodes().keys()
 
 
 def wait_until_whole(group: PlacementGroup, what: str, seconds: float, stop: StopRequested | None = None) -> None:
-    """Return when ``group`` has all its bundles; see :func:`reserve` for what is raised."""
+    """Wait until ``group`` has all its bundles; raises like :func:`reserve`."""
     start = said = time.monotonic()
     while not is_whole(group):
         if stop:

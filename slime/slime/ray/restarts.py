@@ -1,8 +1,9 @@
-"""What lets a run go on by itself after it lost a training rank, the rollout manager or a machine.
+"""Restart a run after it lost a training rank, the rollout manager or a machine.
 
-Guarantees: batches that are in no checkpoint yet are kept, so a trainer that goes back to the checkpoint trains on the very same
-samples, and neither the data source nor its leases go back; they are lost only with the rollout manager, then the data source goes back
-with the trainer. The number of restarts between two checkpoints is bounded. Without ``--save`` nothing is kept.
+Guarantees: batches that no checkpoint contains yet are kept, so a trainer that returns to the checkpoint trains on the
+same samples, and neither the data source nor its leases go back. Only losing the rollout manager loses these batches;
+then the data source goes back with the trainer. Restarts between two checkpoints are bounded. Without ``--save``
+nothing is kept.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt): ")
 
 
 class Restarts:
-    """Owns the references of the batches since the last checkpoint, and the count of restarts since."""
+    """Owns the batch references since the last checkpoint, and the number of restarts since."""
 
     def __init__(self, save: str | None, allowed: int, *, trains: bool = True) -> None:
-        """``save``: root of the checkpoints, None without any; ``allowed``: restarts between two checkpoints.
+        """``save``: checkpoint root or None; ``allowed``: restarts between two checkpoints.
 
-        A run that trains nothing has nothing to go on from.
+        A run without training has nothing to continue from.
         """
         self._trains = trains
         self._save = save
@@ -36,7 +37,7 @@ class Restarts:
         self._batches: dict[int, Any] = {}
 
     def batch(self, rollout_id: int, collect: Callable[[], Any]) -> Any:
-        """The reference of a batch: the one that is kept, else what ``collect`` returns, which is kept from now on."""
+        """Return the kept reference of a batch, else call ``collect`` and keep its result."""
         if not self._allowed:
             return collect()
         if rollout_id not in self._batches:
@@ -44,26 +45,26 @@ class Restarts:
         return self._batches[rollout_id]
 
     def saved(self, rollout_id: int) -> None:
-        """A checkpoint contains the steps up to ``rollout_id``."""
+        """Record that a checkpoint contains the steps up to ``rollout_id``."""
         self._batches = {number: batch for number, batch in self._batches.items() if number > rollout_id}
         self._count = 0
 
     def batches_lost(self) -> None:
-        """The rollout manager is gone, and what it held."""
+        """Record that the rollout manager and its batches are gone."""
         self._batches = {}
 
     def spend(self, lost: LostError) -> str:
-        """Count a restart and return the line about it.
+        """Count a restart and return a line about it.
 
         Raises:
-            TrainerError: when there is nothing to go on from, or too many were tried.
+            TrainerError: there is nothing to continue from, or too many restarts were made.
         """
         what = first_line(lost)
         if not self._trains:
-            raise TrainerError(f"{what} Nothing was trained: start the run again") from lost
+            raise TrainerError(f"{what} Nothing was trained yet: start the run again") from lost
         if not self._save:
             raise TrainerError(
-                f"{what} There is no checkpoint to go on from: add --save FOLDER --save-interval N"
+                f"{what} There is no checkpoint to continue from: add --save FOLDER --save-interval N"
             ) from lost
         if self._count >= self._allowed:
             tried = (
@@ -72,20 +73,20 @@ class Restarts:
                 else "and restarts are off"
             )
             raise TrainerError(
-                f"{what} The run ends {tried} (--max-trainer-restarts {self._allowed}); go on with --resume"
+                f"{what} The run ends {tried} (--max-trainer-restarts {self._allowed}); continue it with --resume"
             ) from lost
         self._count += 1
-        return f"{what} Going on from the last checkpoint, restart {self._count} of {self._allowed}"
+        return f"{what} Continuing from the last checkpoint, restart {self._count} of {self._allowed}"
 
     def arguments(self, args: Arguments) -> Arguments:
-        """Return the arguments to start again with: those of a resumed run once there is a checkpoint, else the run's own."""
+        """Return the arguments for a restart: those of a resumed run if there is a checkpoint, else the run's own."""
         if not self._save or not Path(self._save, LATEST).is_file():
             return args
         return args.changed(resume=True, load=args.save, start_rollout_id=None)
 
 
 def death_line(what: str, error: RayActorError) -> str:
-    """Return ``what`` and why an actor died; for one that raised while it was made, the line that names its error."""
+    """Return ``what`` and why an actor died; for an error in its constructor, the line that names the error."""
     if not error.actor_init_failed:
         return f"{what}: {error}"
     lines = [line for line in str(error).splitlines() if line.strip()]
@@ -93,11 +94,11 @@ def death_line(what: str, error: RayActorError) -> str:
 
 
 def raised_itself(lost: LostError) -> bool:
-    """Whether an actor is gone because its own code raised while it was made: that will happen again."""
+    """Return whether an actor's own constructor raised, which would happen again after a restart."""
     return isinstance(lost.__cause__, RayActorError) and lost.__cause__.actor_init_failed
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a message, as a sentence."""
+    """Return the first line of a message, as a sentence."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip()
     return line if line.endswith(".") else f"{line}."

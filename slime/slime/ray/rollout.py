@@ -1,10 +1,9 @@
 """The rollout manager: the actor that owns the engines, the data source and the rollout function.
 
-Guarantees: ``generate`` blocks only its own caller, so ``save``, ``on_weights_live`` and ``recover_engines`` run meanwhile; a
-dead or hanging engine is started again at the next look (``--rollout-health-check-interval``, unless
-``--no-use-fault-tolerance``), and counted by ``recover_engines`` until the
-driver has taken note; everything that the manager started ends with it. It writes the addresses of the engines into its
-copy of ``args``, where plugins read them.
+Guarantees: ``generate`` blocks only its own caller, so ``save``, ``on_weights_live`` and ``recover_engines`` run
+meanwhile. The next health check (``--rollout-health-check-interval``) restarts a dead or hung engine, unless
+``--no-use-fault-tolerance``; ``recover_engines`` counts it until the driver has noticed. Everything that the manager
+started ends with it. It writes the engines' addresses into its copy of ``args``, where plugins read them.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ logger = logging.getLogger(__name__)
 _MANAGER_THREADS = 16
 HOLD_SECONDS = 30.0
 MEMORY_SECONDS = 180.0
-"""For an engine to give its memory away, or to take it back."""
+"""Time limit for an engine to release its memory or take it back."""
 
 
 class RolloutBatch(TypedDict):
-    """What ``generate`` returns: one object reference per training rank and per rank of the critic, and metrics."""
+    """Result of ``generate``: one object reference per policy rank and per critic rank, and metrics."""
 
     shards: list[Any]
     critic_shards: list[Any]
@@ -56,7 +55,7 @@ class RolloutBatch(TypedDict):
 
 
 class RolloutManager:
-    """See the module. Created as an actor by :func:`create_rollout_manager`."""
+    """The actor that :func:`create_rollout_manager` creates; see the module."""
 
     _newest_rollout = -1
     _told_of_mark = False
@@ -91,7 +90,7 @@ class RolloutManager:
             self._start_together([group for group in self._groups if stages[group.role] == stage])
 
     def _start_together(self, groups: list[EngineGroup]) -> None:
-        """Start the engines of ``groups`` at the same time and wait for all of them."""
+        """Start the engines of ``groups`` together and wait for all of them."""
         starts = [(group, group.start()) for group in groups]
         for group, references in starts:
             address = group.finish_start(ray.get(references))
@@ -105,8 +104,8 @@ class RolloutManager:
         while not self._closing.wait(interval):
             try:
                 self._revive_engines()
-            except Exception:  # the monitor outlives a failed restart and tries again
-                logger.exception("an engine could not be started again; trying again in %.0f s", interval)
+            except Exception:  # the monitor survives a failed restart and tries again
+                logger.exception("an engine could not be restarted; trying again in %.0f s", interval)
 
     def _revive_engines(self) -> None:
         with self._engines_lock:
@@ -114,17 +113,17 @@ class RolloutManager:
                 return
             for group in self._groups:
                 if self._asleep and group.role == "policy":
-                    continue  # the GPUs are the trainer's; what died meanwhile is started when they are the engines' again
+                    continue  # the trainer has the GPUs; dead engines restart once the engines have them again
                 revived = group.revive()
                 if group.role == "policy":
                     self._revived += revived
                     self._get_weights = [index for index in self._get_weights if index not in revived]
 
     def recover_engines(self) -> int:
-        """Start dead engines, and return how many policy engines were started again since the last call.
+        """Restart dead engines, and return how many policy engines were restarted since the last call.
 
-        Those serve the start weights: the trainer must connect to all engines again and push its weights. Raises what
-        the data source's ``check`` raises.
+        Restarted engines serve the start weights, so the trainer must reconnect to all engines and push its weights.
+        Also raises what the data source's ``check`` raises.
         """
         self._source_hooks.check()
         self._revive_engines()
@@ -141,33 +140,33 @@ class RolloutManager:
                 group.answers(engines)
 
     def engine_handles(self) -> list[Any]:
-        """Actors of the policy engines, in order of their index."""
+        """Return the actors of the policy engines, by index."""
         return next((list(group.handles) for group in self._groups if group.role == "policy"), [])
 
     def hold_engines(self) -> None:
-        """Let the policy engines hold their requests after an update whose trainer died; one that does not answer is ended."""
+        """Hold the policy engines' requests after an update whose trainer died; end an engine that does not answer."""
         handles = self.engine_handles()
         for position in EngineCalls(handles, "hold_after_failed_update").unanswered(HOLD_SECONDS):
             EngineCalls([handles[position]], "kill").unanswered(HOLD_SECONDS)
 
     def sleep_engines(self) -> None:
-        """Have the policy engines give their memory away, and start none until they wake.
+        """Make the policy engines release their memory, and restart none until they wake.
 
-        One that does not is ended, which frees its memory too.
+        An engine that fails to do so is ended, which also frees its memory.
         """
         with self._engines_lock:
             self._asleep = True
             self._change_memory("sleep")
 
     def wake_engines(self, parts: tuple[str, ...]) -> None:
-        """Give the policy engines ``parts`` of their memory back, and start those that died meanwhile or do not wake."""
+        """Restore ``parts`` of the policy engines' memory, and restart engines that died or do not wake."""
         with self._engines_lock:
             self._asleep = False
             self._change_memory("wake", parts)
         self._revive_engines()
 
     def end_engines(self) -> None:
-        """End the policy engines at once, whatever they do, for a run that is about to end."""
+        """Kill the policy engines immediately, for a run that is about to end."""
         self._closing.set()
         EngineCalls(self.engine_handles(), "kill").unanswered(HOLD_SECONDS)
 
@@ -180,28 +179,28 @@ class RolloutManager:
         if lost and not self.args.use_fault_tolerance:
             calls.values()
         for position in lost:
-            logger.error("policy engine %d did not %s and is ended", position, method)
+            logger.error("policy engine %d did not %s; ending it", position, method)
             EngineCalls([handles[position]], "kill").unanswered(HOLD_SECONDS)
 
     def addresses(self) -> dict[str, str]:
-        """URL of each role."""
+        """Return the URL of each role."""
         known = [(group.role, group.address) for group in self._groups]
         return {role: f"http://{where.host}:{where.port}" for role, where in known if where is not None}
 
     # Rollouts
 
     def rollouts_per_epoch(self) -> int:
-        """How many rollouts use every prompt once; for ``--num-epoch``. Raises ConfigurationError when there is not one."""
+        """Return the rollouts per epoch, for ``--num-epoch``; raise ConfigurationError if there is not even one."""
         prompts, batch = number_of_prompts(self._data_source), self.args.rollout_batch_size
         if prompts < batch:
             raise ConfigurationError(
-                f"--num-epoch: {prompts} prompts are not one rollout of --rollout-batch-size {batch}; lower it, "
+                f"--num-epoch: {prompts} prompts do not fill a rollout of --rollout-batch-size {batch}; lower it, "
                 "or use --num-rollout N"
             )
         return prompts // batch
 
     def generate(self, rollout_id: int) -> RolloutBatch:
-        """Run the rollout function and return its samples as one shard per training rank."""
+        """Run the rollout function and return its samples, one shard per training rank."""
         start = time.monotonic()
         if self.args.load_debug_rollout_data:
             samples, extra = self._load_debug_samples(rollout_id), {}
@@ -209,7 +208,7 @@ class RolloutManager:
             self._newest_rollout = rollout_id
             output = call_rollout_fn(self._generate, self.args, rollout_id, self._data_source, evaluation=False)
             if isinstance(output, RolloutFnEvalOutput):
-                raise PluginError(f"{self.args.rollout_function_path} returned an evaluation; it was asked for samples")
+                raise PluginError(f"{self.args.rollout_function_path} returned an evaluation; return samples instead")
             samples, extra = flatten(output.samples), output.metrics or {}
             self._source_hooks.mark(rollout_id)
         if not samples:
@@ -236,7 +235,7 @@ class RolloutManager:
         return convert(self.args, samples)
 
     def _shards(self, train_data: TrainData) -> tuple[list[Any], list[Any]]:
-        """The training data split over the policy's ranks, and over the critic's."""
+        """Return the training data split over the policy's ranks, and over the critic's."""
         sizes = {self._dp_size, self._critic_size} - {0}
         split = {size: [ray.put(shard) for shard in split_by_dp(train_data, size, self.args)] for size in sizes}
         return split[self._dp_size], split.get(self._critic_size, [])
@@ -245,7 +244,7 @@ class RolloutManager:
         """Run the evaluation function and return metrics ``eval/<dataset>``."""
         output = call_rollout_fn(self._evaluate, self.args, rollout_id, self._data_source, evaluation=True)
         if not isinstance(output, RolloutFnEvalOutput):
-            raise PluginError(f"{self.args.eval_function_path} returned samples; it was asked for an evaluation")
+            raise PluginError(f"{self.args.eval_function_path} returned samples; return an evaluation instead")
         metrics = dict(output.metrics or {})
         for name, result in output.data.items():
             metrics |= eval_metrics(name, result)
@@ -255,19 +254,19 @@ class RolloutManager:
         return metrics
 
     def evaluation_progress(self) -> tuple[int, int]:
-        """Answers that the default evaluation has, and how many it asks for."""
+        """Return the finished and the requested answers of the default evaluation."""
         return PROGRESS.done, PROGRESS.total
 
     # State
 
     def save(self, rollout_id: int) -> None:
-        """Save the position of the data source, once the trainer's checkpoint of this rollout is written."""
+        """Save the data source's position; call it after writing the trainer's checkpoint of this rollout."""
         self._source_hooks.save(rollout_id)
         if self._newest_rollout > rollout_id and not marks(self._source_hooks) and not self._told_of_mark:
             self._told_of_mark = True
             logger.warning(
-                "%s has no mark(rollout_id): what it saved for rollout %d may be after prompts that rollout %d took, and a "
-                "resumed run skips those",
+                "%s has no mark(rollout_id): its position for rollout %d may include prompts of rollout %d, which a "
+                "resumed run would skip",
                 type(self._data_source).__name__,
                 rollout_id,
                 self._newest_rollout,
@@ -282,7 +281,7 @@ class RolloutManager:
         self._source_hooks.before_rollouts()
 
     def on_weights_live(self, rollout_id: int, version: str) -> None:
-        """Note that engines serve the weights that ``rollout_id`` produced; the data source hears of it."""
+        """Tell the data source that engines serve the weights that ``rollout_id`` produced."""
         self._source_hooks.weights_live(rollout_id, version)
 
     def _save_debug_samples(self, rollout_id: int, samples: list[Sample]) -> None:
@@ -304,10 +303,10 @@ class RolloutManager:
         return subsample(samples, self.args.load_debug_rollout_data_subsample)
 
     def dispose(self) -> None:
-        """Stop the monitor, what the rollout function and the data source have started (their ``dispose``), and the engines."""
+        """Stop the monitor, the rollout function and the data source (their ``dispose``), and the engines."""
         self._closing.set()
         if self._changing:
-            self.end_engines()  # else the lock below is free when the last of them has slept
+            self.end_engines()  # else the lock below stays held until the last engine sleeps
         if hasattr(self._generate, "dispose"):  # a rollout function may be an object that owns processes
             self._generate.dispose()
         self._source_hooks.dispose()
@@ -317,9 +316,9 @@ class RolloutManager:
 
 
 def create_rollout_manager(args: Arguments, reserved: ReservedPlacement) -> Any:
-    """Create the manager's actor on the driver's machine; its engines are up when the first call on it returns.
+    """Create the manager's actor on the driver's machine; its engines are up once its first call returns.
 
-    It asks for no CPU core: the run's GPUs may hold all of that machine's.
+    It requests no CPU core, because the run's GPU bundles may hold all of them.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     remote = ray.remote(RolloutManager).options(
@@ -329,9 +328,9 @@ def create_rollout_manager(args: Arguments, reserved: ReservedPlacement) -> Any:
 
 
 def subsample(samples: list[Sample], share: float | None) -> list[Sample]:
-    """Return about ``share`` of a dumped rollout's groups, half from each end, whole and in order; at least one.
+    """Return about ``share`` of a dumped rollout's groups, half from each end, in order; at least one group.
 
-    Samples without a group index are groups of their own. None returns all.
+    A sample without a group index is its own group. None returns all.
     """
     if share is None:
         return samples

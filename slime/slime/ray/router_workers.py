@@ -1,8 +1,8 @@
-"""Which engines of a role its router sends requests to: those that answer.
+"""Which engines of a role its router sends requests to.
 
-Guarantees: an engine that is dead, or holds its requests because it has yet to get the trainer's weights, gets none as long as another
-one answers. Where none does, those that hold get them and hold them: a router without engines would refuse. What the router does
-not do is logged, and tried again at the next look.
+Guarantees: a dead engine, or one that holds its requests until it has the trainer's weights, gets none while another
+engine answers. If none answers, the holding engines get the requests and hold them, because a router without engines
+would refuse requests. A failed call to the router is logged and retried at the next check.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _POLL_SECONDS = 0.02
 
 
 class RouterWorkers:
-    """Owns the list that the router has; engines are named by their index. Its methods may be called from several threads."""
+    """Owns the router's list of engines, named by index. Thread-safe."""
 
     def __init__(self, router: str, engines: Sequence[str]) -> None:
-        """``router`` and ``engines`` are URLs; all engines are in the router at first."""
+        """``router`` and ``engines`` are URLs; initially the router has all engines."""
         self._engines = list(engines)
         self._out: set[int] = set()
         self._due: set[int] = set()
@@ -33,7 +33,7 @@ class RouterWorkers:
         self._client = httpx.Client(base_url=router, timeout=_CALL_SECONDS, trust_env=False)
 
     def lost(self, dead: Collection[int]) -> None:
-        """Send no requests to ``dead``, which will be started again, unless no other engine would be left."""
+        """Stop sending requests to ``dead`` engines, unless no other engine would be left."""
         with self._lock:
             self._due -= set(dead)
             others = set(range(len(self._engines))) - self._out - set(dead)
@@ -44,7 +44,7 @@ class RouterWorkers:
             self._add_due()
 
     def answers(self, engines: Collection[int]) -> None:
-        """Send requests to ``engines`` again, which have what they need to answer them."""
+        """Send requests again to ``engines``, which now have current weights."""
         with self._lock:
             self._due |= self._out & set(engines)
             self._add_due()
@@ -57,14 +57,14 @@ class RouterWorkers:
                     self._client.delete(f"/workers/{listed[self._engines[index]]}").raise_for_status()
                 self._out.add(index)
             except httpx.HTTPError as error:
-                logger.warning("the router keeps the dead engine %s: %r", self._engines[index], error)
+                logger.warning("the router could not remove the dead engine %s: %r", self._engines[index], error)
 
     def _add_due(self) -> None:
         for index in sorted(self._due):
             try:
                 self._add(self._engines[index])
             except (httpx.HTTPError, TimeoutError) as error:
-                logger.warning("the router does not take %s back, trying again: %r", self._engines[index], error)
+                logger.warning("the router did not add %s; trying again: %r", self._engines[index], error)
                 continue
             self._due.discard(index)
             self._out.discard(index)
@@ -74,10 +74,10 @@ class RouterWorkers:
         deadline = time.monotonic() + _JOIN_SECONDS
         while url not in self._listed():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"it is not in its list after {_JOIN_SECONDS:.0f} s")
+                raise TimeoutError(f"the engine is not in the router's list after {_JOIN_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
 
     def _listed(self) -> dict[str, str]:
-        """Id of each engine that the router has, by URL."""
+        """Return the id of each engine in the router, by URL."""
         workers = self._client.get("/workers").raise_for_status().json()["workers"]
         return {worker["url"]: worker["id"] for worker in workers}

@@ -1,10 +1,13 @@
-"""One run, as the control loops see it: cluster, placement, rollout manager and trainer, with what both loops share.
+"""One run, as the control loops see it: cluster, placement, rollout manager and trainer, and what both loops share.
 
-Guarantees: leaving the ``with`` block ends everything the run started, whatever happened inside; engines that came back
-after a crash get the trainer's weights before anything else is done with them, and an engine that fails while it gets them is
-started again and gets them again; a training rank or a rollout manager that dies is started again from the last checkpoint
-(`slime.ray.restarts`), after the loss of a machine on another one that takes its place; no other run writes
-to its folders; SIGTERM and SIGINT are noticed within two seconds, except inside a training step or a checkpoint, which are finished.
+Guarantees: * Leaving the ``with`` block ends everything that the run started. * An engine restarted after a crash gets
+the trainer's weights before anything else happens with it. An engine that fails
+  during a push is restarted and gets the weights again.
+* A training rank or rollout manager that dies is restarted from the last checkpoint (`slime.ray.restarts`); after the
+loss
+  of a machine, on a replacement.
+* No other run writes to the run's folders.
+* SIGTERM and SIGINT are noticed within two seconds, except that a training step or a checkpoint is finished first.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 2.0
 _PROGRESS_SECONDS = 0.5
 PUSH_ATTEMPTS = 3
-# During these the engines may hold half new weights.
+# During these calls the engines may hold a mix of old and new weights.
 WEIGHT_METHODS = ("connect_rollout_engines", "update_weights")
 
 
 class Run:
-    """Enter it to start everything; the loops call its methods. Owned by the driver's main thread."""
+    """Entering the context starts everything; the loops call its methods. Owned by the driver's main thread."""
 
     def __init__(self, args: Arguments, *, collects: bool = True) -> None:
         """Start nothing yet.
@@ -72,13 +75,13 @@ class Run:
 
     @property
     def start_rollout_id(self) -> int:
-        """The first rollout of the loop."""
+        """First rollout of the loop."""
         return self._progress.start
 
     # Start and end
 
     def __enter__(self) -> Run:
-        """Start the cluster, the engines and the trainer, and give the engines the trainer's weights."""
+        """Start the cluster, the engines and the trainer, and push the trainer's weights to the engines."""
         self.stop.install()
         try:
             self._start()
@@ -100,7 +103,7 @@ class Run:
             say(backend_line(args))
         num_gpus = args.num_gpus or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
-        self.stop.install()  # again: Ray has put its own handlers in place
+        self.stop.install()  # again, because Ray replaced the handlers
         self._processes.reserved = reserved = create_placement(args, self.stop)
         self._resources.callback(release_placement, reserved)
         if placement.actor:
@@ -115,12 +118,12 @@ class Run:
         except LostError as error:
             if raised_itself(error):
                 raise
-            self._life.lose(error)  # `repeat` starts again
+            self._life.lose(error)  # `repeat` restarts
         else:
             self._life.to(Phase.UP)
 
     def _bring_up(self, args: Arguments) -> None:
-        """Make the trainer, and the rollout manager if there is none, bring both to the same rollout, and send the weights."""
+        """Create the trainer and, if missing, the rollout manager; restore both to one rollout and push the weights."""
         processes, reserved = self._processes, self._processes.reserved
         assert reserved is not None
         if processes.manager is None:
@@ -132,7 +135,7 @@ class Run:
             self.args.num_rollout = args.num_rollout = required("--num-epoch", args.num_epoch) * per_epoch
         if reserved.placement.actor:
             if trainer_waits(reserved.placement):
-                self.wait(processes.manager.addresses.remote())  # answers once its engines are up
+                self.wait(processes.manager.addresses.remote())  # returns once its engines are up
             self._alternation.before_a_trainer()
             processes.trainer = Trainer(args, reserved)
             self._progress.start = processes.trainer.init()
@@ -157,7 +160,7 @@ class Run:
         return self.start_rollout_id < required("--num-rollout", args.num_rollout) or args.serve_when_done
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
-        """Save what a stopped run has trained, and end everything."""
+        """Save a stopped run's progress, then end everything."""
         self._life.to(Phase.ENDING)
         self._alternation.run_ends = True
         try:
@@ -168,9 +171,9 @@ class Run:
         return False
 
     def wait(self, reference: Any) -> Any:
-        """The value of a reference; engines are looked after meanwhile. Raises :class:`Stopped` on a signal."""
+        """Return the value of a reference and recover engines meanwhile; raise :class:`Stopped` on a signal."""
         while True:
-            if self.stop:  # before the value: a loop whose batches are always ready must end too
+            if self.stop:  # checked first, so that a loop whose batches are always ready ends too
                 raise Stopped
             done, _ = ray.wait([reference], timeout=_POLL_SECONDS)
             if done:
@@ -180,19 +183,19 @@ class Run:
                 self.recover()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """What the rollout manager answers; raises ManagerLostError when it has died, Stopped on a signal."""
+        """Call the rollout manager; raise ManagerLostError if it has died, Stopped on a signal."""
         return self._value(getattr(self._processes.manager, method).remote(*arguments))
 
     def _value(self, reference: Any) -> Any:
-        """The value of a reference; a signal is noticed unless the run ends already."""
+        """Return the value of a reference; react to a signal unless the run is already ending."""
         return self._processes.value(reference, None if self._life.phase is Phase.ENDING else self.stop)
 
     # After a loss
 
     def repeat(self, loop: Callable[[Run], None]) -> None:
-        """Run ``loop``, and again after a loss, as long as `Restarts` allow; each time it starts at ``start_rollout_id``.
+        """Run ``loop``, and repeat it after a loss as often as `Restarts` allows, from ``start_rollout_id``.
 
-        A loss in the start counts too: the loop runs once everything was up.
+        A loss during the start counts too; the loop begins once everything is up.
         """
         while True:
             try:
@@ -203,7 +206,7 @@ class Run:
                 self._life.lose(error)
 
     def _restart(self, lost: LostError) -> None:
-        """Start the trainer, and the rollout manager if it died, again from the last checkpoint; on another machine if one is lost."""
+        """Restart the trainer, and a dead rollout manager, from the last checkpoint; replace a lost machine."""
         processes = self._processes
         if self.stop:
             self._progress.went_back()
@@ -228,22 +231,22 @@ class Run:
         self._life.to(Phase.UP)
         if untold := self._progress.untold_before_start():
             self._tell(untold, time.monotonic(), live=self._serves_engines())
-        say(f"going on at rollout {self.start_rollout_id}")
+        say(f"continuing at rollout {self.start_rollout_id}")
 
     # Rollouts and steps
 
     def generate(self, rollout_id: int) -> Any:
-        """Start collecting a batch, unless it is kept since before a restart, and return its reference."""
+        """Start collecting a batch, unless it was kept across a restart, and return its reference."""
         manager = self._processes.manager
         assert manager is not None
         return self._restarts.batch(rollout_id, lambda: manager.generate.remote(rollout_id))
 
     def train(self, rollout_id: int, batch: RolloutBatch) -> None:
-        """Take the steps of one batch, make the new weights live, and report."""
+        """Take the steps of one batch, push the new weights, and report."""
         self.publish(rollout_id, batch, self.step(rollout_id, batch))
 
     def step(self, rollout_id: int, batch: RolloutBatch) -> Step:
-        """Take the steps of one batch; nothing without a trainer. The engines keep their weights."""
+        """Take the steps of one batch without a push; a no-op without a trainer."""
         trainer = self._processes.trainer
         if trainer is None:
             return Step({}, 0.0, 0.0)
@@ -263,25 +266,25 @@ class Run:
         self._tell(Trained(rollout_id, batch["metrics"], step), start, live=due and self._serves_engines())
 
     def _tell(self, trained: Trained, start: float, *, live: bool) -> None:
-        """Report on a rollout, published since ``start``; if its weights are ``live``, the data source hears of it."""
+        """Report a rollout, published since ``start``; if its weights are ``live``, notify the data source."""
         if live:
             self._ask("on_weights_live", trained.rollout_id, self.weight_version)
         step, seconds = trained.step, self._progress.told() - start
         self._report(trained.rollout_id, trained.metrics, step.metrics, step.seconds + seconds, step.waited)
 
     def recover(self) -> None:
-        """Give engines that were started again the trainer's weights; raises NodeLostError when a machine is lost."""
+        """Push the trainer's weights to restarted engines; raise NodeLostError if a machine is lost."""
         check_nodes(self._processes.nodes())
         revived = self._ask("recover_engines")
         if revived and self._serves_engines():
-            say(f"{revived} engine(s) started again, sending the weights")
+            say(f"{revived} engine(s) restarted, sending the weights")
             self._send_weights(connect=True)
 
     def _serves_engines(self) -> bool:
         return self._processes.trainer is not None and not self.args.debug_train_only
 
     def _hand_over(self, *, connect: bool = False, push: bool = True) -> None:
-        """Let the engines work again, by default with the trainer's weights; ``connect``: even if none was started again."""
+        """Let the engines work again, by default after a push; ``connect`` reconnects even if none restarted."""
         assert self._processes.trainer is not None
 
         def send() -> None:
@@ -291,10 +294,10 @@ class Run:
         self._alternation.for_engines(self._processes.trainer, send)
 
     def _send_weights(self, *, connect: bool) -> None:
-        """Make the trainer's weights live on all engines, ``PUSH_ATTEMPTS`` times at most.
+        """Push the trainer's weights to all engines, in at most ``PUSH_ATTEMPTS`` attempts.
 
-        A push that an engine failed in has ended that engine (`slime.weight_sync`): it is started again and all get the weights
-        again. Any other failure stands.
+        A push that fails on an engine ends that engine (`slime.weight_sync`). It is restarted, and all engines get the
+        weights again. Any other failure is raised.
         """
         trainer = self._processes.trainer
         assert trainer is not None
@@ -311,7 +314,7 @@ class Run:
             except TrainerError:
                 if attempt == PUSH_ATTEMPTS or not self._ask("recover_engines"):
                     raise
-                logger.exception("an engine failed in a weight update (try %d); sending the weights again", attempt)
+                logger.exception("an engine failed in a weight update (attempt %d); sending the weights again", attempt)
                 connect = True
 
     # Checkpoints and reports
@@ -327,13 +330,13 @@ class Run:
         return bool(self.args.save) and self._progress.unsaved
 
     def save(self, rollout_id: int | None) -> None:
-        """Write a checkpoint of the weights after ``rollout_id`` and the data source; a run resumes from it once both are there."""
+        """Write a checkpoint of weights and data source after ``rollout_id``; it counts once both are written."""
         trainer, manager = self._processes.trainer, self._processes.manager
         if trainer is None or manager is None or rollout_id is None:
             return
         self._alternation.for_trainer(trainer)
         folder = trainer.save(rollout_id)
-        # Not interrupted: to stop here would begin the checkpoint anew.
+        # Ignore signals: an interrupted checkpoint would have to start over.
         self._processes.value(manager.save.remote(rollout_id), None)
         trainer.publish(rollout_id)
         self._note_saved(rollout_id)
@@ -356,7 +359,7 @@ class Run:
     def evaluate(self, rollout_id: int, on_progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Run the evaluation function, report and return its metrics.
 
-        ``on_progress`` gets the answers that are there and the answers asked for, every few seconds.
+        ``on_progress`` gets the finished and the requested answers every few seconds.
         """
         assert self._processes.manager is not None
         reference = self._processes.manager.eval.remote(rollout_id)
@@ -368,7 +371,7 @@ class Run:
         return metrics
 
     def serve_until_stopped(self) -> None:
-        """Keep engines and rollout plugin up until a signal comes."""
+        """Keep engines and rollout plugin up until a signal arrives."""
         say("training is done; serving until SIGINT or SIGTERM")
         while not self.stop.wait(_POLL_SECONDS):
             self.recover()

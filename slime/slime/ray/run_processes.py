@@ -1,7 +1,7 @@
-"""The processes that a run owns: what placement reserved for them, the rollout manager, and the trainer.
+"""The processes that a run owns: reserved placement, rollout manager and trainer.
 
-Guarantees: a question to a rollout manager that has died, and one on a machine that is lost, ends in a `LostError`; `end`
-leaves none of the processes behind. `Run` makes the manager and the trainer, because it decides when.
+Guarantees: a call to a dead rollout manager or a lost machine ends in a `LostError`. `end` leaves no process behind.
+`Run` creates manager and trainer, because it decides when.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class RunProcesses:
     """Owned by `Run`.
 
     Attributes:
-        reserved: None before the placement.
+        reserved: the placement; None before it is made.
         manager: the rollout manager's actor, or None.
-        loaded: whether the manager's data source is at the trainer's rollout.
-        trainer: None before the start, and in a run without training.
+        loaded: whether the manager's data source was restored to the trainer's rollout.
+        trainer: the trainer; None before the start and in a run without training.
     """
 
     def __init__(self) -> None:
@@ -39,32 +39,32 @@ class RunProcesses:
         self.trainer: Trainer | None = None
 
     def nodes(self) -> dict[str, str]:
-        """The machines to watch; the driver ends with its own."""
+        """Machines to watch, without the driver's own."""
         return self.reserved.other_nodes if self.reserved else {}
 
     def value(self, reference: Any, stop: StopRequested | None) -> Any:
-        """The value of a reference.
+        """Return the value of a reference.
 
         Raises:
-            ManagerLostError: when the rollout manager has died.
-            NodeLostError: when a machine is lost meanwhile.
-            Stopped: on a signal, unless the value is there.
+            ManagerLostError: the rollout manager died.
+            NodeLostError: a machine is lost meanwhile.
+            Stopped: a signal arrives before the value.
         """
         try:
             return get_watching(reference, self.nodes(), stop)
         except RayActorError as error:
-            if isinstance(error, RayTaskError):  # it lives, and was told of another one's death
+            if isinstance(error, RayTaskError):  # the manager lives and reports another actor's death
                 raise
             raise ManagerLostError(death_line("the rollout manager died", error)) from error
 
     def kill_manager(self) -> None:
-        """End the rollout manager at once, if there is one."""
+        """Kill the rollout manager, if there is one."""
         if self.manager is not None:
             ray.kill(self.manager)
         self.manager = None
 
     def forget_dead_manager(self) -> bool:
-        """Return whether the rollout manager had died; one that does not answer is ended and counts as dead."""
+        """Return whether the rollout manager is dead; one that does not answer is killed and counts as dead."""
         if self.manager is None:
             return False
         reference = self.manager.addresses.remote()
@@ -84,7 +84,7 @@ class RunProcesses:
             self.trainer.shutdown()
 
     def dispose_manager(self) -> None:
-        """Let the rollout manager end what it started, then end it."""
+        """Let the rollout manager stop what it started, then end it."""
         if self.manager is not None:
             ray.wait([self.manager.dispose.remote()], timeout=DISPOSE_TIMEOUT_SECONDS)
             ray.kill(self.manager)

@@ -1,7 +1,7 @@
-"""Where a run is: its phase with the transitions that exist, and which rollouts are trained, saved and reported.
+"""State of a run: its phase with the allowed transitions, and which rollouts are trained, saved and reported.
 
-Guarantees: a phase changes along `TRANSITIONS` only. `RunLife` and `Progress` start no process and ask none; `Run` owns one
-of each.
+Guarantees: a phase changes only along `TRANSITIONS`. `RunLife` and `Progress` neither start nor call a process; `Run`
+owns one of each.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from slime.ray.report import Trained
 
 
 class Phase(Enum):
-    """What a run does as a whole."""
+    """Phase of a run."""
 
-    NEW = "nothing was started"
-    STARTING = "processes come up and agree on a rollout"
-    UP = "the loop works"
-    LOST = "a process or a machine is gone, and the run starts again"
-    ENDING = "the last checkpoint is written, then everything is ended"
+    NEW = "nothing has started"
+    STARTING = "processes start and agree on a rollout"
+    UP = "the loop runs"
+    LOST = "a process or a machine is gone, and the run restarts"
+    ENDING = "the last checkpoint is written, then everything ends"
 
 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
@@ -33,38 +33,38 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 
 class RunLife:
-    """The phase of a run; ``lost`` is what is gone in `Phase.LOST`, else None."""
+    """The phase of a run; in `Phase.LOST`, ``lost`` is the error, else None."""
 
     def __init__(self, phase: Phase = Phase.NEW) -> None:
         self.phase = phase
         self.lost: LostError | None = None
 
     def to(self, phase: Phase) -> None:
-        """Go on to another phase.
+        """Change to another phase.
 
         Raises:
-            RuntimeError: when `TRANSITIONS` has no such step.
+            RuntimeError: `TRANSITIONS` does not allow the change.
         """
         if phase not in TRANSITIONS[self.phase]:
-            raise RuntimeError(f"a run does not go from {self.phase.name} to {phase.name}")
+            raise RuntimeError(f"a run cannot change from {self.phase.name} to {phase.name}")
         self.phase, self.lost = phase, None
 
     def lose(self, lost: LostError) -> None:
-        """Go to `Phase.LOST`."""
+        """Change to `Phase.LOST`."""
         self.to(Phase.LOST)
         self.lost = lost
 
 
 class Progress:
-    """The rollouts of a run: each is trained, then saved if that is due, then reported.
+    """Progress over rollouts: each is trained, then saved if due, then reported.
 
     Attributes:
-        start: the first rollout of the loop, the one after the restored checkpoint.
-        per_epoch: rollouts of an epoch, None unless ``--num-epoch`` asks for them.
-        trained: the last rollout trained since the restored checkpoint, or None.
-        saved: the last rollout that a checkpoint has; -1 without one.
-        untold: what was trained and is not reported yet, or None.
-        free_since: when the trainer last had nothing to do, seconds of the monotonic clock.
+        start: first rollout of the loop, after the restored checkpoint.
+        per_epoch: rollouts per epoch; None without ``--num-epoch``.
+        trained: last rollout trained since the restored checkpoint, or None.
+        saved: last rollout in a checkpoint; -1 without one.
+        untold: the trained rollout that is not reported yet, or None.
+        free_since: when the trainer last became idle, in monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -77,22 +77,22 @@ class Progress:
 
     @property
     def unsaved(self) -> bool:
-        """Whether steps were taken that no checkpoint has."""
+        """Whether there are steps that no checkpoint contains."""
         return self.trained is not None and self.trained != self.saved
 
     def stepped(self, trained: Trained) -> None:
-        """The steps of a rollout were taken."""
+        """Record that a rollout was trained."""
         self.trained, self.untold = trained.rollout_id, trained
 
     def told(self) -> float:
-        """The last rollout is reported; return the time from which the trainer is free."""
+        """Record that the last rollout was reported; return the time since which the trainer is idle."""
         self.untold, self.free_since = None, time.monotonic()
         return self.free_since
 
     def went_back(self) -> None:
-        """What was trained since the checkpoint went with the process that trained it."""
+        """Record that training since the checkpoint was lost with its process."""
         self.trained = None
 
     def untold_before_start(self) -> Trained | None:
-        """Return what the restored checkpoint has and nobody reported, because the loss came in between."""
+        """Return the rollout that the restored checkpoint contains but that a loss kept from being reported."""
         return self.untold if self.untold is not None and self.untold.rollout_id < self.start else None

@@ -1,11 +1,12 @@
-"""The folders that a run saves to are its own while its driver lives.
+"""Lock the folders that a run saves to while its driver lives.
 
-Guarantees: of two drivers that name one folder in ``--save`` or ``--critic-save``, by whatever path, one gets it and the other is told who
-has it. The lock is the kernel's (``flock`` of ``save.lock`` in the folder): it ends with the driver, however that ends, so a resumed run
-finds it free; restarts of trainer or manager within a run keep it. It holds between the processes of a machine, and between machines
-where the file system carries such locks (NFS, CephFS, GPFS, Lustre mounted with ``flock``; not NFS with ``nolock`` or ``local_lock``).
-An NFS server frees the lock of a machine that is lost when its lease ends, or when the machine is back. Where a file system has no locks
-the run says so and goes on.
+Guarantees: if two drivers name the same folder in ``--save`` or ``--critic-save``, by any path, one gets it and the
+other learns who has it. The lock is the kernel's (``flock`` on ``save.lock`` in the folder) and ends with the driver,
+so a resumed run finds it free; restarts within a run keep it.
+
+It works between processes of one machine, and between machines if the file system supports it: NFS, CephFS, GPFS,
+Lustre mounted with ``flock``; not NFS with ``nolock`` or ``local_lock``. An NFS server frees the lock of a lost machine
+when its lease ends or the machine returns. On a file system without locks the run prints a warning and continues.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 @contextmanager
 def own_save_folders(args: Arguments) -> Iterator[None]:
-    """Hold the folders of ``--save`` and ``--critic-save``, as far as they are given, for the length of the block.
+    """Lock the given folders of ``--save`` and ``--critic-save`` for the length of the block.
 
     Raises:
-        ConfigurationError: when another run has one of them, or wrote checkpoints there since the arguments were checked.
+        ConfigurationError: another run has one of them, or wrote checkpoints there since the arguments were checked.
     """
     with ExitStack() as held:
         for flag, folder in (("--save", args.save), ("--critic-save", args.critic_save)):
@@ -46,7 +47,7 @@ def own_save_folders(args: Arguments) -> Iterator[None]:
 
 
 def this_run(args: Arguments) -> str:
-    """Who has the folder, for the line that another run gets."""
+    """Return who holds the folder, for another run's error message."""
     job = json.loads(os.environ.get(JOB_VARIABLE) or "{}").get("metadata", {}).get("job_submission_id")
     since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     name = f"job {job}, " if job else ""
@@ -71,10 +72,12 @@ def _lock(flag: str, folder: Path, owner: str) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            say(f"{flag} {folder}: its file system has no locks ({error.strerror}); let no other run save there")
+            say(
+                f"{flag} {folder}: the file system does not support locks ({error.strerror}); make sure that no other run saves there"
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner.encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
     finally:
-        os.close(descriptor)  # which frees it
+        os.close(descriptor)  # releases the lock

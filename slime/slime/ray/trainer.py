@@ -1,7 +1,7 @@
-"""What trains in a run, as the driver sees it: the policy's ranks, and with PPO the critic's.
+"""The trainer of a run, as the driver sees it: the policy's ranks and, with PPO, the critic's.
 
-Guarantees: values come from the critic's weights before its step, as old log probabilities do from the policy's; the steps of
-the two run side by side; a checkpoint of the policy is never published without the critic's of the same rollout.
+Guarantees: values come from the critic's weights before its step, as old log probabilities do from the policy's. Policy
+and critic step concurrently. A policy checkpoint is never published without the critic's of the same rollout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slime.ray.placement import ReservedPlacement
 
 
 class Trainer:
-    """Owns the group of the policy, and of the critic if the placement has one."""
+    """Owns the policy's group and, if the placement has a critic, the critic's."""
 
     def __init__(self, args: Arguments, reserved: ReservedPlacement) -> None:
         self._critic_only = args.num_critic_only_steps
@@ -34,7 +34,7 @@ class Trainer:
         return start
 
     def train(self, rollout_id: int, shards: list[Any], critic_shards: list[Any]) -> dict[str, Any]:
-        """Take the optimizer steps of a rollout, given as one shard per rank, and return the metrics."""
+        """Take the optimizer steps of a rollout, one shard per rank, and return the metrics."""
         if self._critic is None:
             return self._actor.train(rollout_id, shards)
         values = self._critic.send("values", rollout_id, critic_shards)
@@ -46,7 +46,7 @@ class Trainer:
         return side_by_side(self._critic.gather("step", critic_steps)[0], self._actor.gather("step", steps)[0])
 
     def connect_rollout_engines(self, engines: list[Any]) -> None:
-        """Build the weight update group of the policy's rank 0 and the engines; again after an engine was started again."""
+        """Build the weight update group of the policy's rank 0 and the engines; call again after an engine restart."""
         self._actor.connect_rollout_engines(engines)
 
     def update_weights(self) -> str:
@@ -63,17 +63,17 @@ class Trainer:
         return self._actor.save(rollout_id)
 
     def publish(self, rollout_id: int) -> None:
-        """Name the checkpoints of ``rollout_id`` as the latest ones and delete those that are not kept."""
+        """Mark the checkpoints of ``rollout_id`` as the latest and delete those beyond ``--save-keep``."""
         self._actor.publish(rollout_id)
         if self._critic is not None:
             self._critic.publish(rollout_id)
 
     def offload(self) -> None:
-        """Move what the ranks have on their GPUs to the host; weights can be pushed meanwhile, nothing else."""
+        """Move the ranks' GPU memory to the host; while offloaded, only weight pushes work."""
         self._all("offload")
 
     def onload(self) -> None:
-        """Move it back."""
+        """Move the ranks' memory back to their GPUs."""
         self._all("onload")
 
     def _all(self, method: str) -> None:
@@ -88,13 +88,13 @@ class Trainer:
                 group.shutdown()
 
     def kill(self) -> None:
-        """End all ranks at once, whatever they are doing."""
+        """Kill all ranks immediately."""
         for group in (self._actor, self._critic):
             if group is not None:
                 group.kill()
 
 
 def side_by_side(critic: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics of both, step by step; a rollout in which the policy takes no steps has the critic's."""
+    """Return the metrics of both, merged per step; only the critic's if the policy took no steps."""
     pairs = zip_longest(critic[STEPS], policy[STEPS], fillvalue={})
     return {**critic, **policy, STEPS: [{**first, **second} for first, second in pairs]}

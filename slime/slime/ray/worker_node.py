@@ -1,7 +1,7 @@
-"""A machine that is not the head: ``python -m slime.ray.worker_node --head-address HOST:PORT --num-gpus N``.
+"""Join a run as another machine: ``python -m slime.ray.worker_node --head-address HOST:PORT --num-gpus N``.
 
-It waits for the head, joins, and ends when the head does (exit status 0) or on a signal. Its processes start with the
-variables of `slime.utils.forwarded_environment` only.
+It waits for the head, joins, and ends when the head does (exit status 0) or on a signal. Its processes get only the
+variables of `slime.utils.forwarded_environment`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from slime.utils.machine import cuda_facts
 from slime.utils.process import StopRequested, watch_lifeline
 
 _POLL_SECONDS = 1.0
-# The head is gone when it has not answered for this many looks in a row.
+# Consecutive failed checks after which the head counts as gone.
 _SILENT_LOOKS = 5
 
 
 def wait_for_head(head: str, seconds: float, stop: StopRequested) -> bool:
     """Return True once the head listens, False on a signal or after ``seconds``."""
-    unknown = "" if is_known(head) else " (its name is not known on this machine yet)"
-    print(f"waiting for the head at {head}, {seconds:.0f} s at most{unknown}", flush=True)
+    unknown = "" if is_known(head) else " (its name cannot be resolved on this machine yet)"
+    print(f"waiting up to {seconds:.0f} s for the head at {head}{unknown}", flush=True)
     deadline = time.monotonic() + seconds
     while not answers(head):
         if time.monotonic() > deadline or stop.wait(_POLL_SECONDS):
@@ -37,26 +37,26 @@ def wait_for_head(head: str, seconds: float, stop: StopRequested) -> bool:
 
 
 def check_devices(num_gpus: int) -> None:
-    """Raise ConfigurationError when processes of this machine cannot use ``num_gpus`` GPUs."""
+    """Raise ConfigurationError if processes on this machine cannot use ``num_gpus`` GPUs."""
     if problems := device_problems(cuda_facts(), os.environ, num_gpus):
         raise ConfigurationError("; ".join(problems))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m slime.ray.worker_node", description="Join a run as another machine."
     )
     parser.add_argument("--head-address", required=True, help="HOST:PORT of the head")
     parser.add_argument("--num-gpus", type=int, required=True, help="GPUs of this machine")
     parser.add_argument(
-        "--node-address", help="this machine's address; default: of the interface that reaches the head"
+        "--node-address", help="address of this machine; default: that of the interface that reaches the head"
     )
     parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="of trainer and engines (default: cuda)"
+        "--device", choices=("cuda", "cpu"), default="cuda", help="device of trainer and engines (default: cuda)"
     )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for the head (default: 600)")
-    parser.add_argument("--log", default="ray-node.log", help="output of Ray (default: ray-node.log)")
+    parser.add_argument("--log", default="ray-node.log", help="file for Ray's output (default: ray-node.log)")
     options = parser.parse_args(argv)
     stop = StopRequested().install()
     head = options.head_address
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return stop.exit_code
             resolved(head)
             print(
-                f"no head at {head} after {options.timeout:.0f} s: start rank 0 there, or correct MASTER_ADDR",
+                f"no head at {head} after {options.timeout:.0f} s: start the run with NODE_RANK=0 there, or correct MASTER_ADDR",
                 flush=True,
             )
             return 1

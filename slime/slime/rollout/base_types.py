@@ -1,4 +1,4 @@
-"""What a rollout function returns, and the one way it is called."""
+"""What a rollout function returns, and how it is called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime.utils.types import Sample
 
 @dataclass
 class RolloutFnTrainOutput:
-    """Groups of samples (lists may nest) and metrics to log."""
+    """Groups of samples, possibly nested lists, and metrics to log."""
 
     samples: list[list[Sample]]
     metrics: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
-"""What finished groups go through, in the default rollout and in the asynchronous one.
+"""Sort finished groups, in the default and in the asynchronous rollout.
 
-Guarantees: every finished group is kept, spare or dropped with a counted reason; the groups of a rollout are in the order of
-their prompts; a group that goes back to the data source either goes on exactly where it stopped or starts anew.
+Guarantees: every finished group is kept, spare, or dropped with a counted reason. The groups of a rollout are in prompt
+order. A group that returns to the data source either continues exactly where it stopped or starts over.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class Collection:
         self._streak = DropStreak(args)
 
     def add(self, group: Group, remaining: int | None = None) -> bool:
-        """Take a finished group; False when the batch does not grow, at least for now.
+        """Take a finished group; return False if the batch does not grow, at least for now.
 
-        A rejected group that may fill up waits as a spare one. Where dropping it would leave fewer groups than a batch, of
-        the ``remaining`` that were asked for, the batch takes the oldest spare group; None: more can always be asked for.
+        A rejected group with ``keep_when_insufficient`` becomes a spare. If dropping it would leave fewer groups than a
+        batch, of the ``remaining`` requested ones, the batch takes the oldest spare; None: more can always be
+        requested.
 
-        One without samples, from a generate function that returned empty lists, is dropped as ``empty``, and one with an aborted
-        sample without a reward, though nobody aborted it, as ``aborted``; no filter sees them.
+        A group without samples is dropped as ``empty``. One with an aborted sample without a reward, although nothing
+        aborted it, is dropped as ``aborted``. No filter sees either.
 
         Raises:
-            PluginError: when that goes on, see `slime.rollout.drop_streak`.
+            PluginError: too many such groups in a row, see `slime.rollout.drop_streak`.
         """
         if not flatten(group):
             self._drop(EMPTY)
@@ -83,7 +84,7 @@ class Collection:
         return len(taken)
 
     def output(self, get_samples: Any) -> RolloutFnTrainOutput:
-        """Run the filters of a finished rollout and return it; ``get_samples`` is handed to the second of them."""
+        """Run the filters of a finished rollout and return it; the second filter gets ``get_samples``."""
         args = self._args
         self.kept.sort(key=first_index)
         if args.rollout_sample_filter_path:
@@ -97,15 +98,15 @@ class Collection:
 
 
 def first_index(group: Group) -> int:
-    """Number of a group's first sample."""
+    """Return the index of a group's first sample."""
     return flatten(group)[0].index or 0
 
 
 def to_go_on(group: Group, prompt: Group, rollout_id: int) -> Group:
-    """What goes back to the data source of a group that was aborted: with what it has, or as the ``prompt`` it was.
+    """Return an aborted group as it goes back to the data source: with its tokens, or as its ``prompt``.
 
-    A list that a plugin made of one sample cannot go on in the middle: unless all of it is finished, the group starts anew.
-    Samples with tokens note the rollout they were started in, ``metadata["start_rollout_id"]``.
+    A list that a plugin made of one sample cannot continue midway: unless all of it is finished, the group starts over.
+    Samples with tokens record the rollout that started them in ``metadata["start_rollout_id"]``.
     """
     if any(isinstance(one, list) for one in group) and not is_whole(group):
         return prompt
@@ -116,5 +117,5 @@ def to_go_on(group: Group, prompt: Group, rollout_id: int) -> Group:
 
 
 def is_whole(group: Sequence[Any]) -> bool:
-    """Whether no sample of a group still waits for its response or its reward after an abort."""
+    """Return whether every sample of a group has its response and reward after an abort."""
     return all(sample.status != Sample.Status.ABORTED or sample.reward is not None for sample in flatten(group))

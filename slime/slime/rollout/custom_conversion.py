@@ -1,7 +1,7 @@
-"""Training data made by a plugin: ``fn(args, samples) -> dict of lists``, in place of :func:`slime.rollout.train_data.convert`.
+"""Training data from a plugin: ``fn(args, samples) -> dict of lists``, instead of :func:`slime.rollout.train_data.convert`.
 
-Guarantee: what goes on to the trainer has passed the checks of the core's own conversion; anything else is an error that
-names the clause of the contract, the entry and the key. Arrays and tuples of one entry per sample become lists, and
+Guarantee: data passed to the trainer has passed the checks of the core's own conversion. Anything else is an error that
+names the contract clause, the entry and the key. Arrays and tuples with one entry per sample become lists, and
 ``total_lengths`` is added.
 """
 
@@ -32,7 +32,7 @@ class ConversionError(PluginError):
     """A conversion function breaks a clause.
 
     Attributes:
-        clause: its id, such as ``convert-4``.
+        clause: id of the clause, such as ``convert-4``.
         detail: what was found.
     """
 
@@ -41,17 +41,17 @@ class ConversionError(PluginError):
         self.clause, self.where, self.detail = clause, where, detail
 
     def __reduce__(self):
-        """Make the error picklable, so that it crosses a Ray call."""
+        """Make the error picklable, so that Ray can transfer it."""
         return type(self), (self.clause, self.where, self.detail)
 
 
 def convert_with(
     function: Callable[[Arguments, list[Sample]], dict[str, Any]], args: Arguments, samples: list[Sample]
 ) -> dict[str, Any]:
-    """Return the training data that ``function`` makes of ``samples``, checked, with ``total_lengths``.
+    """Return the checked training data that ``function`` makes of ``samples``, with ``total_lengths``.
 
     Raises:
-        ConversionError: naming what is missing or does not fit.
+        ConversionError: the data break a clause; the message names what is missing or wrong.
     """
     data = function(args, samples)
     try:
@@ -62,7 +62,7 @@ def convert_with(
 
 
 def checked(args: Arguments, data: Any) -> dict[str, Any]:
-    """Return ``data`` as plain lists, with ``total_lengths``; raises TrainDataError."""
+    """Return ``data`` as plain lists, with ``total_lengths``, or raise TrainDataError."""
     if not isinstance(data, dict):
         raise TrainDataError("convert-4", f"it must return a dict of lists, not {type(data).__name__}")
     missing = [key for key in REQUIRED_KEYS if key not in data]
@@ -106,7 +106,7 @@ def checked(args: Arguments, data: Any) -> dict[str, Any]:
         names, data["tokens"], data["response_lengths"], data["loss_masks"], strict=True
     ):
         if not hasattr(length, "__index__"):
-            raise TrainDataError("convert-4", f"{name}: response_length {length!r} is no whole number")
+            raise TrainDataError("convert-4", f"{name}: response_length {length!r} is not a whole number")
         check_response(name, tokens, length, mask)
     check_rewards(names, data["rewards"])
     check_token_lists(names, data, data["response_lengths"])
@@ -115,14 +115,14 @@ def checked(args: Arguments, data: Any) -> dict[str, Any]:
 
 
 def _token_list(key: str, index: int, values: Any, may_lack: bool) -> list[Any] | None:
-    """A list with an entry per token; None where a sample may lack it."""
+    """Return a list with an entry per token, or None if a sample may lack it."""
     if not (values is None and may_lack) and not hasattr(values, "__len__"):
         raise TrainDataError("convert-4", f"entry {index}: {key} is {values!r}, not a list with an entry per token")
     return plain_list(values)
 
 
 def _as_list(values: Any, count: int) -> Any:
-    """A list of what has one entry per sample in another container; everything else as it is."""
+    """Return a list of any container with one entry per sample; return everything else unchanged."""
     if hasattr(values, "tolist") and getattr(values, "ndim", 0) and len(values) == count:
         return values.tolist()
     return list(values) if isinstance(values, tuple) and len(values) == count else values

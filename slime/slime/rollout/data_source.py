@@ -1,7 +1,8 @@
-"""Where a rollout function gets its prompts, and where unfinished groups go back to.
+"""Where a rollout function gets its prompts, and where unfinished groups return to.
 
-Guarantees: `RolloutDataSource` hands out prompts in an order that depends only on seed and position, and `save`/`load` restore
-the position exactly; with a buffer, groups given back are handed out first and are part of the saved state, fanned-out ones too.
+Guarantees: the order of `RolloutDataSource`'s prompts depends only on seed and position, and `save`/`load` restore the
+position exactly. With a buffer, returned groups are handed out first and are part of the saved state, including
+fanned-out ones.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from slime.utils.types import Sample
 
 
 class DataSource(abc.ABC):
-    """What a rollout function is given as its third argument.
+    """The third argument of a rollout function.
 
-    The methods that are not abstract are optional; here they do nothing.
+    Methods that are not abstract are optional no-ops.
     """
 
     @abc.abstractmethod
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Return that many groups."""
+        """Return ``num_samples`` groups."""
 
     @abc.abstractmethod
     def add_samples(self, samples: list[list[Sample]]) -> None:
@@ -47,41 +48,41 @@ class DataSource(abc.ABC):
 
     @abc.abstractmethod
     def save(self, rollout_id: int) -> None:
-        """A checkpoint that contains ``rollout_id`` is on disk: keep the position that belongs to it.
+        """Save the position of ``rollout_id``, whose checkpoint is on disk.
 
-        It becomes the one to resume from when this has returned; after a loss in between it is saved again.
+        A run resumes from the checkpoint only after this returns; after a loss in between it is called again.
         """
 
     @abc.abstractmethod
     def load(self, rollout_id: int | None = None) -> None:
-        """Go back to the position after ``rollout_id``; None or -1 is the start."""
+        """Restore the position after ``rollout_id``; None or -1 is the start."""
 
     def before_rollouts(self) -> None:  # noqa: B027
         """Start what rollouts need: engines are up with the trainer's weights. Called again after a restart of the trainer."""
 
     def mark(self, rollout_id: int) -> None:  # noqa: B027
-        """The rollout function has returned: note the position, because `save` of ``rollout_id`` comes after later rollouts."""
+        """Record the position when the rollout function returns, because `save` of ``rollout_id`` comes after later rollouts."""
 
     def weights_live(self, rollout_id: int, version: str) -> None:  # noqa: B027
-        """The engines answer with the weights that the step of ``rollout_id`` made."""
+        """Learn that the engines now serve the weights of ``rollout_id``."""
 
     def check(self) -> None:  # noqa: B027
-        """Raise what ends the run; called every few seconds."""
+        """Raise to end the run; called every few seconds."""
 
     def dispose(self) -> None:  # noqa: B027
-        """End what the data source has started."""
+        """End everything that the data source started."""
 
 
 def number_of_prompts(source: Any) -> int:
-    """Return how many prompts an epoch of ``source`` has: its length, or that of its ``dataset``.
+    """Return the prompts per epoch of ``source``: its length, or that of its ``dataset``.
 
     Raises:
-        ConfigurationError: when it has neither.
+        ConfigurationError: it has neither.
     """
     sized = source if hasattr(source, "__len__") else getattr(source, "dataset", None)
     if sized is None:
         raise ConfigurationError(
-            f"--num-epoch needs to know how many prompts there are, and {type(source).__name__} has neither a length nor a "
+            f"--num-epoch needs the number of prompts, but {type(source).__name__} has neither a length nor a "
             "dataset; use --num-rollout N"
         )
     return len(sized)
@@ -91,7 +92,7 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     """Return the rows of a ``.jsonl``, ``.json`` (a list) or ``.parquet`` file; ``path@[a:b]`` takes a slice.
 
     Raises:
-        ConfigurationError: when there is no such file or it has another form.
+        ConfigurationError: the file does not exist or has another format.
     """
     name, start, end = split_slice(path)
     file = Path(name)
@@ -104,7 +105,9 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ConfigurationError(f"--prompt-data {name}: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigurationError(f"--prompt-data {name}: every row must be an object with columns, of .json in a list")
+        raise ConfigurationError(
+            f"--prompt-data {name}: every row must be an object with columns, in .json inside a list"
+        )
     return rows[start:end] if file.suffix == ".json" else rows
 
 
@@ -116,18 +119,18 @@ def rows_to_samples(
     tool_key: str | None = None,
     longest: int | None = None,
 ) -> list[Sample]:
-    """Return one sample per row; prompts are rendered with ``--apply-chat-template``, pictures are as the file has them.
+    """Return one sample per row, rendered with ``--apply-chat-template``; pictures stay as stored in the file.
 
     Args:
-        args: of the run.
-        rows: of the file.
+        args: arguments of the run.
+        rows: rows of the file.
         input_key: prompt column.
         label_key: label column; None without labels.
         tool_key: tools column; default: ``--tool-key``.
-        longest: prompts of more tokens are left out; None keeps all.
+        longest: leave out prompts with more tokens; None keeps all.
 
     Raises:
-        ConfigurationError: naming the missing column and those there are, or the row whose pictures or metadata cannot be used.
+        ConfigurationError: a column is missing, or a row's pictures or metadata are unusable; the message names them.
     """
     tokenizer = None
     if args.apply_chat_template or longest is not None:
@@ -170,7 +173,7 @@ def rows_to_samples(
 
 
 class RolloutDataSource(DataSource):
-    """Prompts of ``--prompt-data``, epoch after epoch; without a prompt file, blank samples."""
+    """Prompts of ``--prompt-data``, epoch after epoch; blank samples without a prompt file."""
 
     def __init__(self, args: Arguments) -> None:
         self.args = args
@@ -200,7 +203,7 @@ class RolloutDataSource(DataSource):
         return len(self.dataset) if self.dataset is not None else 0
 
     def _position(self) -> int:
-        """Number of the next prompt in the file."""
+        """Return the index of the next prompt in the file."""
         if not self.args.rollout_shuffle:
             return self.sample_offset
         if self._shuffled is None or self._shuffled[0] != self.epoch_id:
@@ -220,14 +223,14 @@ class RolloutDataSource(DataSource):
         return prompt
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
-        """Return what `get_stored_samples` does, with decoded pictures."""
+        """Return the groups of `get_stored_samples` with decoded pictures."""
         groups = self.get_stored_samples(num_samples)
         for group in groups:
             decode(self.args, group)
         return groups
 
     def get_stored_samples(self, num_samples: int) -> list[list[Any]]:
-        """Return that many groups of ``--n-samples-per-prompt`` copies of a prompt, for who decodes their pictures later."""
+        """Return groups of ``--n-samples-per-prompt`` copies of a prompt, with pictures not decoded yet."""
         groups = []
         for _ in range(num_samples):
             group = fresh_copies(self._next_prompt(), self.args.n_samples_per_prompt)
@@ -239,9 +242,9 @@ class RolloutDataSource(DataSource):
         return groups
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Refuse: there is no buffer to put them in."""
+        """Raise: there is no buffer."""
         raise RuntimeError(
-            "this data source keeps nothing; use --data-source-path slime.rollout.data_source.RolloutDataSourceWithBuffer"
+            "this data source has no buffer for returned groups; use --data-source-path slime.rollout.data_source.RolloutDataSourceWithBuffer"
         )
 
     def _state(self) -> dict[str, Any]:
@@ -255,15 +258,15 @@ class RolloutDataSource(DataSource):
     @staticmethod
     def _file(root: str, rollout_id: int) -> Path:
         folder = Path(root)
-        if (folder / "meta.json").is_file():  # one checkpoint was named, not their root
+        if (folder / "meta.json").is_file():  # the path is one checkpoint, not their root
             folder = folder.parent
         return folder / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
     def mark(self, rollout_id: int) -> None:
-        """Remember the position now: everything that ``rollout_id`` needed has been handed out, and nothing of the next.
+        """Record the position now: all prompts of ``rollout_id`` were handed out, and none of the next.
 
-        While the next rollout is collected, the one before it trains, and a run that is stopped then saves the one before that:
-        three marks are kept.
+        While one rollout is collected, the previous one trains, and a run that is stopped then saves the one before
+        that. So three marks are kept.
         """
         kept = {marked: state for marked, state in self._marks.items() if rollout_id - 2 <= marked < rollout_id}
         state = self._state()
@@ -272,7 +275,7 @@ class RolloutDataSource(DataSource):
     def save(self, rollout_id: int) -> None:
         """Write the position after ``rollout_id`` to ``<save>/rollout/global_dataset_state_dict_<rollout_id>.pt``.
 
-        It is the marked one: the next rollout may be under way already. Without a mark it is the position now.
+        Uses the marked position, because the next rollout may already be running; without a mark, the current one.
         """
         import torch
 
@@ -287,10 +290,10 @@ class RolloutDataSource(DataSource):
         part.replace(file)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Read the position that belongs to ``rollout_id``.
+        """Restore the position saved for ``rollout_id``.
 
         Raises:
-            CheckpointError: when the checkpoint has none.
+            CheckpointError: the checkpoint has no position.
         """
         import torch
 
@@ -298,15 +301,17 @@ class RolloutDataSource(DataSource):
             return
         file = self._file(self.args.load, rollout_id)
         if not file.is_file():
-            raise CheckpointError(f"{file} is missing: the position in the prompts cannot be restored")
+            raise CheckpointError(
+                f"{file} is missing, so the position in the prompts cannot be restored; resume from another checkpoint"
+            )
         self._restore(torch.load(file, weights_only=False))
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
-    """`RolloutDataSource` that hands out groups given back first; several threads may use it.
+    """`RolloutDataSource` that hands out returned groups first. Thread-safe.
 
-    ``outstanding`` may be set to a function that returns the groups which were handed out and are not part of a rollout yet: they
-    are saved with the buffer, so that a run that goes on after a checkpoint misses none.
+    ``outstanding`` may be a function that returns the groups handed out but not part of a rollout yet. They
+    are saved with the buffer, so that a resumed run misses none.
     """
 
     def __init__(self, args: Arguments) -> None:
@@ -317,13 +322,13 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.lock = threading.RLock()
 
     def get_stored_samples(self, num_samples: int) -> list[list[Any]]:
-        """Return groups of the buffer, then fresh ones."""
+        """Return groups from the buffer, then fresh ones."""
         with self.lock:
             groups = self._filter(self.args, None, self.buffer, num_samples) if self.buffer else []
             return [*groups, *super().get_stored_samples(num_samples - len(groups))]
 
     def add_samples(self, samples: list[list[Any]]) -> None:
-        """Put groups into the buffer; their size and nesting is theirs."""
+        """Put groups of any size and nesting into the buffer."""
         with self.lock:
             self.buffer.extend(group for group in samples if group)
 
@@ -340,7 +345,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
 
 def undecoded(get_samples: Callable[[int], list[Any]]) -> Callable[[int], list[Any]]:
-    """Return what hands out the same groups before their pictures are decoded; ``get_samples`` itself where a plugin has its own."""
+    """Return the variant of ``get_samples`` without picture decoding, or a plugin's ``get_samples`` itself."""
     source = getattr(get_samples, "__self__", None)
     if isinstance(source, RolloutDataSource) and type(source).get_samples is RolloutDataSource.get_samples:
         return source.get_stored_samples
@@ -358,7 +363,7 @@ def _from_plain(item: Any) -> Any:
 def pop_first(
     args: Arguments, rollout_id: int | None, buffer: list[list[Sample]], num_samples: int
 ) -> list[list[Sample]]:
-    """Take the oldest groups out of the buffer."""
+    """Remove the oldest groups from the buffer and return them."""
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken

@@ -1,4 +1,4 @@
-"""The policy engines as a rollout function sees them: one address, a key that keeps a conversation on one engine, an abort.
+"""The policy engines as a rollout function sees them: one address, one engine per conversation, and an abort.
 
 Guarantee: when `abort_until_idle` returns, no engine runs or holds a request.
 """
@@ -27,12 +27,12 @@ _TRIES = 3
 
 
 def router_url(args: Arguments) -> str:
-    """Base address of the policy engines."""
+    """Return the base URL of the policy engines."""
     return f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
 
 
 def routing_headers(sample: Sample) -> dict[str, str] | None:
-    """Headers that send all requests of a session, or without one of a group, to the engine that has its prefix cached."""
+    """Return headers that send a session's requests, or else a group's, to the engine that cached their prefix."""
     if sample.session_id is not None:
         return {ROUTING_HEADER: str(sample.session_id)}
     if sample.group_index is not None:
@@ -41,7 +41,7 @@ def routing_headers(sample: Sample) -> dict[str, str] | None:
 
 
 async def worker_urls(args: Arguments) -> list[str]:
-    """Addresses of the engines: a router knows them; what does not know the question is the one engine."""
+    """Return the engines' URLs from the router, or the URL itself if it is a single engine."""
     try:
         workers = await get(f"{router_url(args)}/workers")
     except HttpStatusError as error:
@@ -52,15 +52,15 @@ async def worker_urls(args: Arguments) -> list[str]:
 
 
 async def live_weight_version(args: Arguments) -> str:
-    """The weight version that the engines report for new tokens."""
+    """Return the weight version that the engines report for new tokens."""
     urls = await worker_urls(args)
     return str((await get(f"{urls[0]}/model_info"))["weight_version"])
 
 
 async def abort_until_idle(args: Arguments, finished: Callable[[], bool]) -> None:
-    """Abort every request on every engine, again and again, until ``finished`` holds and all engines are idle.
+    """Abort every request on every engine repeatedly, until ``finished`` holds and all engines are idle.
 
-    Once is not enough: a request that is on its way to an engine is not aborted by what overtakes it.
+    Once is not enough, because an abort can overtake a request on its way to an engine.
     """
     urls = await worker_urls(args)
     next_word = time.monotonic() + _WORD_SECONDS
@@ -83,7 +83,7 @@ async def _abort(url: str) -> None:
     try:
         await post(f"{url}/abort_request", {"abort_all": True}, max_retries=_TRIES)
     except httpx.TransportError as error:
-        logger.warning("%s did not take the abort (%s): it runs nothing while it is away", url, error)
+        logger.warning("%s did not answer the abort (%s); assuming that it is down and runs nothing", url, error)
 
 
 async def _is_idle(url: str) -> bool:
@@ -92,7 +92,7 @@ async def _is_idle(url: str) -> bool:
     except httpx.TransportError:
         return True
     except HttpStatusError as error:
-        if error.status == 404:  # an engine without this route; its requests of this process are finished
+        if error.status == 404:  # an engine without this route; this process's requests to it are finished
             return True
         raise
     return all(not load["num_running_reqs"] and not load["num_waiting_reqs"] for load in answer["loads"])

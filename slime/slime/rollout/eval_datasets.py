@@ -1,4 +1,4 @@
-"""The samples of an evaluation set and how they are sampled.
+"""The samples of an evaluation set and their sampling parameters.
 
 Guarantees: a file is read, rendered and checked against its grader once per process; every group has fresh samples.
 """
@@ -19,11 +19,11 @@ _prompts: dict[EvalDataset, list[Sample]] = {}
 
 
 def load_eval_prompts(args: Arguments, dataset: EvalDataset) -> list[Sample]:
-    """Return the prompts of a set, pictures as the file has them; nobody may change them.
+    """Return the prompts of a set, shared and read-only, with pictures as stored in the file.
 
     Raises:
-        ConfigurationError: when there are no prompts, or the set's grader does not exist.
-        SampleError: when a row lacks what its grader needs.
+        ConfigurationError: there are no prompts, or the set's grader does not exist.
+        SampleError: a row lacks what its grader needs.
     """
     if dataset not in _prompts:
         _prompts[dataset] = _read_prompts(args, dataset)
@@ -31,7 +31,7 @@ def load_eval_prompts(args: Arguments, dataset: EvalDataset) -> list[Sample]:
 
 
 def eval_group(args: Arguments, dataset: EvalDataset, position: int) -> list[Sample]:
-    """Return ``n_samples_per_eval_prompt`` fresh samples of the prompt at ``position``, with its pictures as they are stored."""
+    """Return ``n_samples_per_eval_prompt`` fresh samples of the prompt at ``position``; pictures stay as stored."""
     count = dataset.n_samples_per_eval_prompt
     group = fresh_copies(load_eval_prompts(args, dataset)[position], count)
     for number, sample in enumerate(group, position * count):
@@ -40,7 +40,7 @@ def eval_group(args: Arguments, dataset: EvalDataset, position: int) -> list[Sam
 
 
 def eval_sampling_params(dataset: EvalDataset, sampling_params: dict[str, Any]) -> dict[str, Any]:
-    """Return the rollout's ``sampling_params`` with what the set has of its own."""
+    """Return the rollout's ``sampling_params``, overridden by the set's own."""
     parameters = {
         **sampling_params,
         "temperature": dataset.temperature,
@@ -59,7 +59,7 @@ def _read_prompts(args: Arguments, dataset: EvalDataset) -> list[Sample]:
         args, rows, dataset.input_key, dataset.label_key, tool_key=dataset.tool_key, longest=dataset.max_prompt_len
     )
     if not prompts:
-        raise ConfigurationError(f"evaluation set {dataset.name}: {dataset.path} has no prompt")
+        raise ConfigurationError(f"evaluation set {dataset.name}: {dataset.path} has no prompt; name another file")
     for prompt in prompts:
         prompt.generate_function_path = dataset.custom_generate_function_path
         prompt.custom_rm_path = dataset.custom_rm_path

@@ -1,6 +1,6 @@
-"""Numbers about one evaluation set, under the names of dashboards.
+"""Metrics of one evaluation set, under dashboard names.
 
-Guarantee: pure; what an evaluation function leaves out of its result is left out of the metrics.
+Guarantee: pure. Metrics whose inputs the evaluation function did not return are left out.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def eval_metrics(name: str, result: dict[str, Any]) -> dict[str, float]:
     """Return ``eval/<name>`` (mean reward), its ratios, pass@k, response lengths and grader problems.
 
     Args:
-        name: of the set.
-        result: ``rewards``, one per answer, and where known ``truncated``, ``aborted`` and ``groups`` (the prompt's number)
-            for each of them, and ``samples`` (more than answers where an answer was cut into several).
+        name: name of the set.
+        result: ``rewards``, one per answer. Optional, per answer: ``truncated``, ``aborted`` and ``groups`` (the
+            prompt's number). Optional: ``samples``, more than answers if an answer was cut into several.
     """
     rewards = [float(reward) for reward in result["rewards"]]
     metrics: dict[str, float] = {}

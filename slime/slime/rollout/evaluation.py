@@ -1,7 +1,8 @@
-"""Evaluation with the default rollout: every evaluation set is answered by the engines and scored.
+"""Evaluation with the default rollout: the engines answer every evaluation set, and graders score it.
 
-Guarantees: evaluation samples never mix with training samples, and every prompt has its answers in the result; the end of a
-training rollout does not abort them, it waits. An answer that was aborted counts with reward 0 and in ``aborted``.
+Guarantees: evaluation samples never mix with training samples, and every prompt has its answers in the result. The end
+of a training rollout waits for them instead of aborting them. An aborted answer counts with reward 0 and in
+``aborted``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """Answers that are there, and answers asked for, over all sets of the evaluation that runs."""
+    """Finished and requested answers over all sets of the running evaluation."""
 
     done: int = 0
     total: int = 0
@@ -46,16 +47,14 @@ def add_progress(done: int = 0, total: int = 0) -> None:
 
 
 async def eval_rollout(args: Arguments, rollout_id: int) -> tuple[RolloutFnEvalOutput, list[Any]]:
-    """Answer and score every evaluation set, all at a time; empty, with a warning, without one."""
+    """Answer and score all evaluation sets concurrently; without a set, warn and return nothing."""
     PROGRESS.done = PROGRESS.total = 0
     data: dict[str, dict[str, Any]] = {}
     if not args.eval_datasets:
-        logger.warning(
-            "nothing is evaluated: no set is named; add --eval-prompt-data NAME PATH or --eval-function-path"
-        )
+        logger.warning("nothing to evaluate: no set is given; add --eval-prompt-data NAME PATH or --eval-function-path")
         return RolloutFnEvalOutput(data=data), []
     for dataset in args.eval_datasets:
-        load_eval_prompts(args, dataset)  # what is wrong with any file shows before the first answer
+        load_eval_prompts(args, dataset)  # report problems with any file before the first answer
     results = (eval_rollout_single_dataset(args, rollout_id, dataset) for dataset in args.eval_datasets)
     async with GenerateState(args).engines_lock:
         for result in await gather_or_cancel(results):
@@ -66,9 +65,9 @@ async def eval_rollout(args: Arguments, rollout_id: int) -> tuple[RolloutFnEvalO
 async def eval_rollout_single_dataset(args: Arguments, rollout_id: int, cfg: EvalDataset) -> dict[str, dict[str, Any]]:
     """Answer and score one evaluation set.
 
-    Returns ``{name: result}`` with ``rewards``, ``truncated``, ``aborted``, ``groups``, one per answer, and ``samples``: those that
-    the answers were cut into, in their order. Those hold their pictures as the file has them: decoded are only as many prompts as
-    there may be requests.
+    Returns ``{name: result}`` with ``rewards``, ``truncated``, ``aborted`` and ``groups``, one per answer, and
+    ``samples``: the pieces that the answers were cut into, in order. Their pictures stay as stored in the file. Only as
+    many prompts are decoded at once as requests may run.
     """
     state = GenerateState(args)
     parameters = eval_sampling_params(cfg, state.sampling_params)
@@ -97,11 +96,11 @@ async def eval_rollout_single_dataset(args: Arguments, rollout_id: int, cfg: Eva
 
 
 def _reward(args: Arguments, pieces: list[Sample]) -> float:
-    """The reward of an answer: that of its first piece that has one."""
+    """Return the reward of an answer: that of its first piece with a reward."""
     reward = next((piece.reward for piece in pieces if piece.reward is not None), 0.0)
     if not isinstance(reward, dict):
         return float(reward)
     key = args.eval_reward_key or args.reward_key
     if key not in reward:
-        raise ConfigurationError(f"a reward has {', '.join(map(str, reward))}; say which to use: --eval-reward-key KEY")
+        raise ConfigurationError(f"a reward has {', '.join(map(str, reward))}; choose one with --eval-reward-key KEY")
     return float(reward[key])

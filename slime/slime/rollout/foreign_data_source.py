@@ -1,7 +1,7 @@
-"""A plugin's data source as the rollout manager calls it: with every optional method of `DataSource`.
+"""Adapter for a plugin's data source that does not derive from `DataSource`.
 
-Guarantees: a data source of any class is called by one protocol; an optional method that it lacks does nothing. Rollout
-functions still get the plugin's own object, with whatever else it has.
+Guarantees: the rollout manager calls every data source by one protocol, and an optional method that it lacks is a
+no-op. Rollout functions still get the plugin's own object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ForeignDataSource(DataSource):
                 setattr(self, name, getattr(source, name))
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Return that many groups."""
+        """Return ``num_samples`` groups."""
         return self._source.get_samples(num_samples)
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
@@ -32,19 +32,19 @@ class ForeignDataSource(DataSource):
         self._source.add_samples(samples)
 
     def save(self, rollout_id: int) -> None:
-        """Keep the position that belongs to a checkpoint."""
+        """Save the position of a checkpoint."""
         self._source.save(rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Go back to the position after ``rollout_id``."""
+        """Restore the position after ``rollout_id``."""
         self._source.load(rollout_id)
 
 
 def with_optional_methods(source: Any) -> DataSource:
-    """Return ``source`` if it derives from `DataSource`, else what calls it and fills in the methods it lacks."""
+    """Return ``source`` if it derives from `DataSource`, else an adapter that adds the missing methods."""
     return source if isinstance(source, DataSource) else ForeignDataSource(source)
 
 
 def marks(source: DataSource) -> bool:
-    """Return whether the source has a ``mark`` of its own, so that it can save a position that lies behind."""
+    """Return whether the source implements ``mark``, so that it can save an earlier position."""
     return getattr(source.mark, "__func__", None) is not DataSource.mark

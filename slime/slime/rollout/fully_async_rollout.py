@@ -1,11 +1,14 @@
-"""Rollouts that never pause: groups are generated while the trainer trains, and a batch is what is finished by then.
+"""Rollouts that never pause: groups are generated while the trainer works, and a batch is what has finished by then.
 
-Guarantees: at most ``over_sampling_batch_size`` groups are under way or finished and not trained on yet, so that the engines
-cannot run away from the trainer; what is left over stays for the next rollout; a group that was aborted or is too stale goes back
-to the data source; a checkpoint holds every group that was handed out and is in no rollout yet, if the data source has the
-attribute ``outstanding``. The worker belongs to the process of the rollout manager and lives from the first call to `stop`.
+Guarantees:
+* At most ``over_sampling_batch_size`` groups are running, or finished and not yet trained on, so the engines cannot run
+  away from the trainer. Surplus groups stay for the next rollout.
+* An aborted or too stale group returns to the data source.
+* A checkpoint contains every group that was handed out and is in no rollout yet, if the data source has the attribute
+  ``outstanding``.
 
-Use it with ``train_async.py --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async``.
+The worker belongs to the rollout manager's process and lives from the first call until `stop`. Use it with
+``train_async.py --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async``.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ _worker: RolloutWorker | None = None
 
 
 class RolloutWorker:
-    """Keeps groups under way. Everything but `outstanding` runs on the background loop."""
+    """Keeps groups running. Everything except `outstanding` runs on the background loop."""
 
     def __init__(self, args: Arguments, data_source: Any) -> None:
         self.args = args
@@ -57,23 +60,23 @@ class RolloutWorker:
             data_source.outstanding = self.outstanding
         else:
             logger.warning(
-                "%s has no attribute outstanding: groups under way are not in checkpoints, and a resumed run misses them",
+                "%s has no attribute outstanding: checkpoints lack running groups, and a resumed run misses them",
                 type(data_source).__name__,
             )
 
     def outstanding(self) -> list[Group]:
-        """Groups that were handed out and are in no rollout yet: finished ones as they are, others as their prompts."""
+        """Return the groups handed out but in no rollout yet: finished ones as they are, others as their prompts."""
         with self._lock:
             finished = [*self._held, *(group for group, _ in self._finished)]
             groups = [*finished, *self._under_way.values()]
             return copy_sharing_media(groups, groups)
 
     async def take(self, rollout_id: int, wanted: int) -> RolloutFnTrainOutput:
-        """Return the next ``wanted`` groups that the filters keep, the earliest finished first.
+        """Return the next ``wanted`` groups that the filters keep, in order of completion.
 
         Raises:
-            InterruptedError: when the worker is stopped meanwhile.
-            Exception: what a generate, reward or filter function or the data source raised.
+            InterruptedError: the worker is stopped meanwhile.
+            Exception: any error of a generate, reward or filter function or of the data source.
         """
         self._state.rollout_id = rollout_id
         collection = Collection(self.args)
@@ -84,7 +87,7 @@ class RolloutWorker:
                 raise self._failure
             if self._stopping:
                 raise InterruptedError(
-                    f"rollout {rollout_id} was given up with {len(collection.kept)} of {wanted} groups"
+                    f"rollout {rollout_id} was stopped with {len(collection.kept)} of {wanted} groups"
                 )
             if not self._finished:
                 self._news.clear()
@@ -137,7 +140,7 @@ class RolloutWorker:
             with self._lock:
                 self._put_away(task, self._under_way.pop(task))
             self._go_on()
-        except Exception as error:  # noqa: BLE001  the next take raises it
+        except Exception as error:  # noqa: BLE001  raised by the next take
             self._failure = self._failure or error
         self._news.set()
 
@@ -155,24 +158,24 @@ class RolloutWorker:
             return
         self._aborted += not self._stopping
         if self._aborted and not self._aborted & (self._aborted - 1):
-            logger.warning("group %d came back aborted (%d by now); it goes again", first_index(group), self._aborted)
+            logger.warning("group %d was aborted (%d so far); generating it again", first_index(group), self._aborted)
         rollout_id = self._state.rollout_id or 0
         self.source.add_samples([to_go_on(group, prompt, rollout_id) if self.args.partial_rollout else prompt])
 
     async def stop(self) -> None:
-        """End what is under way; every group that is in no rollout is in the data source again when this returns."""
+        """End running groups and return every group that is in no rollout to the data source."""
         self._stopping = self._state.aborted = True
         tasks = list(self._under_way)
         try:
             await asyncio.wait_for(
                 abort_until_idle(self.args, lambda: all(task.done() for task in tasks)), _STOP_SECONDS
             )
-        except Exception as error:  # noqa: BLE001  the run ends, whatever the engines do
-            logger.warning("the engines did not come to rest (%r); giving up what they work on", error)
+        except Exception as error:  # noqa: BLE001  the run ends regardless of the engines
+            logger.warning("the engines did not become idle (%r); abandoning their requests", error)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # the callbacks of the last tasks
+        await asyncio.sleep(0)  # run the callbacks of the last tasks
         with self._lock:
             self.source.add_samples([*self._held, *(group for group, _ in self._finished)])
             self._finished.clear()
@@ -200,21 +203,21 @@ async def _stop() -> None:
 
 
 def stop() -> None:
-    """End the worker of this process, if there is one; the rollout manager calls it when the run ends."""
+    """Stop this process's worker, if any; the rollout manager calls it when the run ends."""
     run(_stop())
 
 
 def generate_rollout_fully_async(
     args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Return the next batch of the worker, which is started on the first call and goes on after this one returns."""
+    """Return the worker's next batch; the first call starts the worker, which continues after the return."""
     if not args.rollout_global_dataset:
         raise ConfigurationError(
-            "the asynchronous rollout needs prompts: give --prompt-data and drop --disable-rollout-global-dataset"
+            "the asynchronous rollout needs prompts: add --prompt-data and remove --disable-rollout-global-dataset"
         )
     if evaluation:
         return run(eval_rollout(args, rollout_id))[0]
     return run(_take(args, rollout_id, data_source))
 
 
-setattr(generate_rollout_fully_async, "dispose", stop)  # noqa: B010  an attribute of a function, for the rollout manager
+setattr(generate_rollout_fully_async, "dispose", stop)  # noqa: B010  the rollout manager reads this function attribute

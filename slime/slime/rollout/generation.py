@@ -1,8 +1,8 @@
-"""One sample from prompt to reward: the state of the process, and the calls that plugins build on.
+"""One sample from prompt to reward: the process's state, and the calls that plugins build on.
 
-Guarantees: a sample's tokens, logprobs and weight versions are what the engines returned, also when it was aborted and goes on
-later; text is tokenised once at most (the prompt). `GenerateState` is the state of the process, made from the first
-``args`` it sees; plugins use its tokenizer. `slime.rollout.sglang_rollout` offers these names to plugins.
+Guarantees: a sample's tokens, logprobs and weight versions are what the engines returned, even if it was aborted and
+continued later. Text is tokenised at most once (the prompt). `GenerateState` is the process's state, created from the
+first ``args`` it sees; plugins use its tokenizer. `slime.rollout.sglang_rollout` exports these names to plugins.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from slime.utils.types import Sample
 
 Group = list[Any]
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
-# An engine that breaks off a request that nobody aborted is asked to go on this often without a new token.
+# Retries without a new token after an engine ends a request that nothing aborted.
 FRUITLESS_ATTEMPTS = 10
 LARGEST_GROUP = 1_000_000
 
 
 class GenerateState(metaclass=SingletonMeta):
-    """Tokenizer, request limit and pending groups of this process; the first ``args`` wins."""
+    """Tokenizer, request limit and pending groups of this process; created from the first ``args``."""
 
     def __init__(self, args: Arguments) -> None:
         self.args = args
@@ -56,7 +56,7 @@ class GenerateState(metaclass=SingletonMeta):
         engines = max(1, (args.rollout_num_gpus or 1) // args.rollout_num_gpus_per_engine)
         limit = args.sglang_server_concurrency * engines
         self.semaphore = asyncio.Semaphore(limit)
-        # An evaluation has no more prompts with decoded pictures than that.
+        # Also bounds an evaluation's prompts with decoded pictures.
         self.pictured_prompts = asyncio.Semaphore(limit)
         self.sampling_params: dict[str, Any] = {
             "temperature": args.rollout_temperature,
@@ -69,9 +69,9 @@ class GenerateState(metaclass=SingletonMeta):
             "no_stop_trim": True,
             "spaces_between_special_tokens": False,
         }
-        # Whoever aborts all requests of the engines holds it, and so does an evaluation, which nobody may abort.
+        # Held while aborting all engine requests, and by an evaluation, which must not be aborted.
         self.engines_lock = asyncio.Lock()
-        # Seeds of the members of a group, by their number: deterministic engines give every request without one the same seed.
+        # Seeds of a group's members: deterministic engines use the same seed for every request without one.
         deterministic = args.sglang_enable_deterministic_inference
         seeds = range(args.rollout_seed, args.rollout_seed + LARGEST_GROUP) if deterministic else None
         self.group_sampling_seeds: Sequence[int] | None = seeds
@@ -82,7 +82,7 @@ class GenerateState(metaclass=SingletonMeta):
 
     @contextlib.contextmanager
     def dp_rank_context(self) -> Iterator[int]:
-        """The engine replica a request should go to; the router balances, so there is one."""
+        """Yield the engine replica for a request; always the same one, because the router balances."""
         self.dp_counts[0] += 1
         try:
             yield 0
@@ -97,7 +97,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.aborted = False
 
     def submit_generate_tasks(self, groups: list[Group]) -> None:
-        """Start generating groups; ``prompts`` keeps each as it was, ``pendings`` the tasks."""
+        """Start generating groups; ``prompts`` keeps the originals, ``pendings`` the tasks."""
         for group in groups:
             before = copy_sharing_media(group, group)
             coroutine = generate_and_rm_group(self.args, group, dict(self.sampling_params), evaluation=False)
@@ -108,7 +108,7 @@ class GenerateState(metaclass=SingletonMeta):
 
 
 def token_budget(args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> int:
-    """Return how many tokens the response may still get: its longest length, and what the context leaves."""
+    """Return how many tokens the response may still get, by its own limit and the context's."""
     budget = sampling_params["max_new_tokens"] - sample.response_length
     context = args.eval_max_context_len if evaluation else args.rollout_max_context_len
     return budget if context is None else min(budget, context - len(sample.tokens))
@@ -117,14 +117,14 @@ def token_budget(args: Arguments, sample: Sample, sampling_params: dict[str, Any
 async def generate(
     args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
-    """Answer one prompt in one turn; a sample that was aborted goes on where it stopped.
+    """Answer one prompt in one turn; continue an aborted sample where it stopped.
 
-    Prompt and response stay within ``--rollout-max-context-len``, in evaluation ``--eval-max-context-len``.
+    Prompt and response stay within ``--rollout-max-context-len``, or in evaluation ``--eval-max-context-len``.
     With ``--mask-offpolicy-in-partial-rollout`` only the tokens of the newest weights carry loss.
 
     Raises:
-        ConfigurationError: when the prompt is not text.
-        EngineError: when the engine keeps breaking off a request that was not aborted.
+        ConfigurationError: the prompt is not text.
+        EngineError: the engine keeps ending a request that was not aborted.
     """
     state = GenerateState(args)
     fruitless = 0
@@ -141,18 +141,18 @@ async def generate(
         fruitless = 0 if sample.response_length > before else fruitless + 1
         if fruitless == FRUITLESS_ATTEMPTS:
             reason = answer["meta_info"]["finish_reason"]
-            raise EngineError(f"the engine broke off sample {sample.index} {fruitless} times in a row: {reason}")
+            raise EngineError(f"the engine ended sample {sample.index} early {fruitless} times in a row: {reason}")
 
 
 async def request_of(
     state: GenerateState, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> dict[str, Any] | None:
-    """Return what ``/generate`` is asked for the rest of a response, or None when it is as long as it may be.
+    """Return the ``/generate`` request for the rest of a response, or None if it has its maximum length.
 
-    Prompt and response stay within ``--rollout-max-context-len``, in evaluation ``--eval-max-context-len``.
+    Prompt and response stay within ``--rollout-max-context-len``, or in evaluation ``--eval-max-context-len``.
 
     Raises:
-        ConfigurationError: when the prompt is not text.
+        ConfigurationError: the prompt is not text.
     """
     if not sample.tokens:
         if not isinstance(sample.prompt, str):
@@ -174,10 +174,10 @@ async def request_of(
 
 
 def take_answer(args: Arguments, sample: Sample, answer: dict[str, Any]) -> None:
-    """Append what an engine's ``/generate`` answered to ``sample``: tokens, logprobs, experts, text, weight versions, status.
+    """Append an engine's ``/generate`` answer to ``sample``: tokens, logprobs, experts, text, weight versions, status.
 
     Raises:
-        EngineError: when the engine has read the pictures in another way, or its experts do not fit.
+        EngineError: the engine read the pictures differently, or its experts do not fit.
     """
     meta = answer["meta_info"]
     start, asked = sample.response_length, len(sample.tokens)
@@ -194,7 +194,7 @@ def take_answer(args: Arguments, sample: Sample, answer: dict[str, Any]) -> None
 
 
 def append_answer(args: Arguments, sample: Sample, entries: list[list[Any]], text: str) -> bool:
-    """Append ``[logprob, token, …]`` entries of an engine up to a placeholder; return whether there was one, which ends the response."""
+    """Append an engine's ``[logprob, token, …]`` entries; stop at a placeholder and return whether there was one."""
     state = GenerateState(args)
     token_ids = [entry[1] for entry in entries]
     kept = before_placeholder(token_ids, state.placeholders)
@@ -208,7 +208,7 @@ def append_answer(args: Arguments, sample: Sample, entries: list[list[Any]], tex
 
 
 def add_weight_spans(sample: Sample, start: int, meta: dict[str, Any]) -> None:
-    """Note which weights sampled the response tokens from ``start`` on, from the engine's spans or its one version."""
+    """Record which weights sampled the response tokens from ``start`` on, by the engine's spans or version."""
     count = sample.response_length - start
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
     for span in spans:
@@ -224,7 +224,7 @@ def add_weight_spans(sample: Sample, start: int, meta: dict[str, Any]) -> None:
 
 
 def mask_older_weights(sample: Sample) -> None:
-    """Zero the loss mask of response tokens that other weights than the newest of the sample's sampled."""
+    """Zero the loss mask of response tokens that older weights than the sample's newest sampled."""
     if not sample.weight_spans or sample.loss_mask is None:
         return
     newest = sample.weight_spans[-1][0]
@@ -234,7 +234,7 @@ def mask_older_weights(sample: Sample) -> None:
 
 
 def is_finished(sample: Sample) -> bool:
-    """Whether a sample that comes back from a buffer has its whole response."""
+    """Return whether a sample from a buffer has its whole response."""
     return sample.status in FINISHED and sample.response_length > 0
 
 
@@ -243,12 +243,12 @@ async def generate_and_rm(
 ) -> Sample | list[Sample]:
     """Answer and score one sample; see the contract of the generate function for what plugins may return.
 
-    What is finished already (a sample, or the list that a plugin made of one) is returned untouched.
+    A finished sample, or a finished list that a plugin made of one, is returned unchanged.
     """
     if isinstance(sample, list) or is_finished(sample):
         for member in sample if isinstance(sample, list) else [sample]:
             if member.reward is None and not args.group_rm:
-                raise ValueError(f"sample {member.index} came back finished without a reward")
+                raise ValueError(f"sample {member.index} is finished but has no reward")
         return sample
     state = GenerateState(args)
     async with state.semaphore:
@@ -278,9 +278,9 @@ async def generate_and_rm(
 async def generate_and_rm_group(
     args: Arguments, group: Group, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Group:
-    """Answer and score the samples of one prompt together; with deterministic engines each has a ``sampling_seed`` of its own.
+    """Answer and score a prompt's samples together; with deterministic engines each gets its own ``sampling_seed``.
 
-    When one of them raises, the requests of the others are broken off before the exception goes on.
+    If one raises, the others' requests are cancelled before the exception propagates.
     """
     state = GenerateState(args)
     if state.aborted:

@@ -1,6 +1,6 @@
-"""What a processor made of the images of a sample, as it travels to the training ranks: NumPy arrays, checked here.
+"""A processor's image outputs as they travel to the training ranks: checked NumPy arrays.
 
-Pure. Ray's object store takes NumPy arrays without a copy and torch tensors slowly.
+Pure. NumPy, because Ray's object store shares NumPy arrays without a copy but is slow with torch tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slime.utils.types import GRID, IMAGES, PIXELS, Sample
 
 logger = logging.getLogger(__name__)
 
-# Outputs of processors that say where the images are among the tokens; the trainer finds that in the tokens.
+# Processor outputs with the images' token positions; the trainer derives them from the tokens.
 _OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
 CLAUSE = "convert-9"
 
@@ -26,11 +26,11 @@ def image_arrays(name: str, inputs: Mapping[str, Any] | None) -> dict[str, np.nd
     """Return ``{"pixel_values": [patches, D] float32, "image_grid_thw": [images, 3] int64}`` of a sample; None without images.
 
     Args:
-        name: of the sample, for errors.
+        name: name of the sample, for errors.
         inputs: its ``multimodal_train_inputs``, in torch or NumPy.
 
     Raises:
-        TrainDataError: for videos, unknown entries, and patches that do not fit the grids.
+        TrainDataError: there are videos or unknown entries, or the patches do not fit the grids.
     """
     inputs = {key: value for key, value in (inputs or {}).items() if key not in _OF_TOKENS and value is not None}
     if not inputs:
@@ -55,7 +55,7 @@ def image_arrays(name: str, inputs: Mapping[str, Any] | None) -> dict[str, np.nd
 
 
 def _array(values: Any, dtype: Any) -> np.ndarray:
-    """An array of an array, of lists, or of a torch tensor of any precision on any device."""
+    """Return an array from an array, lists, or a torch tensor of any precision on any device."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float() if dtype is np.float32 else values
@@ -63,12 +63,12 @@ def _array(values: Any, dtype: Any) -> np.ndarray:
 
 
 def image_fields(samples: Sequence[Sample]) -> dict[str, list[dict[str, np.ndarray] | None]]:
-    """Return the field ``multimodal_train_inputs`` of training data; empty when no sample has images.
+    """Return the field ``multimodal_train_inputs`` of training data; empty if no sample has images.
 
-    Samples that share a processor's outputs share the arrays, which then cross Ray once per rank.
+    Samples that share a processor's outputs share the arrays, so that Ray sends them once per rank.
 
     Raises:
-        TrainDataError: also when samples were answered with images and none kept what a processor made of them.
+        TrainDataError: the arrays are invalid, or samples with images all lack the processor's outputs.
     """
     made: dict[tuple[Any, ...], dict[str, np.ndarray] | None] = {}
     arrays = []
@@ -82,21 +82,25 @@ def image_fields(samples: Sequence[Sample]) -> dict[str, list[dict[str, np.ndarr
     lost = [sample.index for sample in samples if _has_media(sample)]
     if lost:
         raise TrainDataError(
-            CLAUSE, f"sample {lost[0]}: multimodal_inputs has images, and no sample has multimodal_train_inputs"
+            CLAUSE, f"sample {lost[0]}: multimodal_inputs has images, but no sample has multimodal_train_inputs"
         )
     return {}
 
 
 def mask_lost_images(samples: Sequence[Sample], fields: Mapping[str, Sequence[Any]], masks: list[list[int]]) -> None:
-    """Zero the masks of samples that were answered with images and came without the processor's arrays.
+    """Zero the masks of samples with images that lack the processor's arrays.
 
-    What they lack cannot be made up for. A sample of text alone lacks nothing and is trained on.
+    The arrays cannot be recomputed here. Text-only samples lack nothing and are trained on.
     """
     lost = [place for place, value in enumerate(fields.get(IMAGES, ())) if value is None and _has_media(samples[place])]
     for place in lost:
         masks[place] = [0] * len(masks[place])
     if lost:
-        logger.warning("%d of %d samples had images and lost them; they are not trained on", len(lost), len(samples))
+        logger.warning(
+            "%d of %d samples had images but lack multimodal_train_inputs; they are not trained on",
+            len(lost),
+            len(samples),
+        )
 
 
 def _has_media(sample: Sample) -> bool:

@@ -1,4 +1,4 @@
-"""Numbers about a batch of samples, under the names of dashboards.
+"""Metrics of a batch of samples, under dashboard names.
 
 Guarantee: pure. Prefix ``rollout/`` describes samples, ``perf/`` describes time.
 """
@@ -21,7 +21,7 @@ REPETITIVE_CHARACTERS, REPETITIVE_TIMES = 1000, 10
 
 
 def rollout_metrics(args: Arguments, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
-    """Return reward, length, truncation and speed of a batch that took ``seconds`` to collect, and what flags ask for."""
+    """Return reward, length, truncation and speed of a batch collected in ``seconds``, and metrics that flags request."""
     lengths = [sample.effective_response_length for sample in samples]
     whole = [sample.response_length for sample in samples]
     rewards = [float(sample.get_reward_value(args)) for sample in samples if sample.reward is not None]
@@ -44,7 +44,7 @@ def rollout_metrics(args: Arguments, samples: Sequence[Sample], seconds: float) 
     if len(rewards) == len(samples):
         constant = constant_groups(args, samples)
         metrics["rollout/constant_groups"] = len(constant)
-        # Rounded, so that rewards of many digits do not make a metric each; -0.0 counts as 0.
+        # Rounded, so that every distinct reward does not become a metric; -0.0 counts as 0.
         counts = Counter(f"{round(reward, 1) + 0.0:g}" for reward in constant)
         metrics |= {f"rollout/zero_std/count_{reward}": count for reward, count in counts.items()}
     if seconds > 0:
@@ -55,7 +55,7 @@ def rollout_metrics(args: Arguments, samples: Sequence[Sample], seconds: float) 
 
 
 def waiting(samples: Sequence[Sample]) -> dict[str, float]:
-    """Seconds that samples spent outside the engine, and the cached share of their prompts; empty when nothing is known."""
+    """Return the seconds samples spent outside the engine and their prompts' cached share; empty if unknown."""
     metrics: dict[str, float] = {}
     outside = [sample.non_generation_time for sample in samples]
     if any(outside):
@@ -70,9 +70,9 @@ def waiting(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def field_means(train_data: Mapping[str, Any]) -> dict[str, float]:
-    """Means over samples of what the trainer gets: rewards before and after normalisation, lengths, truncation.
+    """Return means over the trainer's samples: rewards before and after normalisation, lengths, truncation.
 
-    A field in which a plugin put something else than numbers has none.
+    A plugin's field that does not hold numbers has no mean.
     """
     fields = ("rewards", "raw_reward", "response_lengths", "total_lengths", "truncated")
     given = {name: train_data[name] for name in fields if train_data.get(name)}
@@ -84,7 +84,7 @@ def field_means(train_data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def is_repetitive(text: str) -> bool:
-    """Whether a long text says the same again and again: it takes less than a tenth of its room when compressed."""
+    """Return whether a long text is repetitive: it compresses to less than a tenth of its size."""
     if len(text) < REPETITIVE_CHARACTERS:
         return False
     plain = text.encode()
@@ -92,7 +92,7 @@ def is_repetitive(text: str) -> bool:
 
 
 def oldest_versions(samples: Sequence[Sample]) -> dict[str, float]:
-    """Mean, minimum and maximum over samples of the oldest weights that sampled a token of theirs; empty when unknown."""
+    """Return mean, minimum and maximum over samples of the oldest weight version per sample; empty if unknown."""
     oldest = [
         min(map(int, sample.weight_versions))
         for sample in samples
@@ -108,7 +108,7 @@ def oldest_versions(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def staleness(metrics: dict[str, Any], weight_version: str) -> dict[str, float]:
-    """How many versions behind the trainer's weights the samples of a batch are, from :func:`oldest_versions`."""
+    """Return how many versions a batch is behind the trainer's weights, from :func:`oldest_versions`."""
     if "rollout/oldest_version_mean" not in metrics or not weight_version.isdigit():
         return {}
     current = int(weight_version)
@@ -120,7 +120,7 @@ def staleness(metrics: dict[str, Any], weight_version: str) -> dict[str, float]:
 
 
 def flatten(output: Any) -> list[Sample]:
-    """Samples of nested lists, in order."""
+    """Return the samples of nested lists, in order."""
     if isinstance(output, Sample):
         return [output]
     return [sample for item in output for sample in flatten(item)]

@@ -1,9 +1,8 @@
-"""Prompts with pictures: the columns that ``--multimodal-keys`` names become parts of the messages.
+"""Prompts with pictures: the columns named by ``--multimodal-keys`` become parts of the messages.
 
-Guarantees: the ``n``-th placeholder of a prompt is the ``n``-th picture of its row, and one that is missing, superfluous or unreadable
-is an error that names the row,
-or the prompt where only decoding shows it. A prompt holds its pictures as the file has them; they are decoded once for all samples of a
-group.
+Guarantees: the ``n``-th placeholder of a prompt is the ``n``-th picture of its row. A missing, superfluous or
+unreadable picture is an error that names the row, or the prompt if only decoding reveals it. A prompt holds its
+pictures as stored in the file; they are decoded once for all samples of a group.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ IMAGE = MultimodalTypes.IMAGE
 
 @dataclass(frozen=True)
 class StoredPicture:
-    """A picture as the prompt data have it, not decoded yet.
+    """A picture as stored in the prompt data, not decoded yet.
 
     Attributes:
-        source: what `open_image` takes.
+        source: argument for `open_image`.
     """
 
     source: Any
@@ -42,12 +41,12 @@ def image_processor_of(checkpoint: str) -> Any:
     """Return the processor of a vision-language checkpoint.
 
     Raises:
-        ConfigurationError: when it has none.
+        ConfigurationError: the checkpoint has no processor.
     """
     processor = load_processor(checkpoint, trust_remote_code=True)
     if processor is None:
         raise ConfigurationError(
-            f"--multimodal-keys needs a vision-language model, and {checkpoint} has no processor; give its folder with "
+            f"--multimodal-keys needs a vision-language model, but {checkpoint} has no processor; give a folder with "
             "preprocessor_config.json to --hf-checkpoint, or remove the flag"
         )
     return processor
@@ -56,17 +55,17 @@ def image_processor_of(checkpoint: str) -> Any:
 def with_pictures(
     args: Arguments, row: dict[str, Any], prompt: Any, number: int
 ) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Return the messages of a row, its pictures in their places as parts ``{"type": "image", "image": …}``, and these pictures.
+    """Return a row's messages with its pictures as parts ``{"type": "image", "image": …}``, and these pictures.
 
     Args:
-        args: of the run, with ``multimodal_keys``.
-        row: of the prompt data.
-        prompt: its prompt, a text or a list of messages. A picture goes where its text has ``<image>``, or its content a part of
-            type ``image`` without one.
-        number: of the row, from 1, for errors.
+        args: arguments of the run, with ``multimodal_keys``.
+        row: row of the prompt data.
+        prompt: its prompt, a text or a list of messages. A picture replaces each ``<image>`` in the text, or each
+            content part of type ``image`` without one.
+        number: number of the row, from 1, for errors.
 
     Raises:
-        ConfigurationError: when placeholders and pictures differ in number, or a picture cannot be read.
+        ConfigurationError: placeholders and pictures differ in number, or a picture cannot be read.
     """
     column = required("--multimodal-keys", args.multimodal_keys)[IMAGE.name]
     if column not in row:
@@ -94,32 +93,32 @@ def with_pictures(
 
 
 def check_places(name: str, found: int, pictures: Sequence[Any]) -> None:
-    """Check that what a chat template made of a conversation has a place for each of its pictures.
+    """Check that a rendered conversation has one placeholder per picture.
 
     Raises:
-        ConfigurationError: saying both numbers; ``name`` is the conversation's.
+        ConfigurationError: the numbers differ; the message gives both and ``name``.
     """
     if pictures and found != len(pictures):
         raise ConfigurationError(
-            f"{name}: its chat template made {found} places for {len(pictures)} pictures; use the template of a "
+            f"{name}: the chat template rendered {found} placeholders for {len(pictures)} pictures; use the template of a "
             "vision-language model, and no message that spells out the model's own placeholder"
         )
 
 
 def _parts(content: Any) -> Any:
-    """Return a content as it is without a picture, else as parts."""
+    """Return a content with pictures as parts, any other content unchanged."""
     if isinstance(content, str) and IMAGE.placeholder in content:
         first, *rest = content.split(IMAGE.placeholder)
         texts = [[{"type": IMAGE.name}, {"type": "text", "text": text}] for text in rest]
         parts = [{"type": "text", "text": first}, *(part for pair in texts for part in pair)]
         return [part for part in parts if part.get("text") != ""]
-    if isinstance(content, list):  # a column of a table has every key in every part
+    if isinstance(content, list):  # in a table column every part has every key
         return [{key: value for key, value in part.items() if value is not None} for part in content]
     return content
 
 
 def expanded_tokens(args: Arguments, prompt: Sample) -> int:
-    """Return how many tokens the pictures of a prompt take beyond the one of each placeholder."""
+    """Return the tokens of a prompt's pictures beyond one per placeholder."""
     if prompt.multimodal_inputs is None:
         return 0
     processor = image_processor_of(args.hf_checkpoint)
@@ -128,7 +127,7 @@ def expanded_tokens(args: Arguments, prompt: Sample) -> int:
 
 
 def fresh_copies(prompt: Sample, count: int) -> list[Sample]:
-    """Return ``count`` samples of a prompt; they share its pictures, which `slime.rollout.stored_pictures` decodes."""
+    """Return ``count`` samples of a prompt that share its pictures, for `slime.rollout.stored_pictures` to decode."""
     media, plain = prompt.multimodal_inputs, copy.copy(prompt)
     plain.multimodal_inputs = None
     copies = [copy.deepcopy(plain) for _ in range(count)]
@@ -140,11 +139,11 @@ def fresh_copies(prompt: Sample, count: int) -> list[Sample]:
 
 
 def copy_sharing_media(value: Any, groups: Any) -> Any:
-    """Return a deep copy of ``value`` with the same pictures and processor's arrays, of which a sample may have many MB.
+    """Return a deep copy of ``value`` that shares pictures and processor arrays, which may have many MB.
 
     Args:
-        value: what contains ``groups``.
-        groups: samples, or what their `to_dict` gives, in lists; nobody may change their pictures and arrays.
+        value: the object to copy, which contains ``groups``.
+        groups: lists of samples or of their `to_dict` results; their pictures and arrays are read-only.
     """
     return copy.deepcopy(value, {id(one): one for one in _media(groups)})
 
@@ -161,7 +160,7 @@ def _media(item: Any) -> Iterator[Any]:
 
 
 def prompt_tokens(tokenizer: Any, prompt: Any) -> int:
-    """Return how many tokens a rendered prompt or a list of messages has."""
+    """Return the number of tokens of a rendered prompt or a list of messages."""
     if isinstance(prompt, str):
         return len(tokenizer.encode(prompt, add_special_tokens=False))
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
@@ -169,14 +168,12 @@ def prompt_tokens(tokenizer: Any, prompt: Any) -> int:
 
 
 def drop_long_prompts(args: Arguments, tokenizer: Any, samples: list[Sample], longest: int) -> list[Sample]:
-    """Return the samples whose prompt, pictures included, has at most ``longest`` tokens."""
+    """Return the samples whose prompt, including pictures, has at most ``longest`` tokens."""
     kept = [
         sample
         for sample in samples
         if prompt_tokens(tokenizer, sample.prompt) + expanded_tokens(args, sample) <= longest
     ]
     if len(kept) < len(samples):
-        logger.warning(
-            "%d of %d prompts have over %d tokens: left out", len(samples) - len(kept), len(samples), longest
-        )
+        logger.warning("left out %d of %d prompts with over %d tokens", len(samples) - len(kept), len(samples), longest)
     return kept

@@ -1,7 +1,8 @@
 """A sample with pictures between prompt and engine.
 
-Guarantees: the ids of a prompt with pictures and the tensors that training reads are those of one call of the processor, and an
-engine that counts other prompt tokens is an error. A response ends before a placeholder that the policy sampled: no picture belongs to it.
+Guarantees: one call of the processor makes both the ids of a prompt with pictures and the tensors for training. An
+engine that counts a different number of prompt tokens is an error. A response ends before a sampled placeholder, which
+has no picture.
 """
 
 from __future__ import annotations
@@ -26,51 +27,51 @@ def images_of(sample: Sample) -> list[Any]:
     """Return the pictures of a sample.
 
     Raises:
-        ConfigurationError: when it has videos.
+        ConfigurationError: the sample has videos.
     """
     media = sample.multimodal_inputs or {}
     if media.get("videos"):
-        raise ConfigurationError("videos are for custom generate functions; the built-in one takes images")
+        raise ConfigurationError(
+            "the built-in generate function takes only images; use --custom-generate-function-path for videos"
+        )
     return media.get("images") or []
 
 
 def placeholder_ids(processor: Any) -> frozenset[int]:
-    """Return the ids that stand for a part of a picture or video; empty without a processor."""
+    """Return the placeholder ids of pictures and videos; empty without a processor."""
     names = ("image_token_id", "video_token_id")
     found = (getattr(processor, name, None) for name in names)
     return frozenset(token for token in found if token is not None)
 
 
 class PreparedPrompts:
-    """What a processor made of the newest prompts with pictures: the samples of a group share one call and its arrays.
+    """Processor results of the newest prompts with pictures; a group's samples share one call and its arrays.
 
     Attributes:
-        processor: of the model; None for one that has none.
+        processor: the model's processor, or None.
     """
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
-        # The pictures are kept with their task, so that no other picture gets their ids.
+        # Keep the pictures with their task, so that no other object reuses their id().
         self._newest: OrderedDict[tuple[Any, ...], tuple[list[Any], asyncio.Task[Any]]] = OrderedDict()
 
     async def take(self, sample: Sample) -> None:
-        """Give a sample with pictures the ids of its prompt and its ``multimodal_train_inputs``, which nobody may change.
+        """Set the prompt ids and the read-only ``multimodal_train_inputs`` of a sample with pictures.
 
-        Outputs with one entry per prompt token are left out: they say nothing about the response and follow from the ids.
+        Outputs with one entry per prompt token are left out: they exclude the response and follow from the ids.
 
         Raises:
-            ConfigurationError: when the model has no processor, or the prompt another number of placeholders than pictures.
+            ConfigurationError: the model has no processor, or placeholders and pictures differ in number.
         """
         if self.processor is None:
-            raise ConfigurationError(
-                "a sample has images, and the model of --hf-checkpoint has no processor to read them with"
-            )
+            raise ConfigurationError("a sample has images, but the model of --hf-checkpoint has no processor for them")
         images = images_of(sample)
-        # The processor raises StopIteration at a superfluous place, for which a future would wait forever.
+        # The processor raises StopIteration for a superfluous placeholder, which a future cannot carry.
         check_places(f"sample {sample.index}", sample.prompt.count(self.processor.image_token), images)
         key = (sample.prompt, *map(id, images))
         if key not in self._newest:
-            # Elsewhere: preparing a screenshot takes a tenth of a second, in which no answer would be read.
+            # In a thread: preparing a screenshot takes a tenth of a second, which would block the event loop.
             self._newest[key] = images, asyncio.create_task(asyncio.to_thread(self._prepare, sample.prompt, images))
             if len(self._newest) > MOST_PREPARED:
                 self._newest.popitem(last=False)
@@ -88,16 +89,16 @@ class PreparedPrompts:
 
 
 def expand_images(processor: Any, sample: Sample, tokens: list[int], mask: list[int]) -> tuple[list[int], list[int]]:
-    """Return ids and loss mask of a conversation with a placeholder per part of each image; sets ``multimodal_train_inputs``.
+    """Return ids and mask with each image's placeholder expanded to its parts; sets ``multimodal_train_inputs``.
 
     Args:
-        processor: of the model.
-        sample: with the images.
+        processor: processor of the model.
+        sample: sample with the images.
         tokens: ids with one placeholder per image.
-        mask: of ``tokens``; a placeholder's parts all have its entry.
+        mask: mask of ``tokens``; all parts of a placeholder inherit its entry.
 
     Raises:
-        ConfigurationError: when there are more or fewer placeholders than images.
+        ConfigurationError: placeholders and images differ in number.
     """
     check_places(f"sample {sample.index}", tokens.count(processor.image_token_id), images_of(sample))
     sample.multimodal_train_inputs = dict(processor.image_processor(images=images_of(sample), return_tensors="pt"))
@@ -109,13 +110,13 @@ def expand_images(processor: Any, sample: Sample, tokens: list[int], mask: list[
 
 
 def one_per_image(tokens: Sequence[int], placeholders: frozenset[int]) -> list[int]:
-    """Return ``tokens`` with every run of a placeholder as one: the form in which an engine takes ids beside images."""
+    """Return ``tokens`` with every run of a placeholder collapsed to one, as engines expect ids with images."""
     runs = ((token, list(run)) for token, run in itertools.groupby(tokens))
     return [token for token, run in runs for _ in (run[:1] if token in placeholders else run)]
 
 
 async def image_fields(processor: Any, sample: Sample) -> dict[str, Any]:
-    """Return what ``/generate`` is sent about the pictures of a sample: ``input_ids`` and ``image_data``; empty without any."""
+    """Return the ``/generate`` fields of a sample's pictures, ``input_ids`` and ``image_data``; empty without any."""
     images = images_of(sample)
     if not images:
         return {}
@@ -124,15 +125,15 @@ async def image_fields(processor: Any, sample: Sample) -> dict[str, Any]:
 
 
 def check_prompt_length(sample: Sample, expected: int, meta: dict[str, Any]) -> None:
-    """Check that the engine saw as many prompt tokens as were processed here.
+    """Check that the engine counted the same number of prompt tokens as the processor here.
 
     Raises:
-        EngineError: saying both counts.
+        EngineError: the counts differ; the message gives both.
     """
     counted = meta.get("prompt_tokens")
     if images_of(sample) and counted not in (None, expected):
         raise EngineError(
-            f"sample {sample.index} has {expected} prompt tokens with its images, the engine counts {counted}; both must read "
+            f"sample {sample.index} has {expected} prompt tokens with its images, but the engine counts {counted}; both must use "
             "the same preprocessor_config.json"
         )
 

@@ -1,10 +1,13 @@
-"""Reward plugins of every form as the one function that the core awaits: ``fn(args, sample or samples, **kw)``.
+"""Reward plugins of every form as one awaitable function: ``fn(args, sample or samples, **kw)``.
 
-A plugin is that function itself; or ``get_reward_model(config)``, whose object has ``score(prompt, response, next_state)``; or
-a class whose object has ``compute_reward(prompt, response, next_state)`` and perhaps ``batch_compute_rewards`` with a list of each.
-``config`` is ``args``; ``next_state`` is ``sample.metadata["next_state"]`` or None, and is left out where it is not taken.
-Guarantees: one object per path and process, made at its first use; methods that are not asynchronous run in a thread, so that
-a slow one holds up no other sample.
+A plugin is one of: * that function itself; * ``get_reward_model(config)``, whose object has ``score(prompt, response,
+next_state)``; * a class whose object has ``compute_reward(prompt, response, next_state)`` and optionally
+``batch_compute_rewards`` with a
+  list of each.
+
+``config`` is ``args``. ``next_state`` is ``sample.metadata["next_state"]`` or None, passed only if the method takes it.
+Guarantees: one object per path and process, created on first use. Synchronous methods run in a thread, so a slow one
+does not delay other samples.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ RewardFunction = Callable[..., Awaitable[Any]]
 
 
 def load_reward_function(path: str, args: Arguments) -> RewardFunction:
-    """Return what ``path`` names as ``fn(args, sample or samples, **kw)``.
+    """Return the plugin at ``path`` as ``fn(args, sample or samples, **kw)``.
 
     Raises:
-        PluginError: when it names nothing, or something of another form.
+        PluginError: the path names nothing, or something of another form.
     """
     plugin = load_function(path)
     if inspect.isclass(plugin) or getattr(plugin, "__name__", "") == FACTORY:

@@ -1,14 +1,16 @@
-"""From the rewards of samples to the numbers that the advantage estimator broadcasts.
+"""Turn the rewards of samples into the numbers that the advantage estimator broadcasts. Pure.
 
-Guarantee: pure. For ``grpo``, ``gspo`` and ``cispo`` with reward normalisation a group of at least two samples gets mean zero (and
-unit deviation unless ``grpo_std_normalization`` is off); a group of one keeps its reward, because there is nothing to
-compare it with and zero would drop it silently. Equal rewards become zero. ``reinforce_plus_plus_baseline`` subtracts the
-group mean. All other estimators get the raw reward. With ``--dynamic-history`` the members of a group are its trajectories:
-each has the reward of its first sample, which all its samples get.
+* ``grpo``, ``gspo`` and ``cispo`` with reward normalisation give a group of at least two samples mean zero, and unit
+  deviation unless ``grpo_std_normalization`` is off. Equal rewards become zero. A group of one keeps its reward,
+  because it has nothing to compare with and zero would drop it silently.
+* ``reinforce_plus_plus_baseline`` subtracts the group mean.
+* All other estimators get the raw reward.
 
-A trajectory, or rollout, is an agent's run that was cut into a sample per step, or per branch. Samples with the same
-``rollout_id`` belong together; without one, samples with the same group and the same index do. Every other sample is a
-rollout of its own.
+With ``--dynamic-history`` the members of a group are its trajectories: all samples of one get the reward of its first.
+
+A trajectory, or rollout, is an agent's run, cut into a sample per step or per branch. Samples with the same
+``rollout_id`` belong together; without one, samples with the same group and the same index do. Every other sample is
+a rollout of its own.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def post_process_rewards(args: Arguments, samples: Sequence[Sample]) -> tuple[li
 
 
 def constant_groups(args: Arguments, samples: Sequence[Sample]) -> list[float]:
-    """The reward of each group of two or more whose rewards are equal; under a group-relative estimator it carries no gradient."""
+    """Return the reward of each group of two or more equal rewards, which gives a group-relative estimator no gradient."""
     found = []
     for members in _groups(args, samples).values():
         values = [_reward(args, samples[pieces[0]]) for pieces in members]
@@ -66,7 +68,7 @@ def constant_groups(args: Arguments, samples: Sequence[Sample]) -> list[float]:
 
 
 def _groups(args: Arguments, samples: Sequence[Sample]) -> dict[Hashable, list[list[int]]]:
-    """The members of each group: indices of a sample, or with ``--dynamic-history`` of all samples of a trajectory."""
+    """Return the members of each group: sample indices, or with ``--dynamic-history`` those of each trajectory."""
     numbers = rollout_ids(samples) if args.dynamic_history else range(len(samples))
     groups: dict[Hashable, dict[int, list[int]]] = defaultdict(dict)
     for index, (sample, number) in enumerate(zip(samples, numbers, strict=True)):

@@ -1,9 +1,9 @@
-"""The experts that engines sampled with (``--use-rollout-routing-replay``): from a request to training data.
+"""The experts that engines sampled with (``--use-rollout-routing-replay``), from request to training data.
 
-``Sample.rollout_routed_experts`` is ``[rows, layers, K]`` int16: row ``i`` has the experts of token ``i``, of which token
-``i + 1`` was sampled. Guarantees: a row is what an engine reported when the token after it was made, or was read as a part of
-a prompt; it is never computed anew, and a response that goes on asks for the missing rows only. Training data have a row for
-each token but the last; of rows that no trained token depends on those that are missing say `OWN_CHOICE`.
+``Sample.rollout_routed_experts`` is ``[rows, layers, K]`` int16: row ``i`` has the experts of token ``i``, from which
+token ``i + 1`` was sampled. Guarantees: a row is what an engine reported when it sampled the next token or read it as
+part of a prompt. It is never recomputed; a continued response requests only the missing rows. Training data have a row
+for each token but the last. A missing row that no trained token depends on becomes `OWN_CHOICE`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slime.utils.types import EXPERTS, OWN_CHOICE, Sample
 
 
 def request_fields(args: Arguments, sample: Sample) -> dict[str, Any]:
-    """Return what ``/generate`` is asked besides, for the rows that ``sample`` lacks."""
+    """Return extra ``/generate`` fields that request the rows that ``sample`` lacks."""
     if not args.use_rollout_routing_replay:
         return {}
     held = getattr(sample, EXPERTS)
@@ -34,10 +34,10 @@ def replayed_experts(
     tokens: Sequence[Sequence[int]],
     masks: Sequence[Sequence[int]],
 ) -> dict[str, list[Any]]:
-    """Return the training data of the samples' experts, with a row for each token but the last; empty without the flag.
+    """Return the samples' experts as training data, one row per token but the last; empty without the flag.
 
     Raises:
-        TrainDataError: naming the sample, when a row that a trained token depends on is missing or an array does not fit.
+        TrainDataError: a row that a trained token depends on is missing, or an array does not fit.
     """
     if not args.use_rollout_routing_replay:
         for name, array in zip(names, given, strict=True):
@@ -56,14 +56,14 @@ def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: Expert
         if needed:
             raise TrainDataError(
                 "convert-8",
-                f"{name}: {EXPERTS} is missing: engines that run already need --enable-return-routed-experts, and a rollout or "
+                f"{name}: {EXPERTS} is missing: external engines need --enable-return-routed-experts, and a rollout or "
                 "generate function of your own must keep what they return; or use --use-routing-replay",
             )
         given = np.empty((0, shape.layers, shape.per_token), np.int16)
     try:
         array = np.asarray(given)
     except (TypeError, ValueError) as error:  # lists of different lengths, a tensor on a GPU
-        raise TrainDataError("convert-8", f"{name}: {EXPERTS} is no array: {error}") from error
+        raise TrainDataError("convert-8", f"{name}: {EXPERTS} is not an array: {error}") from error
     if array.ndim != 3 or array.shape[1:] != (shape.layers, shape.per_token) or array.dtype.kind not in "iu":
         raise TrainDataError(
             "convert-8",
@@ -76,7 +76,7 @@ def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: Expert
             f"{name}: {EXPERTS} has {len(array)} rows; {total} tokens need {total - 1}, one for all but the last",
         )
     if array.size and not 0 <= array.min() <= array.max() < shape.experts:
-        raise TrainDataError("convert-8", f"{name}: {EXPERTS} names an expert that is none of {shape.experts}")
+        raise TrainDataError("convert-8", f"{name}: {EXPERTS} has an expert id outside the model's {shape.experts}")
     _check_distinct(name, array)
     whole = np.full((max(0, total - 1), shape.layers, shape.per_token), OWN_CHOICE, np.int16)
     whole[: len(array)] = array
@@ -84,8 +84,8 @@ def _whole(name: str, given: Any, total: int, mask: Sequence[int], shape: Expert
 
 
 def _check_distinct(name: str, array: np.ndarray) -> None:
-    """Raise TrainDataError when a token of ``[rows, layers, K]`` has an expert twice: no router chooses so."""
-    columns = np.ascontiguousarray(np.moveaxis(array, -1, 0))  # rows of K are compared fifty times slower
+    """Raise TrainDataError if a token of ``[rows, layers, K]`` has an expert twice, which no router chooses."""
+    columns = np.ascontiguousarray(np.moveaxis(array, -1, 0))  # comparing rows of K is fifty times slower
     twice = np.zeros(array.shape[:2], bool)
     for apart in range(1, len(columns)):
         twice |= (columns[apart:] == columns[:-apart]).any(0)
@@ -94,5 +94,5 @@ def _check_distinct(name: str, array: np.ndarray) -> None:
         raise TrainDataError(
             "convert-8",
             f"{name}: {EXPERTS} has an expert twice for {int(twice.any(1).sum())} tokens, first {array[row, layer].tolist()} for token "
-            f"{row} in layer {layer}: what was reported is not what a router chose; use --use-routing-replay",
+            f"{row} in layer {layer}: no router chooses this, so the report is wrong; use --use-routing-replay",
         )

@@ -1,7 +1,7 @@
-"""Functions of ``--rollout-sample-hook-path`` that see every answered sample before it is scored.
+"""Functions of ``--rollout-sample-hook-path``, called with every answered sample before it is scored.
 
-A hook is ``fn(args, sample, *, rollout_id=None, evaluation=False)``, plain or async; of the keywords it gets those that it
-declares. It changes the sample and returns None, or returns another one. Hooks run in the order of the command line.
+A hook is ``fn(args, sample, *, rollout_id=None, evaluation=False)``, sync or async, and gets only the keywords that it
+declares. It changes the sample and returns None, or returns a new one. Hooks run in command-line order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slime.utils.types import Sample
 async def apply_sample_hooks(
     args: Arguments, result: Sample | list[Sample], *, rollout_id: int | None, evaluation: bool
 ) -> Sample | list[Sample]:
-    """Run the hooks on a sample, or on each of a list; an aborted sample waits until it is whole."""
+    """Run the hooks on a sample or on each of a list; skip an aborted sample until it is complete."""
     paths = args.rollout_sample_hook_path
     if not paths:
         return result

@@ -1,4 +1,4 @@
-"""Numbers about a batch: what graders could not grade, and on request turns, pass rates, kinds of rewards, correct samples.
+"""Metrics of a batch: samples without a grade and, on request, turns, pass rates, reward categories, correct samples.
 
 Guarantee: pure; a flag that is off adds nothing.
 """
@@ -18,12 +18,12 @@ PASSING_REWARD = 1.0
 
 
 def grader_problems(samples: Iterable[Sample]) -> dict[str, int]:
-    """Count the samples that got the lowest reward without a grade, by reason."""
+    """Return the number of samples that got the lowest reward without a grade, by reason."""
     return dict(Counter(sample.metadata[PROBLEM] for sample in samples if PROBLEM in sample.metadata))
 
 
 def pass_at_k(groups: Sequence[Hashable], rewards: Sequence[float]) -> dict[int, float]:
-    """Return for powers of two k the chance that k answers to a prompt hold one with a reward of 1 or more.
+    """Return, for powers of two k, the chance that one of k answers to a prompt has a reward of 1 or more.
 
     The unbiased estimator ``1 - C(n - c, k) / C(n, k)`` of Chen et al. 2021 (arXiv:2107.03374), mean over the prompts with at
     least k answers. ``groups`` has the prompt of each answer.
@@ -43,7 +43,7 @@ def pass_at_k(groups: Sequence[Hashable], rewards: Sequence[float]) -> dict[int,
 
 
 def requested_metrics(args: Arguments, samples: Sequence[Sample]) -> dict[str, float]:
-    """Return what ``--log-multi-turn``, ``--log-passrate``, ``--log-reward-category`` and ``--log-correct-samples`` ask for."""
+    """Return what ``--log-multi-turn``, ``--log-passrate``, ``--log-reward-category`` and ``--log-correct-samples`` request."""
     metrics: dict[str, float] = {}
     if args.log_multi_turn:
         metrics |= multi_turn(samples)
@@ -57,7 +57,7 @@ def requested_metrics(args: Arguments, samples: Sequence[Sample]) -> dict[str, f
 
 
 def multi_turn(samples: Sequence[Sample]) -> dict[str, float]:
-    """Response lengths with and without observations, and the numbers of rounds where samples have one."""
+    """Return response lengths with and without observations, and rounds if samples record them."""
     values = {
         "raw_response_length": [sample.response_length for sample in samples],
         "wo_obs_response_length": [sample.effective_response_length for sample in samples],
@@ -72,7 +72,7 @@ def multi_turn(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def pass_rates(args: Arguments, samples: Sequence[Sample]) -> dict[str, float]:
-    """``passrate/pass@k`` of the samples, see `pass_at_k`; one without a group is a prompt of its own."""
+    """Return ``passrate/pass@k``, see `pass_at_k`; a sample without a group is its own prompt."""
     groups = [
         ("alone", position) if sample.group_index is None else sample.group_index
         for position, sample in enumerate(samples)
@@ -82,14 +82,14 @@ def pass_rates(args: Arguments, samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def reward_categories(key: str, samples: Sequence[Sample]) -> dict[str, float]:
-    """``error_cat/<value>``: share of the samples whose reward dict has that value under ``key``."""
+    """Return ``error_cat/<value>``: the share of samples whose reward dict has that value under ``key``."""
     rewards = [sample.reward for sample in samples if isinstance(sample.reward, dict)]
     counts = Counter(str(reward[key]) for reward in rewards if key in reward)
     return {f"error_cat/{value}": count / len(samples) for value, count in counts.items()}
 
 
 def correct_samples(args: Arguments, samples: Sequence[Sample]) -> dict[str, float]:
-    """Count and mean lengths of the samples with a reward above 0."""
+    """Return count and mean lengths of the samples with a reward above 0."""
     correct = [sample for sample in samples if _reward(args, sample) > 0]
     metrics: dict[str, float] = {"rollout/correct_samples": len(correct)}
     if correct:

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning as a rollout: conversations of the prompt data become samples; no engine is asked.
+"""Supervised fine-tuning as a rollout: conversations of the prompt data become samples, without an engine.
 
-Guarantee: every conversation of the batch becomes a sample with the ids of the chat template; use it with
+Guarantee: every conversation of the batch becomes a sample with the chat template's ids. Use it with
 ``--loss-type sft_loss`` and ``--debug-train-only``.
 """
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class MaskState(metaclass=SingletonMeta):
-    """The mask generator of this process; the first ``args`` wins."""
+    """The mask generator of this process; created from the first ``args``."""
 
     def __init__(self, args: Arguments) -> None:
         tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=True)
@@ -35,20 +35,21 @@ def generate_rollout(
     """Return ``rollout_batch_size`` groups of one sample each, with reward 0.
 
     The prompt of a row (``--input-key``) is a list of messages; its tools are in the column ``--tool-key``. A conversation without a
-    message to train on is kept with an empty response, and said.
+    message to train on is kept with an empty response and logged.
 
     Raises:
-        ConfigurationError: when groups have several samples, a prompt is no list of messages, or it is asked to evaluate.
+        ConfigurationError: a group has several samples, a prompt is not a list of messages, or an evaluation is
+            requested.
     """
     if evaluation:
-        raise ConfigurationError("supervised fine-tuning has nothing to evaluate with; use --eval-function-path")
+        raise ConfigurationError("supervised fine-tuning cannot evaluate; use --eval-function-path")
     if not args.rollout_global_dataset:
-        raise ConfigurationError("supervised fine-tuning needs --prompt-data; drop --disable-rollout-global-dataset")
+        raise ConfigurationError("supervised fine-tuning needs --prompt-data; remove --disable-rollout-global-dataset")
     groups = data_source.get_samples(args.rollout_batch_size)
     for group in groups:
         if len(group) != 1:
             raise ConfigurationError(
-                f"supervised fine-tuning takes a conversation once; replace --n-samples-per-prompt {len(group)} by 1"
+                f"supervised fine-tuning uses each conversation once; replace --n-samples-per-prompt {len(group)} with 1"
             )
         fill(group[0], MaskState(args))
     untrained = sum(not group[0].response_length for group in groups)
@@ -60,13 +61,13 @@ def generate_rollout(
 
 
 def fill(sample: Sample, state: MaskState) -> None:
-    """Give a sample whose prompt is a conversation, maybe with pictures, its tokens, response, mask, reward and status."""
+    """Set tokens, response, mask, reward and status of a sample whose prompt is a conversation."""
     messages = sample.prompt
     if not isinstance(messages, list) or not all(
         isinstance(message, dict) and "role" in message for message in messages
     ):
         raise ConfigurationError(
-            f"sample {sample.index}: the prompt is not a list of messages; name their column with --input-key and drop "
+            f"sample {sample.index}: the prompt is not a list of messages; name their column with --input-key and remove "
             "--apply-chat-template"
         )
     sample.tokens, mask = state.generator.get_loss_mask(messages, tools=sample.metadata.get("tools"))

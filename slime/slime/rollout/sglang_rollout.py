@@ -1,8 +1,9 @@
-"""The default rollout function: prompts of a data source, answered by the engines, scored by a reward function.
+"""The default rollout function: the engines answer the data source's prompts, and a reward function scores them.
 
-Guarantees: collection stops with exactly ``rollout_batch_size`` groups that the filter kept; no request of the surplus is left
-running on any engine. With ``--partial-rollout`` the surplus goes back to the data source with what it has; without, it is
-dropped and counted; so it is with a group that a generate function gave up. The prompt of a group that is too stale goes back in any case. Plugins import their names from here.
+Guarantees: collection stops with exactly ``rollout_batch_size`` groups that the filter kept, and no surplus request
+keeps running on an engine. With ``--partial-rollout`` surplus groups return to the data source with their tokens;
+without it, they are dropped and counted, as are groups that a generate function gave up. The prompt of a too stale
+group always returns. Plugins import the names they need from here.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ __all__ = [
 
 
 async def abort(args: Arguments, rollout_id: int) -> list[Group]:
-    """Stop what is pending, wait until every engine is idle, and return the groups to go on with later.
+    """Stop pending groups, wait until every engine is idle, and return the groups to continue later.
 
-    There are none without ``--partial-rollout``. An evaluation that runs is waited for.
+    Without ``--partial-rollout`` there are none. Waits for a running evaluation first.
     """
     state = GenerateState(args)
     tasks = [task for task in state.prompts if task in state.pendings]
@@ -53,13 +54,13 @@ async def abort(args: Arguments, rollout_id: int) -> list[Group]:
 async def generate_rollout_async(
     args: Arguments, rollout_id: int, get_samples: Callable[[int], list[Group]]
 ) -> tuple[RolloutFnTrainOutput, list[Group]]:
-    """Collect ``rollout_batch_size`` groups that the filter keeps; return them and the groups to go on with later.
+    """Collect ``rollout_batch_size`` groups that the filter keeps; return them and the groups to continue later.
 
-    A batch is filled up with what the filter would keep when there is too little, as soon as dropping it would leave fewer
-    groups than a batch; only if that does not suffice more prompts are asked for.
+    If the filter rejects too many groups, its spare groups fill the batch as soon as dropping one would leave fewer
+    groups than a batch. More prompts are requested only if that is not enough.
 
     Raises:
-        ValueError: when the data source has no more prompts.
+        ValueError: the data source has no more prompts.
     """
     state = GenerateState(args)
     state.reset()
@@ -119,7 +120,7 @@ def generate_rollout(
         return run(eval_rollout(args, rollout_id))[0]
     if not args.rollout_global_dataset:
         raise ConfigurationError(
-            "the default rollout needs prompts: give --prompt-data and drop --disable-rollout-global-dataset"
+            "the default rollout needs prompts: add --prompt-data and remove --disable-rollout-global-dataset"
         )
     output, aborted = run(generate_rollout_async(args, rollout_id, data_source.get_samples))
     if aborted:

@@ -1,7 +1,8 @@
 """``--custom-generate-function-path slime.rollout.sglang_streaming_rollout.generate_streaming``: one turn, token by token.
 
-Guarantee: what an engine has sent stays. When it goes away in the middle of a response, the next one goes on from there, while the
-built-in `generate` would ask for all of it again. Costs an event per token; use it for long responses on engines that may go away.
+Guarantee: tokens that an engine has sent are kept. If the engine goes away mid-response, the next one continues from
+there, whereas the built-in `generate` would request everything again. It costs one event per token, so use it for long
+responses on unreliable engines.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ async def generate_streaming(
     """Answer one prompt in one turn; ``sample`` grows with every event of the engine.
 
     Raises:
-        HttpStatusError: on a 4xx answer at once, on a 5xx answer after `TRIES` tries without a new token.
-        httpx.TransportError: when the engines could not be reached in as many tries.
+        HttpStatusError: a 4xx answer, at once, or a 5xx answer, after `TRIES` tries without a new token.
+        httpx.TransportError: the engines were unreachable in as many tries.
     """
     state = GenerateState(args)
     url = f"{router_url(args)}/generate"
@@ -56,19 +57,19 @@ async def generate_streaming(
                 await _read(args, sample, response)
             if sample.status != Sample.Status.ABORTED or state.aborted:
                 return sample
-            raise httpx.RemoteProtocolError("the engine broke the request off")
+            raise httpx.RemoteProtocolError("the engine ended the request early")
         except (httpx.TransportError, HttpStatusError) as error:
             if sample.response_length > before:
                 tries.begin_again()
             tries.failed(error)
-            logger.warning("sample %s goes on after %d tokens: %s", sample.index, sample.response_length, error)
+            logger.warning("sample %s continues after %d tokens: %s", sample.index, sample.response_length, error)
         await tries.pause()
     sample.status = Sample.Status.TRUNCATED
     return sample
 
 
 async def _read(args: Arguments, sample: Sample, response: httpx.Response) -> None:
-    """Append the events of one answer; raises httpx.RemoteProtocolError when it ends before the response does."""
+    """Append the events of one answer; raise httpx.RemoteProtocolError if it ends before the response does."""
     start, spans = sample.response_length, len(sample.weight_spans)
     text_start, prompt = len(sample.response), len(sample.tokens)
     async for line in http_utils.stream_lines(response):
@@ -81,7 +82,7 @@ async def _read(args: Arguments, sample: Sample, response: httpx.Response) -> No
         check_prompt_length(sample, prompt, meta)
         entries, text = meta.get("output_token_logprobs") or [], event["text"]
         new = meta["completion_tokens"] - have
-        if len(entries) > new:  # an engine that repeats what it has sent
+        if len(entries) > new:  # the engine repeats earlier tokens
             entries, text = entries[len(entries) - new :], text[len(sample.response) - text_start :]
         cut = append_answer(args, sample, entries, text)
         finished = cut or meta.get("finish_reason") is not None

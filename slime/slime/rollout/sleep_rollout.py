@@ -1,4 +1,4 @@
-"""A rollout function that never returns, to look at a run with its engines and trainer up."""
+"""A rollout function that never returns, for inspecting a run with engines and trainer up."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The bound on how old the weights may be that sampled a group: ``--max-weight-staleness`` and ``--stale-samples``.
+"""The bound on the age of the weights that sampled a group: ``--max-weight-staleness`` and ``--stale-samples``.
 
-Guarantee: with ``drop`` no admitted group has a token of weights more than the bound behind those that the engines serve when it is
-admitted; with ``correct`` such groups are admitted and counted, and the loss weighs their tokens.
+Guarantee: with ``drop``, no admitted group has a token from weights more than the bound behind those that the engines
+serve at admission. With ``correct``, such groups are admitted and counted, and the loss weighs their tokens.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from slime.rollout.metrics import flatten
 
 
 def version_number(version: str) -> int:
-    """Return a weight version as a number; the name an engine starts with (``default``) is 0.
+    """Return a weight version as a number; an engine's initial ``default`` is 0.
 
     Raises:
-        ValueError: when it is no number.
+        ValueError: the version is not a number.
     """
     if version != "default" and not version.isdigit():
         raise ValueError(f"the engines serve weight version {version!r}; --max-weight-staleness needs numbers")
@@ -26,7 +26,7 @@ def version_number(version: str) -> int:
 
 
 class StalenessBound:
-    """Looks at finished groups, and counts since `take_metrics` was last called."""
+    """Checks finished groups, and counts them until `take_metrics` is called."""
 
     def __init__(self, args: Arguments) -> None:
         self._args = args
@@ -34,7 +34,7 @@ class StalenessBound:
         self._dropped = self._corrected = 0
 
     async def admits(self, group: list[Any]) -> bool:
-        """Whether a finished group may be trained on; one without a token of the engines is not stale."""
+        """Return whether a finished group may be trained on; a group without engine tokens is not stale."""
         bound = self._args.max_weight_staleness
         if bound is None or not any(sample.response_length for sample in flatten(group)):
             return True
@@ -46,7 +46,7 @@ class StalenessBound:
         return not self._drops
 
     def take_metrics(self) -> dict[str, Any]:
-        """Return and forget the counts; nothing without a bound."""
+        """Return and reset the counts; empty without a bound."""
         if self._args.max_weight_staleness is None:
             return {}
         metrics = {"rollout/dropped_stale_groups": self._dropped, "rollout/corrected_stale_groups": self._corrected}
@@ -55,10 +55,10 @@ class StalenessBound:
 
 
 def oldest_version(group: list[Any]) -> int:
-    """Number of the oldest weights that sampled a token of a group, which has one at least.
+    """Return the oldest weight version that sampled a token of a non-empty group.
 
     Raises:
-        PluginError: when samples do not say who sampled them.
+        PluginError: samples lack their weight versions.
     """
     samples = [sample for sample in flatten(group) if sample.response_length]
     silent = [sample.index for sample in samples if not sample.weight_versions]

@@ -1,10 +1,12 @@
-"""From the scores of an agent's steps to one standardised number per step, for ``--advantage-estimator step_wise``.
+"""Standardise the scores of an agent's steps, for ``--advantage-estimator step_wise``.
 
-``metadata["step_wise"]`` of a sample has ``step_scores_with_outcome`` (or ``step_scores``), ``step_token_spans``
-(``[start, end)`` in its response) and perhaps ``step_indices`` (0, 1, ... otherwise). With ``--dynamic-history`` a sample
-without spans is one step: its reward, from the first to the last unmasked token, index 0. Steps with the same group and the
-same index are standardised together, ``(v - mean) / (population deviation + 1e-6)``; a step without a peer keeps its score,
-equal scores become 0. A sample without an unmasked token has no steps. Lists that do not fit are errors; nothing is cut.
+A sample's ``metadata["step_wise"]`` has ``step_scores_with_outcome`` (or ``step_scores``), ``step_token_spans``
+(``[start, end)`` in its response) and optionally ``step_indices`` (default 0, 1, ...). With ``--dynamic-history`` a
+sample without spans is one step: its reward, from the first to the last unmasked token, index 0.
+
+Steps with the same group and index are standardised together: ``(v - mean) / (population deviation + 1e-6)``. A step
+without a peer keeps its score; equal scores become 0. A sample without an unmasked token has no steps. Lists that do
+not match are errors; nothing is cut.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _EPSILON = 1e-6
 
 @dataclass
 class Step:
-    """One step of a sample: its number, its tokens ``[start, end)`` in the response, and its score."""
+    """One step of a sample: its index, its tokens ``[start, end)`` in the response, and its score."""
 
     index: int
     start: int
@@ -33,7 +35,7 @@ class Step:
 
 
 def step_fields(args: Arguments, samples: Sequence[Sample], masks: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
-    """Return the training data of the steps: per sample the rewards, spans and indices of its steps."""
+    """Return the training data of the steps: rewards, spans and indices per sample."""
     steps = [steps_of_sample(args, sample, mask) for sample, mask in zip(samples, masks, strict=True)]
     if args.rewards_normalization:
         groups = [-1 if sample.group_index is None else sample.group_index for sample in samples]
@@ -49,7 +51,7 @@ def steps_of_sample(args: Arguments, sample: Sample, mask: Sequence[int]) -> lis
     """Return the steps of one sample with their raw scores.
 
     Raises:
-        ValueError: naming the sample, when it has no steps or they do not fit its response.
+        ValueError: a sample has no steps, or they do not fit its response; the message names it.
     """
     if not any(mask):
         return []
@@ -64,7 +66,7 @@ def steps_of_sample(args: Arguments, sample: Sample, mask: Sequence[int]) -> lis
     if spans is None or scores is None:
         raise ValueError(
             f"{where} needs step_scores and step_token_spans for --advantage-estimator step_wise; "
-            "where each step is a sample of its own add --dynamic-history"
+            "if each step is its own sample, add --dynamic-history"
         )
     indices = found.get("step_indices")
     indices = range(len(scores)) if indices is None else indices

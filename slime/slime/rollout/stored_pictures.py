@@ -1,8 +1,8 @@
-"""Pictures of prompts that are decoded when a sample is answered, not before, and away from the event loop.
+"""Decode prompts' pictures only when a sample is answered, and outside the event loop.
 
-Guarantees: no generate, reward or rollout function sees a picture that is not decoded: data sources hand such samples to the core's
-rollout functions only, and `decode_pictures` comes before any generate function. A buffer filter may: groups wait as they are. In a
-checkpoint a prompt's pictures are what the prompt data hold.
+Guarantees: generate, reward and rollout functions only see decoded pictures. Data sources hand undecoded samples only
+to the core's rollout functions, and `decode_pictures` runs before any generate function. A buffer filter may see them
+undecoded. A checkpoint stores a prompt's pictures as in the prompt data.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ SHOWN_CHARACTERS = 100
 
 
 def stored_picture(image: Any) -> Any:
-    """Return the picture that ``image`` was decoded from, or ``image`` where a function made it."""
+    """Return the stored picture that ``image`` was decoded from, or ``image`` if a function made it."""
     return getattr(image, "stored_picture", image)
 
 
 def decode(args: Arguments, group: list[Any]) -> None:
-    """Give the samples of a group decoded pictures; what they share they share afterwards, and nobody may change it.
+    """Decode the pictures of a group's samples; shared pictures stay shared and are read-only.
 
     Raises:
-        ConfigurationError: when a picture whose header was read cannot be decoded.
+        ConfigurationError: a picture with a valid header cannot be decoded.
     """
     found: dict[int, Any] = {}
     for sample in flatten(group):
@@ -41,7 +41,7 @@ def decode(args: Arguments, group: list[Any]) -> None:
 
 
 async def decode_pictures(args: Arguments, group: list[Any]) -> None:
-    """As `decode`, in another thread: a screenshot takes a twentieth of a second, in which no answer would be read."""
+    """Run `decode` in a thread, because a screenshot takes a twentieth of a second and would block the event loop."""
     if any(map(_has_stored, flatten(group))):
         await asyncio.to_thread(decode, args, group)
 
@@ -57,7 +57,7 @@ def _decoded(args: Arguments, sample: Sample, picture: Any, found: dict[int, Any
     if id(picture.source) not in found:
         try:
             image = at_model_size(open_image(picture.source), image_processor_of(args.hf_checkpoint))
-        except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: how PIL says that a PNG is broken
+        except (OSError, ValueError, SyntaxError) as error:  # PIL raises SyntaxError for a broken PNG
             start = str(sample.prompt)[:SHOWN_CHARACTERS]
             raise ConfigurationError(f"a picture of the prompt that starts with {start!r}: {error}") from error
         if image is not picture.source:
@@ -67,9 +67,9 @@ def _decoded(args: Arguments, sample: Sample, picture: Any, found: dict[int, Any
 
 
 def put_pictures_away(samples: Iterable[Sample]) -> None:
-    """Have samples that are not trained on hold the pictures of their prompt as the file has them, and no processor's arrays.
+    """Reset untrained samples to their stored prompt pictures, and drop their processor arrays.
 
-    Pictures that a generate function made stay.
+    Pictures from a generate function stay.
     """
     for sample in samples:
         sample.multimodal_train_inputs = None
@@ -81,7 +81,7 @@ def put_pictures_away(samples: Iterable[Sample]) -> None:
 
 
 def record_of(sample: Sample) -> dict[str, Any]:
-    """Return `Sample.to_dict`'s answer with the pictures of the prompt as they are stored."""
+    """Return `Sample.to_dict` with the prompt's pictures as stored."""
     record = sample.to_dict()
     media = record["multimodal_inputs"]
     if media and media.get("images"):

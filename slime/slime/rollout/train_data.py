@@ -1,12 +1,13 @@
-"""Samples become training data, and training data becomes one shard per rank.
+"""Convert samples to training data, and split training data into one shard per rank.
 
 Guarantees:
 
-* :func:`convert` loses nothing: a per-token list that is missing on some samples, or has a wrong length, is an error that
-  names the sample; nothing is padded or cut.
-* :func:`split_by_dp` decides everything centrally: every sample is in exactly one micro-batch of one rank, all ranks have
-  the same number of micro-batches in every optimizer step (an empty one where samples run out), no micro-batch exceeds the
-  token cap unless it is a single sample, and the loss denominators are those of the whole step.
+* :func:`convert` loses nothing: a per-token list that is missing on some samples or has a wrong length is an error that
+  names the sample. Nothing is padded or cut.
+* :func:`split_by_dp` decides everything centrally. Every sample is in exactly one micro-batch of one rank. All ranks
+have
+  the same number of micro-batches in every optimizer step, padded with empty ones. No micro-batch exceeds the token cap
+  unless it is a single sample. The loss denominators are those of the whole step.
 
 Both are pure; the values are plain Python lists.
 """
@@ -42,8 +43,8 @@ def convert(args: Arguments, samples: Sequence[Sample]) -> TrainData:
     """Return the training data of ``samples``; see the module for what is checked.
 
     Keys: tokens, response_lengths, total_lengths, rewards, raw_reward, truncated, sample_indices, group_indices,
-    rollout_ids, rollout_mask_sums, loss_masks, step_wise_* with that estimator, rollout_routed_experts when they are replayed,
-    multimodal_train_inputs, and every stream of `slime.utils.streams.SampleStreams`, where samples have them.
+    rollout_ids, rollout_mask_sums, loss_masks, step_wise_* with that estimator, rollout_routed_experts if replayed,
+    multimodal_train_inputs, and every stream of `slime.utils.streams.SampleStreams` that samples have.
     """
     if not samples:
         raise ValueError("the rollout returned no samples to train on")
@@ -80,7 +81,7 @@ def convert(args: Arguments, samples: Sequence[Sample]) -> TrainData:
 
 
 def _carried_streams(samples: Sequence[Sample]) -> TrainData:
-    """Return the streams that samples carry besides their masks, those that any of them has."""
+    """Return the streams other than masks that any of the samples carries."""
     data: TrainData = {}
     for attribute, stream in carried():
         if stream.presence == "always":
@@ -116,18 +117,18 @@ def _logged_reward(sample: Sample, raw: float) -> float:
 
 
 def plain_list(value: Any) -> list[Any] | None:
-    """A list of a list, a NumPy array or a tensor; None stays None."""
+    """Return a list from a list, a NumPy array or a tensor; None stays None."""
     if value is None:
         return None
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def steps_of(num_samples: int, args: Arguments) -> list[range]:
-    """The rollouts of each optimizer step, in order; ``num_samples`` is how many there are.
+    """Return the rollouts of each optimizer step, in order; ``num_samples`` is their total number.
 
-    A step has ``global_batch_size`` rollouts, or with ``use_dynamic_global_batch_size`` (and with ``dynamic_history``) the
-    rollouts divided by ``num_steps_per_rollout``. What is left over is dropped with a warning, or is a smaller last step with
-    ``disable_rollout_trim_samples``.
+    A step has ``global_batch_size`` rollouts; with ``use_dynamic_global_batch_size`` or ``dynamic_history``, the
+    rollouts divided by ``num_steps_per_rollout``. The remainder is dropped with a warning, or with
+    ``disable_rollout_trim_samples`` forms a smaller last step.
     """
     size = args.global_batch_size
     by_steps = args.use_dynamic_global_batch_size or args.dynamic_history
@@ -145,9 +146,9 @@ def steps_of(num_samples: int, args: Arguments) -> list[range]:
 
 
 def samples_of_steps(train_data: TrainData, args: Arguments) -> tuple[list[list[int]], list[int]]:
-    """Return the samples of each optimizer step and the number of its rollouts; no rollout is cut between steps.
+    """Return the samples of each optimizer step and its number of rollouts; steps never split a rollout.
 
-    Training data of a plugin without ``rollout_ids`` has a rollout per sample.
+    In a plugin's training data without ``rollout_ids`` each sample is a rollout.
     """
     ids = train_data.get("rollout_ids") or list(range(len(train_data["total_lengths"])))
     order = {number: position for position, number in enumerate(dict.fromkeys(ids))}
@@ -192,14 +193,14 @@ def _per_sample(values: Any, num_samples: int) -> bool:
 
 
 def _pack(step: Sequence[int], lengths: Sequence[int], args: Arguments) -> list[list[int]]:
-    """Micro-batches of one step: first fit by decreasing length under the token cap, or runs of micro_batch_size.
+    """Return the micro-batches of one step: first-fit decreasing under the token cap, or runs of micro_batch_size.
 
-    ``lengths`` are with the padding that context-parallel ranks need.
+    ``lengths`` include the padding for context-parallel ranks.
     """
     if not args.use_dynamic_batch_size:
         size = args.micro_batch_size
         return [list(step[start : start + size]) for start in range(0, len(step), size)]
-    # Each context-parallel rank holds a part of every sample.
+    # Each context-parallel rank holds part of every sample.
     cap = required("--max-tokens-per-gpu", args.max_tokens_per_gpu) * args.context_parallel_size
     batches: list[list[int]] = []
     loads: list[int] = []
@@ -215,7 +216,7 @@ def _pack(step: Sequence[int], lengths: Sequence[int], args: Arguments) -> list[
 
 
 def _deal(batches: list[list[int]], lengths: Sequence[int], dp_size: int) -> list[list[list[int]]]:
-    """Give every rank the same number of micro-batches, with token sums as equal as a greedy deal makes them."""
+    """Assign the same number of micro-batches to every rank, greedily balancing their tokens."""
     batches = _split_to_multiple(batches, lengths, dp_size)
     per_rank = len(batches) // dp_size
     ranks: list[list[list[int]]] = [[] for _ in range(dp_size)]

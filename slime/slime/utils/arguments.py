@@ -1,4 +1,4 @@
-"""The arguments under the path that older code imports them from."""
+"""Arguments under the import path that older code uses."""
 
 from __future__ import annotations
 

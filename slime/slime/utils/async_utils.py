@@ -22,10 +22,10 @@ def get_async_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run ``coroutine`` on the background loop and return its result; blocks the calling thread.
+    """Run ``coroutine`` on the background loop, block the calling thread, and return the result.
 
     Raises:
-        RuntimeError: when called from the background loop itself, where blocking would never end.
+        RuntimeError: called from the background loop itself, which would deadlock.
     """
     loop = get_async_loop()
     try:
@@ -39,10 +39,10 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run ``coroutines`` side by side and return their results in order.
+    """Run ``coroutines`` concurrently and return their results in order.
 
-    When one raises, or the caller is cancelled, the others are cancelled and have ended before the exception goes on: nothing is
-    left running, and what they had asked a server for is broken off with their connections.
+    If one raises or the caller is cancelled, the others are cancelled and awaited before the exception propagates.
+    Nothing keeps running, and their requests to servers end with their connections.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

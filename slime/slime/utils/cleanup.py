@@ -1,4 +1,4 @@
-"""Starts what outlives this process: the janitor that cleans up after it, however it ends (`slime.utils.janitor`), and scripts like it."""
+"""Start helpers that outlive this process, such as the janitor that cleans up after it (`slime.utils.janitor`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _JANITOR = Path(__file__).with_name("janitor.py")
 
 
 def start_janitor(folder: str | Path, *, detached: bool = False) -> subprocess.Popen[str]:
-    """Start the process that removes ``folder`` when this one is gone.
+    """Start the process that removes ``folder`` after this process ends.
 
-    A detached one is no child, so it outlives an owner that ends all its children last thing.
+    A detached janitor is not a child, so it survives an owner that kills all its children before it exits.
     """
     janitor = start_script(_JANITOR, str(folder), *(["detached"] if detached else []))
     if detached:
@@ -29,7 +29,7 @@ def start_janitor(folder: str | Path, *, detached: bool = False) -> subprocess.P
 
 
 def start_script(script: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a script of the standard library alone, which is told things by :func:`tell` until this process ends."""
+    """Start a standard-library-only script that receives lines from :func:`tell` until this process ends."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(script), *words],
         stdin=subprocess.PIPE,
@@ -40,7 +40,7 @@ def start_script(script: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def entrust(janitor: subprocess.Popen[str], processes: Sequence[psutil.Process]) -> None:
-    """Tell the janitor which processes to end when their owner is gone."""
+    """Tell the janitor which processes to end after their owner."""
     for process in processes:
         started = start_time(process.pid)
         if process.pid not in (janitor.pid, os.getpid()) and started is not None:
@@ -53,7 +53,7 @@ def entrust_path(janitor: subprocess.Popen[str], path: str) -> None:
 
 
 def tell(script: subprocess.Popen[str], line: str) -> None:
-    """Write a line to what :func:`start_script` started."""
+    """Write a line to a script from :func:`start_script`."""
     assert script.stdin is not None
     script.stdin.write(f"{line}\n")
     script.stdin.flush()

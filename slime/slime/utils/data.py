@@ -1,7 +1,7 @@
 """Rows of a data file, one at a time.
 
-Guarantees: a path that cannot be read is an error when `read_file` is called, not at the first row; a slice counts rows, so
-blank lines of a ``.jsonl`` file don't count.
+Guarantees: an unreadable path is an error when `read_file` is called, not at the first row. A slice counts rows, so
+blank lines of a ``.jsonl`` file do not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>(?:-?\d+)?):(?P<end>(?:-?\d+)?)\
 
 
 def split_slice(path: str) -> tuple[str, int | None, int | None]:
-    """Return ``path@[start:end]`` as the path and its bounds; None is an open bound, and both without a slice."""
+    """Split ``path@[start:end]`` into the path and its bounds; a missing bound is None."""
     match = _SLICE.match(path)
     if match is None:
         return path, None, None
@@ -27,11 +27,11 @@ def split_slice(path: str) -> tuple[str, int | None, int | None]:
 
 
 def read_file(path: str) -> Iterator[Row]:
-    """Return the rows of a ``.jsonl`` or ``.parquet`` file; ``path@[start:end]`` slices them as Python slices a list.
+    """Return the rows of a ``.jsonl`` or ``.parquet`` file; ``path@[start:end]`` slices them like a Python list.
 
     Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: for another ending, and, while reading, for a line that is not a JSON object.
+        FileNotFoundError: the file does not exist.
+        ValueError: the suffix is another one or, while reading, a line is not a JSON object.
     """
     name, start, end = split_slice(str(path))
     file = Path(name)

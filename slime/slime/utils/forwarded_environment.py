@@ -1,7 +1,7 @@
-"""Which variables of a shell travel to other machines: names and prefixes, so that no key or token leaves by accident.
+"""Which shell variables are forwarded to other machines: names and prefixes, so that no key or token leaks by accident.
 
-Guarantees: the head's value holds on every machine, except for what names a machine's own hardware (``OF_MACHINE``), where
-a machine that has a value keeps it. A name that sounds like a secret never travels by its prefix.
+Guarantees: the head's value applies on every machine, except for variables that name a machine's own hardware
+(``OF_MACHINE``), where the machine's own value wins. A name that looks like a secret is never forwarded by its prefix.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from slime.exceptions import ConfigurationError
 from slime.tracking.redact import is_secret
 
-# Of the run: read by plugins, libraries and the training runtime on every machine.
+# Variables of the run, read by plugins, libraries and the training runtime on every machine.
 FORWARDED = frozenset(
     {
         *("PYTHONPATH", "OMP_NUM_THREADS", "TQDM_DISABLE", "ROLLOUT_LOG_LEVEL"),
@@ -21,18 +21,18 @@ FORWARDED = frozenset(
     }
 )
 FORWARD_VARIABLE = "SLIME_FORWARD_ENV"
-"""Names of further variables, with spaces between; a launcher sets it to those of its method."""
+"""Space-separated names of further variables; a launcher sets it to those of its method."""
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_", "OFI_NCCL_", "RDMAV_", "IBV_")
-"""Of communication libraries and their transports: all their variables travel."""
+"""Communication libraries and their transports: all their variables are forwarded."""
 OF_MACHINE = frozenset(
     {
         *("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"),
         *("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_TOPO_FILE"),
     }
 )
-"""Interfaces, adapters and topology: they differ from machine to machine, so a machine's own value wins over the head's."""
+"""Interfaces, adapters and topology, which differ between machines: a machine's own value overrides the head's."""
 _KEPT = "SLIME_OF_MACHINE_"
-# Of the machine itself: what programs need to run there.
+# Variables of the machine that programs need to run there.
 _LOCAL = frozenset(
     {
         *("PATH", "HOME", "USER", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM", "VIRTUAL_ENV"),
@@ -40,38 +40,38 @@ _LOCAL = frozenset(
         *("NVIDIA_DRIVER_CAPABILITIES", "TRITON_CACHE_DIR", "XDG_CACHE_HOME"),
     }
 )
-# Ray's own: who may join, and how it is tuned.
+# Ray's own: authentication and tuning.
 _RAY = "RAY_"
 
 
 def forwarded(environment: Mapping[str, str], more: Iterable[str] = ()) -> dict[str, str]:
-    """Return what the actors of a run get of the driver's ``environment``, on whatever machine they run.
+    """Return the part of the driver's ``environment`` that the run's actors get on every machine.
 
     Args:
-        environment: of the driver.
-        more: other names to forward (``--forward-env``).
+        environment: environment of the driver.
+        more: further names to forward (``--forward-env``).
 
     Raises:
-        ConfigurationError: for a name of ``more`` that is not set.
+        ConfigurationError: a name in ``more`` is not set.
     """
     wanted = list(more)
     missing = [name for name in wanted if name not in environment]
     if missing:
-        raise ConfigurationError(f"--forward-env {' '.join(missing)}: not set here; export it, or leave it out")
+        raise ConfigurationError(f"--forward-env {' '.join(missing)}: not set here; export it, or remove it")
     wanted += environment.get(FORWARD_VARIABLE, "").split()
     return {name: value for name, value in environment.items() if travels(name) or name in wanted}
 
 
 def travels(name: str) -> bool:
-    """Return whether a variable of the driver goes to all machines without being asked for."""
+    """Return whether a driver variable is forwarded to all machines by default."""
     return name in FORWARDED or (name.startswith(PREFIXES) and not is_secret(name))
 
 
 def of_node(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what of a machine's ``environment`` Ray and its workers there start with.
+    """Return the part of a machine's ``environment`` that Ray and its workers there get.
 
-    The head's values replace those of the same name in Ray's workers, so a machine's own ``OF_MACHINE`` travel a second
-    time under a name of their own; :func:`own_of_machine` reads them.
+    Ray's workers get the head's values for equal names. A machine's own ``OF_MACHINE`` values are therefore also passed
+    under a second name; :func:`own_of_machine` reads them.
     """
     kept = {_KEPT + name: environment[name] for name in OF_MACHINE if name in environment}
     return kept | {
@@ -80,5 +80,5 @@ def of_node(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_of_machine(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the ``OF_MACHINE`` that this machine has values of its own for; for a rank or an engine to start with."""
+    """Return this machine's own ``OF_MACHINE`` values, for a rank or an engine to start with."""
     return {name: environment[_KEPT + name] for name in OF_MACHINE if _KEPT + name in environment}

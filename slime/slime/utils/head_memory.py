@@ -1,4 +1,4 @@
-"""How many logits exist at a time, and the memory that log probabilities of response tokens take; imports no torch.
+"""Memory of logits and of response-token log probabilities; imports no torch.
 
 Peak bytes above the model, its gradients and the hidden states, for ``N`` rows, ``K`` ids per row, hidden size ``H``, a
 vocabulary of ``V`` over ``n`` tensor-parallel ranks, and ``b`` bytes per number of the compute dtype (2 for bfloat16):
@@ -6,30 +6,30 @@ vocabulary of ``V`` over ``n`` tensor-parallel ranks, and ``b`` bytes per number
     logits     b x min(chunk, N) x V / n
     gradients  4 x N x H, and 2 x N x H more in bfloat16
     per row    N x (24 x K + 40)
-    slices     2 times 1 MiB on a CPU, 64 MiB on a GPU, or the block in float32 where that is smaller
+    slices     2 times 1 MiB on a CPU, 64 MiB on a GPU, or the block in float32 if that is smaller
 
-A CPU without bfloat16 instructions adds 4 bytes per logit of a block inside of its matrix product.
-The gradient of the head itself, ``b x V / n x H``, is the one that the back end reduces and adds up. Entropies cost no memory
-of their own. :func:`head_bytes` computes the sum.
+A CPU without bfloat16 instructions adds 4 bytes per logit of a block inside its matrix product. The head's own
+gradient, ``b x V / n x H``, is the one that the back end accumulates and reduces. Entropies need no extra memory.
+:func:`head_bytes` computes the sum.
 """
 
 from __future__ import annotations
 
-# Float32 bytes of the rows of a block that elementwise work goes over at once: what a CPU's cache holds, few launches on a GPU.
+# Float32 bytes that elementwise work processes at once: fits a CPU's cache, and needs few launches on a GPU.
 CPU_SLICE_BYTES, GPU_SLICE_BYTES = 2**20, 2**26
-# Bytes of float32 logits of a chunk when --log-probs-chunk-size does not say.
+# Float32 logit bytes per chunk without --log-probs-chunk-size.
 DEFAULT_CHUNK_BYTES = 256 * 2**20
-# Blocks wider than this are a multiple of it, as matrix products like them.
+# Wider blocks are a multiple of this, which suits matrix products.
 _ALIGNED = 64
 
 
 def chunk_rows(requested: int, vocab_size: int) -> int:
-    """Rows per chunk: ``requested``, or when that is not positive as many as fit :data:`DEFAULT_CHUNK_BYTES`."""
+    """Return rows per chunk: ``requested`` if positive, else as many as fit :data:`DEFAULT_CHUNK_BYTES`."""
     return requested if requested > 0 else max(1, DEFAULT_CHUNK_BYTES // (4 * vocab_size))
 
 
 def block_width(rows: int, columns: int, chunk: int) -> int:
-    """Return how many columns of ``rows`` rows of logits have at most the numbers of ``chunk`` rows of ``columns``; 1 at least."""
+    """Return the widest block of ``rows`` rows with at most ``chunk * columns`` logits; at least 1 column."""
     width = min(columns, max(1, chunk * columns // max(1, rows)))
     return width - width % _ALIGNED if _ALIGNED < width < columns else width
 
@@ -37,7 +37,7 @@ def block_width(rows: int, columns: int, chunk: int) -> int:
 def head_bytes(
     rows: int, hidden: int, columns: int, *, chunk: int, ids: int = 1, dtype_bytes: int = 2, on_gpu: bool = True
 ) -> int:
-    """Return the peak bytes of the table above for ``rows`` response tokens and ``columns`` tokens of this rank's vocabulary."""
+    """Return the table's peak bytes for ``rows`` response tokens and this rank's ``columns`` of the vocabulary."""
     block = rows * block_width(rows, columns, chunk)
     gradients = rows * hidden * (4 if dtype_bytes == 4 else 6)
     slices = 2 * min(4 * block, GPU_SLICE_BYTES if on_gpu else CPU_SLICE_BYTES)

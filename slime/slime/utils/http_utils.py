@@ -1,7 +1,8 @@
 """HTTP calls of the core and its plugins.
 
-Guarantees: only transport errors and 5xx answers are retried; a 4xx answer is the caller's mistake and raises at once.
-Owns the process-wide client that plugins share (``_http_client``), and the names of the ports that this process has given away.
+Guarantees: only transport errors and 5xx answers are retried. A 4xx answer is the caller's mistake and raises at once.
+Owns the process-wide client that plugins share (``_http_client``) and the reservations of ports that this process
+returned.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ _DIRECT_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 5.0
 QUIET_PORT = 20000
-"""The first port that is given away; below it are those of Ray's workers."""
+"""First port to hand out; Ray's workers use lower ones."""
 PORT_TRIES = 200
 _claims: list[socket.socket] = []
 
 
 def init_http_client(args: Arguments) -> None:
-    """Make the shared client with as many connections as the engines serve at once; nothing without engines.
+    """Create the shared client with one connection per concurrent engine request; a no-op without engines.
 
-    ``--http-proxy`` holds for calls to other machines, also of a client that is made later.
+    ``--http-proxy`` applies to calls to other machines, also for a client created later.
     """
     global _http_client, _proxy
     _proxy = args.http_proxy
@@ -58,12 +59,12 @@ def _new_client(connections: int = 512) -> httpx.AsyncClient:
 
 
 def direct_transports(limits: httpx.Limits) -> dict[str, httpx.AsyncHTTPTransport]:
-    """Return the ``mounts`` of a client that asks this machine directly, whatever proxy the environment names."""
+    """Return client ``mounts`` that bypass any proxy for calls to this machine."""
     return {f"all://{host}": httpx.AsyncHTTPTransport(limits=limits) for host in _DIRECT_HOSTS}
 
 
 def shared_client() -> httpx.AsyncClient:
-    """Return the process-wide client, made on first use."""
+    """Return the process-wide client, created on first use."""
     global _http_client
     if _http_client is None:
         _http_client = _new_client()
@@ -71,18 +72,18 @@ def shared_client() -> httpx.AsyncClient:
 
 
 class Tries:
-    """The retry policy of calls to engines: ``allowed`` tries, and after each a pause about twice as long as the one before."""
+    """Retry policy of calls to engines: ``allowed`` tries with exponential backoff."""
 
     def __init__(self, allowed: int) -> None:
         self.allowed = max(1, allowed)
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Forget the failures, after something went well."""
+        """Reset the count of failures after a success."""
         self.failures, self._delay = 0, FIRST_DELAY_SECONDS
 
     def failed(self, error: httpx.TransportError | HttpStatusError) -> None:
-        """Count a failure; raises ``error`` when it is a 4xx answer or no try is left."""
+        """Count a failure; raise ``error`` if it is a 4xx answer or no try is left."""
         self.failures += 1
         if (isinstance(error, HttpStatusError) and error.status < 500) or self.failures >= self.allowed:
             raise error
@@ -112,11 +113,11 @@ async def _request(method: str, url: str, payload: Any, headers: dict | None, ma
 
 
 async def post(url: str, payload: Any, max_retries: int = 60, headers: dict | None = None) -> Any:
-    """POST ``payload`` as JSON; return the parsed JSON answer, or its text when it is not JSON.
+    """POST ``payload`` as JSON; return the parsed JSON answer, or its text if it is not JSON.
 
     Raises:
-        HttpStatusError: on a 4xx answer at once, on a 5xx answer after ``max_retries`` tries.
-        httpx.TransportError: when the server could not be reached in as many tries.
+        HttpStatusError: a 4xx answer, at once, or a 5xx answer, after ``max_retries`` tries.
+        httpx.TransportError: the server was unreachable in all tries.
     """
     return await _request("POST", url, payload, headers, max_retries)
 
@@ -127,9 +128,9 @@ async def get(url: str, max_retries: int = 60) -> Any:
 
 
 async def stream_lines(response: httpx.Response) -> AsyncIterator[str]:
-    """Yield the lines of a streamed body as they come.
+    """Yield the lines of a streamed body as they arrive.
 
-    They end at newlines alone; those of httpx end at U+2028 and others too, which may stand in a JSON string.
+    Only newlines end a line. httpx would also split at U+2028 and others, which may occur in a JSON string.
     """
     rest = b""
     async for part in response.aiter_bytes():
@@ -143,18 +144,18 @@ async def stream_lines(response: httpx.Response) -> AsyncIterator[str]:
 def find_available_port(base_port: int = 0, host: str = "127.0.0.1") -> int:
     """Return a free port outside the kernel's ephemeral range, reserved for this process's lifetime.
 
-    With ``base_port`` it is the first free port from there on, without a reservation. A program that takes a minute to start may
-    listen at a reserved port much later. Where the ephemeral range leaves no such port, or the system has no abstract Unix sockets, the
-    system picks the port.
+    With ``base_port``, return the first free port from there on, without a reservation. A reserved port stays available
+    to a program that starts to listen much later. The system picks the port if the ephemeral range leaves none or if
+    there are no abstract Unix sockets.
 
     Raises:
-        OSError: when no port is free.
+        OSError: no port is free.
     """
     if base_port:
         for port in range(base_port, 1 << 16):
             if is_port_available(port, host):
                 return port
-        raise OSError(f"no port from {base_port} on is free on {host}")
+        raise OSError(f"no port from {base_port} upwards is free on {host}")
     quiet = range(QUIET_PORT, _first_port_of_connections())
     for port in random.SystemRandom().sample(quiet, min(PORT_TRIES, len(quiet))):
         if is_port_available(port, host) and _claim(port):
@@ -195,7 +196,7 @@ def is_port_available(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def get_host_info() -> tuple[str, str]:
-    """Return host name and the address other nodes reach it by (``SLIME_HOST_IP`` overrides)."""
+    """Return the host name and the address that other nodes use (``SLIME_HOST_IP`` overrides it)."""
     name = socket.gethostname()
     address = os.environ.get("SLIME_HOST_IP")
     if address:
@@ -208,19 +209,19 @@ def get_host_info() -> tuple[str, str]:
 
 
 def _wrap_ipv6(address: str) -> str:
-    """Return an address ready for a URL: IPv6 in brackets."""
+    """Return an address for use in a URL: IPv6 in brackets."""
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
 def run_router(args: RouterArgs) -> None:
-    """Serve ``sglang_router`` in this process until it is ended; ``args`` are its own."""
+    """Serve ``sglang_router`` in this process until the process ends; ``args`` are the router's own."""
     from sglang_router.launch_router import launch_router  # pyright: ignore[reportMissingImports]
 
     launch_router(args)  # pyright: ignore[reportArgumentType]
 
 
 def terminate_process(process: Any, timeout: float = 10.0) -> None:
-    """End a ``multiprocessing.Process``: SIGTERM, and SIGKILL after ``timeout`` seconds; nothing when it is gone."""
+    """End a ``multiprocessing.Process``: SIGTERM, then SIGKILL after ``timeout`` seconds; a no-op if it is gone."""
     if not process.is_alive():
         return
     process.terminate()

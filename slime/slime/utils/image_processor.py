@@ -1,8 +1,8 @@
 """Vision-language processors on machines without torchvision, which has no build for a torch without CUDA.
 
-Transformers prepares images with PIL where torchvision is missing, but its vision-language processors insist on a part for
-videos, which exists with torchvision only. Here such a processor is loaded without that part: images are prepared by the
-library's own code, and videos are refused.
+Without torchvision, Transformers prepares images with PIL, but its vision-language processors insist on a video part
+that needs torchvision. This module loads such a processor without that part: the library's own code prepares images,
+and videos are refused.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ VIDEO_PART = "video_processor"
 
 
 def lacks_video_part(processor_class: type) -> bool:
-    """Return whether the processor has a part for videos that cannot be loaded here."""
+    """Return whether the processor's video part cannot be loaded here."""
     from transformers.utils.import_utils import is_torchvision_available
 
     return VIDEO_PART in processor_class.get_attributes() and not is_torchvision_available()
 
 
 def images_only(processor_class: type) -> type:
-    """Return a subclass of a Transformers processor that has no part for videos, under the same name.
+    """Return a subclass of a Transformers processor without its video part, under the same name.
 
-    Its calls raise ValueError when given videos.
+    A call with videos raises ValueError.
     """
     parts = [part for part in processor_class.get_attributes() if part != VIDEO_PART]
 
@@ -32,7 +32,7 @@ def images_only(processor_class: type) -> type:
     def call(self: Any, *values: Any, videos: Any = None, **kwargs: Any) -> Any:
         if videos is not None:
             raise ValueError(
-                "videos need torchvision, which is not installed: pip install torchvision, or give images only"
+                "videos need torchvision, which is not installed: pip install torchvision, or pass only images"
             )
         return processor_class.__call__(self, *values, **kwargs)
 
@@ -41,7 +41,7 @@ def images_only(processor_class: type) -> type:
 
 
 def processor_class_of(name_or_path: str, **kwargs: Any) -> type | None:
-    """Return the processor class that Transformers has for a checkpoint's model type, or None for a type without one."""
+    """Return Transformers' processor class for a checkpoint's model type, or None."""
     from transformers import PROCESSOR_MAPPING, AutoConfig
 
     found = PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(name_or_path, **kwargs)), None)

@@ -1,7 +1,7 @@
-"""Pictures: from what a data set or a message holds to what a model sees.
+"""Pictures: from a data set's or message's content to what a model sees.
 
-Guarantee: `at_model_size` gives an image the size that the model sees it in. Neither the processor here nor the one inside the
-engine resamples it again, so both compute the same pixel values, whichever library each of them uses.
+Guarantee: `at_model_size` resizes an image to the model's input size. Neither the processor here nor the engine's
+resamples it again, so both compute the same pixel values with any image library.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ DEFAULT_PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 
 
 def open_image(source: Any) -> Any:
-    """Return an image as PIL gives it; of a file or bytes only the header is read yet.
+    """Return a PIL image; only the header of a file or of bytes is read yet.
 
     Args:
-        source: a path, ``file://`` URL, ``data:`` URL or base64 text, encoded bytes, ``{"bytes": …, "path": …}`` (how Hugging Face
-            data sets store a picture), or a PIL image.
+        source: a path, ``file://`` URL, ``data:`` URL or base64 text, encoded bytes, ``{"bytes": …, "path": …}`` (as
+            Hugging Face data sets store a picture), or a PIL image.
 
     Raises:
-        ValueError: when it is none of these, no image, or larger than PIL takes.
-        FileNotFoundError: when it is a path where nothing is.
+        ValueError: the source is none of these, not an image, or larger than PIL allows.
+        FileNotFoundError: the path does not exist.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -42,7 +42,7 @@ def open_image(source: Any) -> Any:
         source = _bytes_or_path(source)
     if not isinstance(source, bytes | Path):
         raise ValueError(
-            f"{type(source).__name__} is no picture; give a path, a data: URL, base64 text or encoded bytes"
+            f"{type(source).__name__} is not a picture; give a path, a data: URL, base64 text or encoded bytes"
         )
     if isinstance(source, Path) and not source.is_file():
         raise FileNotFoundError(f"no such file: {source}")
@@ -51,7 +51,7 @@ def open_image(source: Any) -> Any:
     except Image.DecompressionBombError as error:
         raise ValueError(str(error)) from error
     except UnidentifiedImageError as error:
-        raise ValueError(f"{'the data are' if isinstance(source, bytes) else f'{source} is'} no picture") from error
+        raise ValueError(f"{'the data are' if isinstance(source, bytes) else f'{source} is'} not a picture") from error
 
 
 def _bytes_or_path(text: str) -> bytes | Path:
@@ -67,16 +67,16 @@ def _bytes_or_path(text: str) -> bytes | Path:
     try:
         return base64.b64decode(text.partition(",")[2], validate=True)
     except binascii.Error as error:
-        raise ValueError(f"the data: URL holds no base64 text: {error}") from error
+        raise ValueError(f"the data: URL is not valid base64: {error}") from error
 
 
 def model_size(processor: Any, width: int, height: int) -> tuple[int, int]:
-    """Return (width, height) in pixels at which the model sees an image: whole merged patches, within the processor's limits.
+    """Return the model's (width, height) in pixels for an image: whole merged patches within the processor's limits.
 
-    What the processor does not say is that of Qwen2-VL.
+    Missing settings default to those of Qwen2-VL.
 
     Raises:
-        ValueError: when one side is more than 200 times the other.
+        ValueError: one side is more than 200 times the other.
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -88,7 +88,7 @@ def model_size(processor: Any, width: int, height: int) -> tuple[int, int]:
 
 
 def merged_patch(processor: Any) -> int:
-    """Return the side in pixels of what becomes one token."""
+    """Return the side length in pixels of the patch that becomes one token."""
     images = getattr(processor, "image_processor", None)
     return getattr(images, "patch_size", DEFAULT_PATCH_SIZE) * getattr(images, "merge_size", DEFAULT_MERGE_SIZE)
 
@@ -99,14 +99,14 @@ def _pixel_limits(processor: Any) -> tuple[int, int]:
 
 
 def image_tokens(processor: Any, width: int, height: int) -> int:
-    """Return how many placeholder tokens an image of that many pixels takes in a prompt."""
+    """Return the number of placeholder tokens for an image of this size."""
     side = merged_patch(processor)
     new_width, new_height = model_size(processor, width, height)
     return (new_width // side) * (new_height // side)
 
 
 def at_model_size(image: Any, processor: Any) -> Any:
-    """Return a PIL image as RGB, transparent parts white, at its `model_size`."""
+    """Return a PIL image as RGB at its `model_size`, with transparent parts white."""
     from PIL import Image
 
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:

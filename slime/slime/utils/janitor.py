@@ -1,9 +1,11 @@
-"""Cleans up after an owner that was killed: ``python -I -S janitor.py FOLDER [detached]``, told ``PID START_TIME`` or ``/PATH`` on stdin.
+"""Clean up after an owner that was killed.
 
-Guarantee: when stdin ends, which is when the owner does, the named processes are ended after a grace period and the folder and
-the named files and folders are removed. A process is named by its id and start time, so that a recycled id is never hit; one that was started too
-late to be named, by the options of its command line that lie in the folder, as all of Ray have them. Imports nothing but the
-smallest modules, because it stays in memory for the whole run.
+Usage: ``python -I -S janitor.py FOLDER [detached]``, with ``PID START_TIME`` or ``/PATH`` lines on stdin.
+
+Guarantee: when stdin closes, which means that the owner ended, it ends the named processes after a grace period and
+removes the folder and the named paths. A process is named by id and start time, so a recycled id is never hit.
+Processes started too late to be named are found by command-line options that point into the folder, as all of Ray's do.
+It imports only the smallest modules, because it stays in memory for the whole run.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _POLL_SECONDS = 0.1
 
 
 def start_time(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot; None when there is no such process, or only its corpse."""
+    """Return a process's start time in clock ticks since boot; None if it is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -29,7 +31,7 @@ def start_time(pid: int) -> str | None:
 
 
 def in_folder(folder: str) -> list[tuple[str, str]]:
-    """Id and start time of the processes with an option ``--NAME=VALUE`` whose value is ``folder``, or lies in it."""
+    """Return id and start time of processes with an option ``--NAME=VALUE`` that points into ``folder``."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -68,7 +70,7 @@ def _remove(paths: list[str]) -> None:
 
 
 def main() -> None:
-    """Wait for the owner's end, then clean up."""
+    """Wait until the owner ends, then clean up."""
     if sys.argv[2:] == ["detached"] and os.fork():
         return
     os.setsid()

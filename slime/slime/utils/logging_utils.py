@@ -1,4 +1,4 @@
-"""One call to log metrics, for the core and its plugins. Owns the process's trackers."""
+"""Log metrics from the core and its plugins. Owns the process's trackers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _trackers: list[Tracker] = []
 
 
 def init_tracking(args: Arguments) -> None:
-    """Open the trackers of this process; a second call changes nothing."""
+    """Open the trackers of this process; a second call is a no-op."""
     if not _trackers:
         _trackers.extend(make_trackers(args))
 
@@ -20,10 +20,10 @@ def log(args: Arguments, metrics: dict[str, Any], step_key: str) -> None:
     """Log ``metrics`` to every tracker.
 
     Raises:
-        KeyError: when ``metrics`` does not hold ``step_key``.
+        KeyError: ``metrics`` lacks ``step_key``.
     """
     if step_key not in metrics:
-        raise KeyError(f"metrics to log need their step axis {step_key!r}; they have {', '.join(sorted(metrics))}")
+        raise KeyError(f"the metrics lack their step axis {step_key!r}; add it to {', '.join(sorted(metrics))}")
     init_tracking(args)
     for tracker in _trackers:
         tracker.log(metrics, step_key)

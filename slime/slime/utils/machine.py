@@ -1,4 +1,4 @@
-"""What this machine offers to a process: CPU cores, the NVIDIA driver, the CUDA of the installed torch.
+"""What this machine offers a process: CPU cores, the NVIDIA driver, the CUDA version of the installed torch.
 
 Guarantees: imports neither torch nor Ray, leaves this process without a CUDA context, and answers within
 ``PROBE_SECONDS`` plus the time of `nvidia-smi`.
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 PROBE_SECONDS = 60.0
-"""A machine whose GPUs are initialised for the first time needs seconds for each of them."""
+"""The first initialisation of a machine's GPUs takes seconds per GPU."""
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _DRIVER_LIBRARY = "libcuda.so.1"
-# What torch's runtime does first, without torch. A fresh process: a CUDA context would not survive a fork of this one.
+# What torch's runtime does first, without torch. Runs in a fresh process, because a CUDA context does not survive a fork.
 _PROBE = """
 import ctypes, json
 found = {"error": None, "code": 0, "cuda": 0, "devices": 0}
@@ -49,16 +49,16 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class CudaFacts:
-    """What decides whether torch can use CUDA here.
+    """Facts that decide whether torch can use CUDA here.
 
     Attributes:
-        torch: version of the installed torch; None without one.
-        built_for: its version of CUDA, as ``13.0``; None for a build without CUDA.
-        driver: version of the NVIDIA driver, as ``580.65.06``; None when nothing tells.
-        supports: newest CUDA that the driver's library runs, as 13000; 0 without the library.
-        code: of ``cuInit``; 0 when it worked or was not reached.
-        error: what the library said, or why it cannot be loaded; None when it works.
-        devices: that a process with this environment sees.
+        torch: version of the installed torch; None if not installed.
+        built_for: torch's CUDA version, such as ``13.0``; None for a build without CUDA.
+        driver: version of the NVIDIA driver, such as ``580.65.06``; None if unknown.
+        supports: newest CUDA version of the driver's library, such as 13000; 0 without the library.
+        code: result of ``cuInit``; 0 if it worked or was not reached.
+        error: the library's message, or why it cannot be loaded; None if it works.
+        devices: GPUs visible to a process with this environment.
     """
 
     torch: str | None
@@ -71,7 +71,7 @@ class CudaFacts:
 
 
 def cuda_facts(environment: Mapping[str, str] | None = None) -> CudaFacts:
-    """Return the facts as a process with ``environment`` would find them; default: this process's."""
+    """Return the facts for a process with ``environment``; default: this process's."""
     version, built_for = torch_build()
     environment = os.environ if environment is None else environment
     command = [sys.executable, "-I", "-c", _PROBE % _DRIVER_LIBRARY]
@@ -82,7 +82,7 @@ def cuda_facts(environment: Mapping[str, str] | None = None) -> CudaFacts:
     except subprocess.TimeoutExpired:
         found = {"cuda": 0, "code": 0, "devices": 0, "error": f"no answer within {PROBE_SECONDS:.0f} s"}
     else:
-        ended = f"the driver's library ended the process with status {answer.returncode}"
+        ended = f"the driver's library ended the probe process with status {answer.returncode}"
         crashed = {"cuda": 0, "code": 0, "devices": 0, "error": ended}
         found = crashed if answer.returncode else json.loads(answer.stdout)
     return CudaFacts(
@@ -120,7 +120,7 @@ def driver_version() -> str | None:
 
 
 def usable_cores() -> int:
-    """Return the cores that this process may use: its affinity, bounded by the quota of its container."""
+    """Return the cores that this process may use: its affinity, bounded by its container's quota."""
     cores = len(os.sched_getaffinity(0))
     if _QUOTA.is_file():
         quota, period = _QUOTA.read_text().split()
@@ -130,12 +130,12 @@ def usable_cores() -> int:
 
 
 def with_programs(path: str) -> str:
-    """Return ``path`` with the folder of this interpreter's programs at its end, unless it has it."""
+    """Return ``path`` with this interpreter's program folder appended, unless it is already there."""
     own = str(Path(sys.executable).parent)
     return path if own in path.split(os.pathsep) else os.pathsep.join(filter(None, (path, own)))
 
 
 def this_host() -> str:
-    """Return the same text for two processes if one can open the other's files in ``/proc``: same kernel, same container."""
+    """Return an id that is equal for processes that share kernel and container, and so ``/proc``."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"

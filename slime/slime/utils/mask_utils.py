@@ -1,9 +1,9 @@
-"""Token ids of a conversation, and which of them the assistant wrote.
+"""Token ids of a conversation, and a mask of those that the assistant wrote.
 
-Guarantees: the ids are those of the tokenizer's chat template, rendered once; a masked-in token is one that the policy would have
-to sample when it serves this conversation: an assistant message from where its generation starts to its end marker. Where a
-message starts, the tokens of a prompt end, so no token lies across the border. A conversation in which the template's markers
-cannot be told from its text is refused.
+Guarantees: the ids come from one rendering of the tokenizer's chat template. A masked-in token is one that the policy
+would sample when serving this conversation: from the start of generation to the end marker of an assistant message.
+Prompt and message are tokenised separately, so no token crosses the border. A conversation whose text is
+indistinguishable from the template's markers is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Span:
-    """Characters ``[start, end)`` of the rendered conversation that an assistant message was sampled as."""
+    """Characters ``[start, end)`` of an assistant message in the rendered conversation."""
 
     start: int
     end: int
@@ -46,7 +46,7 @@ class MultiTurnLossMaskGenerator:
             opens the reasoning; ``distill_qwen`` is the DeepSeek-R1 template, where only the last message is trained.
 
     Raises:
-        ConfigurationError: when the tokenizer's template is of another type.
+        ConfigurationError: the tokenizer's template is of another type.
     """
 
     def __init__(self, tokenizer: Any, tokenizer_type: str = "qwen") -> None:
@@ -62,17 +62,17 @@ class MultiTurnLossMaskGenerator:
         header = _DISTILL_ASSISTANT if tokenizer_type == "distill_qwen" else _ASSISTANT
         if not self._opening.startswith(header):
             raise ConfigurationError(
-                f"--loss-mask-type {tokenizer_type} does not fit this model: its chat template lets a reply start with "
+                f"--loss-mask-type {tokenizer_type} does not fit this model: its chat template starts a reply with "
                 f"{self._opening[-60:]!r}, not {header!r}; use another of {', '.join(MASK_TYPES)}"
             )
 
     def get_loss_mask(self, messages: Sequence[Message], tools: list[Any] | None = None) -> tuple[list[int], list[int]]:
-        """Return token ids ``[N]`` of the conversation and their mask ``[N]``, 1 on what the policy is trained on.
+        """Return the conversation's token ids ``[N]`` and mask ``[N]``, 1 on trained tokens.
 
         A message with ``step_loss_mask`` other than 1 has mask 0.
 
         Raises:
-            ConfigurationError: when messages cannot be found in what the template made of them.
+            ConfigurationError: the messages cannot be found in the rendered text.
         """
         text, spans = (
             self._distill(messages, tools) if self.tokenizer_type == "distill_qwen" else self._chatml(messages, tools)
@@ -92,10 +92,10 @@ class MultiTurnLossMaskGenerator:
     def get_loss_mask_with_multimodal_alignment(
         self, messages: Sequence[Message], input_ids: Sequence[int], tools: list[Any] | None = None
     ) -> tuple[list[int], list[int]]:
-        """Return ``input_ids`` (longer than the text by what media became) and the text's mask, zeros in front.
+        """Return ``input_ids``, which include media tokens, and the text's mask, left-padded with zeros.
 
         Raises:
-            ConfigurationError: when the text alone has more tokens.
+            ConfigurationError: the text alone has more tokens.
         """
         _, mask = self.get_loss_mask(messages, tools)
         missing = len(input_ids) - len(mask)
@@ -104,7 +104,7 @@ class MultiTurnLossMaskGenerator:
         return list(input_ids), [0] * missing + mask
 
     def get_response_lengths(self, loss_masks: Sequence[Sequence[int]]) -> list[int]:
-        """Return how many tokens there are from the first masked-in one to the end, per conversation; 0 without one."""
+        """Return the tokens from the first masked-in one to the end, per conversation; 0 without one."""
         return [len(mask) - list(mask).index(1) if 1 in mask else 0 for mask in loss_masks]
 
     def get_text_from_loss_mask(self, token_ids: Sequence[int], loss_masks: Sequence[int]) -> list[str]:
@@ -129,7 +129,7 @@ class MultiTurnLossMaskGenerator:
         headers = [match.start() for match in re.finditer(re.escape(_ASSISTANT), text)]
         if len(headers) != len(replies) or text.count(_IM_START) != text.count(_IM_END):
             raise ConfigurationError(
-                f"the template made {len(headers)} replies of {len(replies)} assistant messages: does a message hold "
+                f"the template rendered {len(headers)} replies for {len(replies)} assistant messages: does a message contain "
                 f"{_IM_START} or {_IM_END}?"
             )
         spans = []

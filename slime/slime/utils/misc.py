@@ -1,4 +1,4 @@
-"""Plugin loading and other tools without a better place."""
+"""Plugin loading and other small tools."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slime.exceptions import PluginError
 
 @functools.cache
 def load_function(path: str, default_name: str | None = None) -> Any:
-    """Return what a plugin path names.
+    """Return the object that a plugin path names.
 
     Args:
         path: ``package.module.attr``, a file ``./folder/file.py`` (with ``default_name``), or ``./folder/file.py:attr``.
-        default_name: attribute to take from a file path that names none.
+        default_name: attribute to use for a file path without one.
 
     Raises:
-        PluginError: saying which part of the path does not exist.
+        PluginError: part of the path does not exist; the message says which.
     """
     if ".py" in path and ("/" in path or path.endswith(".py")):
         return _load_from_file(path, default_name)
@@ -72,7 +72,7 @@ def _load_from_file(path: str, default_name: str | None) -> Any:
 
 
 class Box:
-    """Holds one value, so that Ray passes it on as it is instead of resolving or copying it.
+    """Hold one value, so that Ray passes it on without resolving or copying it.
 
     Attributes:
         inner: the value.
@@ -83,12 +83,12 @@ class Box:
 
 
 class SingletonMeta(type):
-    """Metaclass whose classes have one instance per process; the first call's arguments win."""
+    """Metaclass for one instance per process and class; the first call's arguments win."""
 
     _instances: dict[type, Any] = {}
 
     def __call__(cls, *values: Any, **kwargs: Any) -> Any:
-        """Return the instance, made on the first call."""
+        """Return the instance, created on the first call."""
         if cls not in SingletonMeta._instances:
             SingletonMeta._instances[cls] = super().__call__(*values, **kwargs)
         return SingletonMeta._instances[cls]
@@ -100,7 +100,7 @@ class SingletonMeta(type):
 
 
 def group_by(items: Iterable[Any], key: Callable[[Any], Any] | None = None) -> dict[Any, list[Any]]:
-    """Return ``{key(item): [items in order]}``; without ``key`` the items are their own keys."""
+    """Return ``{key(item): [items in order]}``; without ``key``, items are their own keys."""
     groups: dict[Any, list[Any]] = {}
     for item in items:
         groups.setdefault(key(item) if key else item, []).append(item)
@@ -110,7 +110,7 @@ def group_by(items: Iterable[Any], key: Callable[[Any], Any] | None = None) -> d
 def should_run_periodic_action(
     rollout_id: int, interval: int | None, num_rollout_per_epoch: int | None = None, num_rollout: int | None = None
 ) -> bool:
-    """Return whether an action with ``interval`` is due after ``rollout_id``: on multiples, at epoch ends, and at the last rollout."""
+    """Return whether an action is due after ``rollout_id``: every ``interval``, at epoch ends, and at the last rollout."""
     if interval is None:
         return False
     step = rollout_id + 1

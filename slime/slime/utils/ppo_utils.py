@@ -1,7 +1,7 @@
 """Elementwise policy-gradient arithmetic that losses and plugins share.
 
-Guarantees: nothing here writes to its arguments; log probabilities are computed in float32 from float32 logits, by one
-kernel, so that the old, the new and the reference policy differ only where their logits do. Holds no state.
+Guarantees: nothing here writes to its arguments. One kernel computes log probabilities in float32 from float32 logits,
+so old, new and reference policy differ only where their logits do. The module holds no state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 def log_probs_and_entropy(
     logits: Tensor, tokens: Tensor, with_entropy: bool = False, group: Any = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Log probability of each token, and the entropy of each row.
+    """Return the log probability of each token, and the entropy of each row.
 
     ``log p(t) = z_t - logsumexp(z)`` and ``H = - sum_v p(v) log p(v)``.
 
@@ -47,7 +47,7 @@ def log_probs_and_entropy(
 
 
 def compute_log_probs(logits: Tensor, tokens: Tensor, process_group: Any = None) -> Tensor:
-    """Return ``[R, 1]`` log probabilities of ``tokens`` ``[R]`` under ``logits`` ``[R, V]``; the logits stay as they are.
+    """Return ``[R, 1]`` log probabilities of ``tokens`` ``[R]`` under ``logits`` ``[R, V]``, which stay unchanged.
 
     ``process_group`` is the tensor-parallel group; with n ranks the logits are this rank's columns ``[R, V/n]``.
     """
@@ -61,7 +61,7 @@ def compute_policy_loss(
     eps_clip_high: float,
     eps_clip_c: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """PPO's clipped surrogate (Schulman et al. 2017), with separate bounds and the optional dual clip (Ye et al. 2020).
+    """Return PPO's clipped surrogate (Schulman et al. 2017) with separate bounds and optional dual clip (Ye et al. 2020).
 
     ``r = exp(-ppo_kl)``; ``loss = max(-r A, -clip(r, 1 - eps_clip, 1 + eps_clip_high) A)``; where ``A < 0`` the dual clip
     bounds it by ``-eps_clip_c A``.
@@ -92,7 +92,7 @@ def compute_approx_kl(
     kl_loss_type: str,
     importance_ratio: Tensor | None = None,
 ) -> Tensor:
-    """Estimators of KL(policy || base) from one sample per token (Schulman, "Approximating KL divergence", 2020).
+    """Estimate KL(policy || base) from one sample per token (Schulman, "Approximating KL divergence", 2020).
 
     With ``d = log_probs - log_probs_base``: k1 ``d``; k2 ``d^2 / 2``; k3 and low_var_kl ``exp(-d) - 1 + d``, the latter
     clamped to [-10, 10]. ``importance_ratio`` (policy over behaviour) multiplies the estimate and makes it unbiased

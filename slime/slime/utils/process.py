@@ -1,9 +1,9 @@
 """Child processes that cannot outlive their parent.
 
-Guarantee: a process started by :func:`spawn` leads its own session and process group, and the whole group is gone soon
-after the parent is, however the parent ended (``SIGKILL`` included). The parent holds the write end of a pipe, the child
-blocks on the read end (:func:`watch_lifeline`); end of file means that the parent died. Processes are only ever ended by
-the id remembered here, never by name.
+Guarantee: a process started by :func:`spawn` leads its own session and process group. The whole group ends soon after
+the parent, however the parent ended (``SIGKILL`` included). The parent holds the write end of a pipe and the child
+blocks on the read end (:func:`watch_lifeline`); end of file means that the parent died. Processes are only ever ended
+by the id recorded here, never by name.
 
 The :class:`ChildProcess` that ``spawn`` returns owns the pipe, the log file and the group.
 """
@@ -49,15 +49,15 @@ class ChildProcess:
         return self._popen.poll()
 
     def alive(self) -> bool:
-        """Whether the child itself still runs."""
+        """Return whether the child itself still runs."""
         return self.returncode is None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the child to end; raises ``subprocess.TimeoutExpired``."""
+        """Wait for the child to end and return its exit status; raise ``subprocess.TimeoutExpired`` after ``timeout``."""
         return self._popen.wait(timeout)
 
     def stop(self, timeout: float = 10.0) -> int:
-        """End the group with SIGTERM, after ``timeout`` seconds with SIGKILL, and return the exit status."""
+        """End the group with SIGTERM, after ``timeout`` seconds with SIGKILL; return the exit status."""
         signal_group(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and (self.alive() or group_alive(self.pid)):
@@ -65,18 +65,18 @@ class ChildProcess:
         return self.kill()
 
     def kill(self) -> int:
-        """End whatever is left of the group at once, reap the child and return its exit status.
+        """Kill the rest of the group, reap the child and return its exit status.
 
-        The group is gone then, unless the kernel keeps a process of it for more than ``KILLED_SECONDS``, which is logged.
+        Afterwards the group is gone, unless the kernel takes more than ``KILLED_SECONDS``, which is logged.
         """
         signal_group(self.pid, signal.SIGKILL)
         status = self._popen.wait()
-        deadline = time.monotonic() + KILLED_SECONDS  # the kernel takes a moment for a process with much memory
+        deadline = time.monotonic() + KILLED_SECONDS  # the kernel needs a moment for a process with much memory
         while (left := group_alive(self.pid)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         if left:
             logger.error(
-                "a process of %s (group %d) is still there %.0f s after SIGKILL; its port and memory may not be free",
+                "a process of %s (group %d) still exists %.0f s after SIGKILL; its port and memory may not be free",
                 *(self.name, self.pid, KILLED_SECONDS),
             )
         if self._lifeline is not None:
@@ -85,7 +85,7 @@ class ChildProcess:
         return status
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines of the log, for error messages."""
+        """Return the last lines of the log, for error messages."""
         return log_tail(self.log_path, lines)
 
 
@@ -95,10 +95,10 @@ def spawn(
     """Start ``command`` in a new session, with a lifeline to this process.
 
     Args:
-        command: program and arguments; the program must call :func:`watch_lifeline` first thing.
-        env: complete environment of the child; ``None`` passes this process's own.
-        log_path: file that receives stdout and stderr (appended); ``None`` inherits them.
-        name: for messages.
+        command: program and arguments; the program must call :func:`watch_lifeline` first.
+        env: complete environment of the child; ``None`` inherits this process's.
+        log_path: file to append stdout and stderr to; ``None`` inherits them.
+        name: name for messages.
     """
     read_end, write_end = os.pipe()
     environment = dict(os.environ if env is None else env)
@@ -130,7 +130,7 @@ def spawn(
 def watch_lifeline() -> None:
     """End this process's group when the parent dies; a no-op in a process that ``spawn`` did not start.
 
-    Called first thing in the child's ``main``. The variable is removed so that grandchildren do not take it for theirs.
+    Call it first in the child's ``main``. It removes the variable, so that grandchildren do not use it.
     """
     value = os.environ.pop(LIFELINE_VARIABLE, None)
     if value is None:
@@ -156,7 +156,7 @@ def _end_group_at_eof(descriptor: int) -> None:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False when nothing of it is left."""
+    """Send a signal to a process group; return False if the group is gone."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -165,7 +165,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def group_alive(group: int) -> bool:
-    """Whether a process group still has a member that is not a zombie."""
+    """Return whether a process group still has a member that is not a zombie."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -180,7 +180,7 @@ def group_alive(group: int) -> bool:
 
 
 def log_tail(path: Path | None, lines: int = 30) -> str:
-    """The last ``lines`` lines of a log file, or a word on why there are none."""
+    """Return the last ``lines`` lines of a log file, or why there are none."""
     if path is None:
         return "(the process logs to the terminal)"
     if not path.exists():
@@ -189,18 +189,18 @@ def log_tail(path: Path | None, lines: int = 30) -> str:
 
 
 class Stopped(Exception):
-    """A signal asked the run to end while it waited."""
+    """A signal asked the run to stop while it waited."""
 
 
 class StopRequested:
-    """Remembers SIGTERM or SIGINT so that a loop can end cleanly; the second signal raises KeyboardInterrupt."""
+    """Record SIGTERM or SIGINT so that a loop can end cleanly; the second signal raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
         self._event = threading.Event()
 
     def install(self) -> StopRequested:
-        """Take over both signals; only from the main thread."""
+        """Install handlers for both signals; call it from the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
         return self
@@ -215,10 +215,10 @@ class StopRequested:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for a signal; True when one came."""
+        """Wait up to ``seconds`` for a signal; return whether one arrived."""
         return self._event.wait(seconds)
 
     @property
     def exit_code(self) -> int:
-        """130 after SIGINT, else 0."""
+        """Return 130 after SIGINT, else 0."""
         return 130 if self.signal_number == signal.SIGINT else 0

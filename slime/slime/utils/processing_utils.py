@@ -12,7 +12,7 @@ from slime.utils.images import DEFAULT_PATCH_SIZE, at_model_size, open_image
 
 logger = logging.getLogger(__name__)
 
-# Screenshots are flat: the fastest level makes them nearly as small as the best one.
+# Screenshots compress nearly as well at the fastest level as at the best one.
 PNG_LEVEL = 1
 _IMAGE_KEYS = frozenset({"image", "image_url"})
 
@@ -27,7 +27,7 @@ def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
 def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
     """Return the multimodal processor of a checkpoint, or None for a text-only one.
 
-    Without torchvision it is one for images only (``image_processor``).
+    Without torchvision it handles only images (``image_processor``).
     """
     from transformers import AutoProcessor, PreTrainedTokenizerBase
 
@@ -42,7 +42,7 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any | None:
 
 
 def build_processor_kwargs(multimodal_inputs: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return keyword arguments for a processor's call on ``multimodal_inputs``: lists of token ids, tensors of media."""
+    """Return the keyword arguments for a processor call on ``multimodal_inputs``: token ids as lists, media as tensors."""
     found = dict(multimodal_inputs or {})
     media = ("audio_kwargs", "images_kwargs", "videos_kwargs")
     forced: dict[str, dict[str, Any]] = {name: {"return_tensors": "pt"} for name in media}
@@ -60,12 +60,12 @@ def encode_image_for_rollout_engine(image: Any) -> str:
 def process_vision_info(messages: list[dict[str, Any]], processor: Any) -> dict[str, Any]:
     """Return the media of a conversation, ready for ``processor``: ``{"images": [...] or None, "videos": [...] or None}``.
 
-    Images (content parts with a key ``image`` or ``image_url``, see `open_image`) come as RGB at the size the model sees them in.
+    Images (content parts with a key ``image`` or ``image_url``, see `open_image`) become RGB at the model's input size.
 
     Raises:
-        ValueError: on an image that cannot be read.
-        FileNotFoundError: when there is no such file.
-        ImportError: for videos without the package qwen-vl-utils, saying how to get it.
+        ValueError: an image cannot be read.
+        FileNotFoundError: a file does not exist.
+        ImportError: videos need the package qwen-vl-utils; the message says how to install it.
     """
     parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
     sources = [part["image"] if "image" in part else part["image_url"] for part in parts if _IMAGE_KEYS & part.keys()]

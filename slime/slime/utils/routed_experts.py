@@ -1,6 +1,7 @@
-"""The experts that an engine reports with its answer, decoded into ``Sample.rollout_routed_experts``.
+"""Decode the experts that an engine reports with its answer into ``Sample.rollout_routed_experts``.
 
-Guarantee: a row is what the engine reported, whole and within the model's experts, or an error; none is computed anew.
+Guarantee: a row is exactly what the engine reported, checked against the model's experts, or an error; none is
+recomputed.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def take_experts(args: Arguments, sample: Sample, meta: Mapping[str, Any], seen:
     """Append the rows of an engine's answer to those of ``sample``.
 
     Args:
-        args: of the run.
-        sample: with the tokens of the answer.
-        meta: of the answer; one that was broken off before it ran has no experts, and the next one will bring its rows.
-        seen: tokens of prompt and answer that the engine speaks of, of which ``sample`` may have fewer.
+        args: arguments of the run.
+        sample: the sample, already with the answer's tokens.
+        meta: metadata of the answer; an answer aborted before it ran has no experts, and the next one brings its rows.
+        seen: prompt and answer tokens that the engine counted; ``sample`` may have fewer.
 
     Raises:
-        EngineError: when the rows do not fit tokens and model.
+        EngineError: the rows do not match tokens and model.
     """
     encoded = meta.get("routed_experts")
     if not args.use_rollout_routing_replay or encoded is None:
@@ -64,7 +65,7 @@ def take_experts(args: Arguments, sample: Sample, meta: Mapping[str, Any], seen:
             f"{shape.per_token} each"
         )
     if sent.size and not 0 <= sent.min() <= sent.max() < shape.experts:
-        raise EngineError(f"sample {sample.index}: the engine sent an expert that is none of {shape.experts}")
+        raise EngineError(f"sample {sample.index}: the engine sent an expert id outside the model's {shape.experts}")
     new = sent.reshape(rows, shape.layers, shape.per_token).astype(np.int16)
     new = new if held is None else np.concatenate([held, new])
     sample.rollout_routed_experts = new[: len(sample.tokens) - 1]

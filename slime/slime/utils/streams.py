@@ -1,14 +1,13 @@
 """Every stream of values from a sample to the batch of a loss, declared once.
 
-Guarantees: these follow from `STREAMS`, so that a new stream is one declaration here and the code that reads it:
+Guarantees: a new stream is one declaration here plus the code that reads it. These follow from `STREAMS`:
+* the checks of `Sample`, and which lists grow with its response
+* the columns of the ledger
+* training data, their checks and the tensors of a rank
+* the part of a batch that a context-parallel rank takes
+* the keys of a custom loss's batch, and the data that plugins are checked with
 
-* the checks of `Sample`, and which lists grow with its response;
-* the columns of the ledger;
-* training data, their checks and the tensors of a rank;
-* what a context-parallel rank takes of a batch;
-* the keys of a custom loss's batch, and the data that plugins are checked with.
-
-A stream that samples carry is a field of `SampleStreams`; its line has the type and the rules. Imports no torch.
+A stream that samples carry is a field of `SampleStreams`, declared with its type and rules. Imports no torch.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ class Stream:
     """A field of training data with an entry per sample.
 
     Attributes:
-        name: of its key in training data and in the batch of a loss; of the attribute, where a field leaves it out.
-        attribute: of `Sample` that holds it; None when the conversion or the trainer computes it.
-        dtype: of its tensors. Values per sample stay as they are.
-        per_token: an entry has a value per response token, else it is one value.
-        top_k: there are K values per token.
-        grows: appended tokens extend it. Other streams are computed for a whole response.
-        finite: NaN and infinity are refused.
-        presence: whether samples with a response have it always, all or none of them, or each as it likes. Where a sample
-            has none, the term that reads it is zero.
-        column: the ledger has a column for it, float64 or int32, which needs a migration. Others are in the sample's JSON.
-        in_contract: every batch of a custom loss has the key, with the value None where the rollout has no such stream.
-        logged: the trainer logs its mean over trained tokens.
+        name: key in training data and in the batch of a loss; default: the attribute's name.
+        attribute: attribute of `Sample` that holds it; None if the conversion or the trainer computes it.
+        dtype: dtype of its tensors. Per-sample values stay as they are.
+        per_token: whether an entry has one value per response token, instead of a single value.
+        top_k: whether there are K values per token.
+        grows: whether appended tokens extend it. Other streams are computed for a whole response.
+        finite: whether NaN and infinity are refused.
+        presence: whether samples with a response always have it, all or none have it, or each may have it. A sample
+            without it contributes zero to the terms that read it.
+        column: whether the ledger has a column for it, float64 or int32; this needs a migration. Others are in the
+            sample's JSON.
+        in_contract: whether every batch of a custom loss has the key, with None if the rollout has no such stream.
+        logged: whether the trainer logs its mean over trained tokens.
     """
 
     name: str = ""
@@ -55,7 +55,7 @@ class Stream:
 
 @dataclass(kw_only=True)
 class SampleStreams:
-    """The streams that a sample carries: lists, or NumPy arrays and tensors where the type says Any."""
+    """Streams that a sample carries: lists, or NumPy arrays and tensors where the type is Any."""
 
     loss_mask: Annotated[
         list[int] | None, Stream("loss_masks", dtype="int64", grows=True, presence="always", in_contract=True)
@@ -102,14 +102,14 @@ _OF_THE_TRAINER = (
     Stream("entropy", logged=True),
 )
 STREAMS: tuple[Stream, ...] = (*_OF_THE_CONVERSION, *_of_samples(), *_OF_THE_TRAINER)
-"""Read it as ``streams.STREAMS`` when it is needed, never once at import: a test declares another stream here."""
+"""Read it as ``streams.STREAMS`` on use, not at import, because a test declares another stream here."""
 
 
 class TrainBatch(TypedDict):
-    """The dict that a loss gets: the streams of a micro-batch, per sample, tensors ``[R_i]`` or ``[R_i, K]`` on the device.
+    """The dict that a loss gets: streams of a micro-batch, one tensor ``[R_i]`` or ``[R_i, K]`` per sample, on the device.
 
-    The types are those of streams that are there. A key that the rollout does not have is missing, or has the value None in
-    the batch of a custom loss; ``| None`` marks the streams that the losses here check for that.
+    The types describe streams that exist. A key that the rollout lacks is missing, or None in the batch of a custom
+    loss; ``| None`` marks the streams that the built-in losses check for that.
     """
 
     tokens: Tensor
@@ -149,7 +149,7 @@ class TrainBatch(TypedDict):
 
 
 def carried() -> list[tuple[str, Stream]]:
-    """Return the streams that samples carry, each after the attribute of `Sample` that holds it."""
+    """Return the streams that samples carry, each with its attribute of `Sample`."""
     return [(stream.attribute, stream) for stream in STREAMS if stream.attribute is not None]
 
 
@@ -159,7 +159,7 @@ def computed() -> list[str]:
 
 
 def batch_keys() -> tuple[str, ...]:
-    """Return the keys that every batch of a custom loss has."""
+    """Return the keys in every batch of a custom loss."""
     return (
         *("tokens", "unconcat_tokens", "packed_seq_params", "full_loss_masks"),
         *(stream.name for stream in STREAMS if stream.in_contract),

@@ -1,7 +1,7 @@
 """`Sample`, the one type from prompt to loss, and its small companions.
 
-Guarantees: `append_response_tokens` keeps every per-token list as long as the response, and `validate` names the list that is
-not. A sample accepts attributes that are not fields (plugins set them); they survive `to_dict` and `from_dict`.
+Guarantees: `append_response_tokens` keeps every per-token list as long as the response, and `validate` names a list
+that is not. Plugins may set attributes that are not fields; they survive `to_dict` and `from_dict`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from slime.utils.routed_experts import take_experts
 RolloutBatch = dict[str, list[Any]]
 
 IMAGES, PIXELS, GRID = "multimodal_train_inputs", "pixel_values", "image_grid_thw"
-"""The field of a sample's images in training data, and what it has: all patches, and frames, rows and columns per image."""
+"""Field of a sample's images in training data, and its keys: all patches, and frames, rows and columns per image."""
 EXPERTS = "rollout_routed_experts"
-"""The field of the experts that an engine chose, ``[rows, layers, K]``."""
+"""Field of the experts that an engine chose, ``[rows, layers, K]``."""
 OWN_CHOICE = -1
-"""Stands for a token without experts to replay: its router chooses."""
+"""Marks a token without experts to replay, for which the router chooses."""
 
 
 @dataclass(frozen=True)
 class ParamInfo:
-    """One parameter of a model that is sent to an engine."""
+    """One model parameter to send to an engine."""
 
     name: str
     dtype: Any
@@ -67,7 +67,7 @@ class MultimodalTypes:
 
 @dataclass
 class SpecInfo:
-    """Counters of speculative decoding, summed over the engine calls of a sample."""
+    """Counters of speculative decoding, summed over a sample's engine calls."""
 
     spec_accept_token_num: int = 0
     spec_draft_token_num: int = 0
@@ -96,13 +96,13 @@ class SpecInfo:
 
     @classmethod
     def from_dict(cls, data: dict) -> SpecInfo:
-        """Build from `to_dict`'s answer."""
+        """Build from the result of `to_dict`."""
         return cls(**data)
 
 
 @dataclass
 class PrefixCacheInfo:
-    """How much of the prompts an engine had cached, summed over the calls of a sample."""
+    """Cached prompt tokens, summed over a sample's engine calls."""
 
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
@@ -123,12 +123,12 @@ class PrefixCacheInfo:
 
     @classmethod
     def from_dict(cls, data: dict) -> PrefixCacheInfo:
-        """Build from `to_dict`'s answer."""
+        """Build from the result of `to_dict`."""
         return cls(**data)
 
 
 class SampleStatus(Enum):
-    """Where a sample is in its life."""
+    """State of a sample."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -139,11 +139,12 @@ class SampleStatus(Enum):
 
 @dataclass
 class Sample(streams.SampleStreams):
-    """A prompt, its response, and everything training needs to know about it.
+    """A prompt, its response, and everything that training needs to know about them.
 
-    ``tokens`` holds prompt and response ids; the last ``response_length`` of them are the response (tool results inside it
-    have mask 0). Per-token lists (see `slime.utils.streams.SampleStreams`) have length ``response_length``.
-    ``weight_spans`` says which weights sampled which tokens: ``[version, start, end]``, half open, within the response.
+    ``tokens`` holds prompt and response ids; the last ``response_length`` of them are the response (tool results inside
+    it have mask 0). Per-token lists (see `slime.utils.streams.SampleStreams`) have length ``response_length``.
+    ``weight_spans`` records which weights sampled which tokens: ``[version, start, end]``, half open, within the
+    response.
     """
 
     Status = SampleStatus
@@ -179,7 +180,7 @@ class Sample(streams.SampleStreams):
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all attributes, those that are not fields too; status and counters as plain data."""
+        """Return all attributes, including those that are not fields; status and counters as plain data."""
         data = dict(vars(self))
         data["status"] = self.status.value
         data["spec_info"] = self.spec_info.to_dict()
@@ -188,7 +189,7 @@ class Sample(streams.SampleStreams):
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Sample:
-        """Build a sample from `to_dict`'s answer; unknown keys become attributes."""
+        """Build a sample from the result of `to_dict`; unknown keys become attributes."""
         data = dict(data)
         status = data.pop("status", SampleStatus.PENDING)
         spec_info = data.pop("spec_info", {})
@@ -208,10 +209,10 @@ class Sample(streams.SampleStreams):
         return sample
 
     def get_reward_value(self, args: Arguments) -> float:
-        """Return the reward, or its entry ``args.reward_key`` when the reward is a dict.
+        """Return the reward, or its entry ``args.reward_key`` if the reward is a dict.
 
         Raises:
-            SampleError: when the reward is a dict and its entry to train on is not known.
+            SampleError: the reward is a dict and ``args.reward_key`` does not name one of its entries.
         """
         if not isinstance(self.reward, dict):
             return self.reward
@@ -223,7 +224,7 @@ class Sample(streams.SampleStreams):
 
     @property
     def effective_response_length(self) -> int:
-        """Response tokens that carry loss."""
+        """Number of response tokens that carry loss."""
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
 
     def append_response_tokens(
@@ -242,12 +243,13 @@ class Sample(streams.SampleStreams):
         A refused call changes nothing.
 
         Args:
-            args: of the run; needed where ``meta_info`` holds routed experts, and to count drafts of speculative decoding.
+            args: arguments of the run; needed for routed experts in ``meta_info`` and to count speculative drafts.
             tokens: [N] ids to append; None appends none.
-            log_probs: [N] logprobs that the policy sampled them with. A token that is not ``trainable`` has none.
-            trainable: whether the loss reads the tokens (mask 1) or not (mask 0, logprob 0.0), as the output of a tool.
-            meta_info: of the engine's answer that brought the tokens; see `update_from_meta_info`.
-            text: what the tokens say.
+            log_probs: [N] logprobs with which the policy sampled them; None if not ``trainable``.
+            trainable: whether the loss reads the tokens (mask 1), or not, such as a tool's output (mask 0, logprob
+                0.0).
+            meta_info: metadata of the engine's answer with the tokens; see `update_from_meta_info`.
+            text: text of the tokens.
             update_terminal_info: take the status from the finish reason in ``meta_info``.
 
         Raises:
@@ -286,11 +288,13 @@ class Sample(streams.SampleStreams):
         meta_info: dict | None,
         args: Arguments | None,
     ) -> None:
-        """Raise SampleError when `append_response_tokens` cannot keep its promises."""
+        """Raise SampleError if `append_response_tokens` cannot keep its guarantees."""
         self.validate()
         count = len(tokens)
         if not trainable and log_probs is not None:
-            raise SampleError("tokens that are not trainable have no log_probs; leave them out, or pass trainable=True")
+            raise SampleError(
+                "tokens that are not trainable must not have log_probs; leave them out, or pass trainable=True"
+            )
         if len(sampled) != count:
             given = "no" if log_probs is None else str(len(sampled))
             raise SampleError(f"{count} trainable tokens came with {given} log_probs; pass one for each token")
@@ -298,38 +302,38 @@ class Sample(streams.SampleStreams):
             raise SampleError("log_probs has a value that is not finite")
         if trainable and count and self.rollout_log_probs is None and self.response_length:
             raise SampleError(
-                f"the {self.response_length} response tokens so far have no rollout_log_probs; set them before tokens with "
-                "log_probs are appended"
+                f"the {self.response_length} response tokens so far have no rollout_log_probs; set them before appending tokens with "
+                "log_probs"
             )
         if count and not self.tokens:
-            raise SampleError(f"all {count} tokens are response: it needs a prompt token before it")
+            raise SampleError(f"all {count} tokens are response; add a prompt token before them")
         for name, stream in streams.carried():
             if count and stream.per_token and not stream.grows and getattr(self, name, None) is not None:
                 raise SampleError(
-                    f"{name} is there for {self.response_length} response tokens; append before it is set"
+                    f"{name} is already set for {self.response_length} response tokens; append before setting it"
                 )
         if meta_info is not None and meta_info.get("routed_experts") is not None and args is None:
-            raise SampleError("meta_info has routed_experts; pass args, which say how the model's experts are laid out")
+            raise SampleError("meta_info has routed_experts; pass args, which describe the model's experts")
 
     def _take_experts(self, args: Arguments | None, meta_info: dict) -> None:
-        """Decode the routed experts of an engine's answer whose tokens are appended; raise SampleError when they do not fit."""
+        """Decode the routed experts of an engine's answer; raise SampleError if they do not fit."""
         if args is None or meta_info.get("routed_experts") is None:
             return  # `_check_append` refuses experts without args
         try:
             take_experts(args, self, meta_info, len(self.tokens))
-        except (EngineError, ValueError) as error:  # other experts than the model has, or no base64 of them
+        except (EngineError, ValueError) as error:  # experts that the model does not have, or invalid base64
             raise SampleError(f"meta_info['routed_experts']: {error}") from error
 
     def validate(self) -> None:
-        """Check that per-token lists fit, and that a token precedes the response, which predicts its first.
+        """Check the lengths of per-token lists, and that a prompt token precedes the response.
 
         Raises:
-            SampleError: naming the list and both lengths.
+            SampleError: a list does not fit; the message names it and both lengths.
         """
         if not 0 <= self.response_length <= len(self.tokens):
             raise SampleError(f"response_length {self.response_length} does not fit {len(self.tokens)} tokens")
         if self.response_length and self.response_length == len(self.tokens):
-            raise SampleError(f"all {len(self.tokens)} tokens are response: it needs a prompt token before it")
+            raise SampleError(f"all {len(self.tokens)} tokens are response; add a prompt token before them")
         for name, stream in streams.carried():
             values = getattr(self, name, None) if stream.per_token else None
             if values is not None and len(values) != self.response_length:
@@ -340,9 +344,9 @@ class Sample(streams.SampleStreams):
                 raise SampleError(f"{name} has a value that is not finite")
 
     def update_from_meta_info(self, args: Arguments | None, meta_info: dict, *, terminal: bool = True) -> None:
-        """Take over counters, weight versions (of each span, if the weights changed meanwhile) and status from ``meta_info``.
+        """Copy counters, weight versions (per span, if the weights changed meanwhile) and status from ``meta_info``.
 
-        Without ``terminal`` the status stays: more is to come.
+        Without ``terminal`` the status stays, because more tokens will follow.
         """
         if args is not None and args.sglang_speculative_algorithm:
             self.spec_info.add(meta_info)

@@ -1,9 +1,11 @@
 """Log probabilities when each rank of a tensor-parallel group holds a slice of the vocabulary.
 
-Rank ``r`` holds the columns ``[r V/n, (r + 1) V/n)`` of the logits. Guarantees: float32 from the logits on, nothing written
-to the arguments, one sum over ranks per quantity (besides one maximum), and a gradient with respect to a rank's own slice that is
-that of the unsplit logits: ``d log p(t) / dz_v = [v = t] - p(v)``, ``dH / dz_v = -p(v) (log p(v) + H)``.
-A group of None or of one rank is a whole vocabulary: no collective runs. All ranks of the group must call together.
+Rank ``r`` holds the columns ``[r V/n, (r + 1) V/n)`` of the logits. A group of None or of one rank has the whole
+vocabulary: no collective runs. All ranks of the group must call together.
+
+Guarantees: float32 from the logits on, no writes to the arguments, and one sum over ranks per quantity plus one
+maximum. The gradient with respect to a rank's slice equals that of the unsplit logits: ``d log p(t) / dz_v = [v = t] -
+p(v)``, ``dH / dz_v = -p(v) (log p(v) + H)``.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from torch import Tensor
 
 
 def megatron_state() -> Any:
-    """Return Megatron's ``parallel_state`` when Megatron runs in this process, else None."""
+    """Return Megatron's ``parallel_state`` if Megatron runs in this process, else None."""
     state = sys.modules.get("megatron.core.parallel_state")
     return state if state is not None and state.model_parallel_is_initialized() else None
 
 
 def tensor_parallel_group() -> Any:
-    """Return Megatron's tensor-parallel group when Megatron runs in this process with more than one such rank, else None."""
+    """Return Megatron's tensor-parallel group if it has more than one rank in this run, else None."""
     state = megatron_state()
     if state is None:
         return None
@@ -49,10 +51,10 @@ def normaliser(logits: Tensor, group: Any) -> Tensor:
 
 
 def place(ids: Tensor, width: int, group: Any) -> tuple[Tensor, Tensor]:
-    """Return the column of each id in this rank's slice of ``width`` columns (0 where it is not there), and whether it is there.
+    """Return each id's column in this rank's slice of ``width`` columns (0 if absent), and whether it is present.
 
     Raises:
-        ValueError: when ranks share the vocabulary and an id is on none of them.
+        ValueError: ranks share the vocabulary and an id is on none of them.
     """
     if not is_split(group):
         return ids, torch.ones_like(ids, dtype=torch.bool)
@@ -60,7 +62,7 @@ def place(ids: Tensor, width: int, group: Any) -> tuple[Tensor, Tensor]:
     if bool(((ids < 0) | (ids >= vocabulary)).any()):
         raise ValueError(
             f"token ids {int(ids.min())} to {int(ids.max())} do not fit a vocabulary of {vocabulary} tokens; "
-            "the ids come from another tokenizer than the model's"
+            "use the model's own tokenizer"
         )
     local = ids - group.rank() * width
     here = (local >= 0) & (local < width)
@@ -68,7 +70,7 @@ def place(ids: Tensor, width: int, group: Any) -> tuple[Tensor, Tensor]:
 
 
 class LogProbsOfIds(torch.autograd.Function):
-    """``log softmax(logits)`` at ``ids`` ``[R, K]``; the backward pass makes one tensor of the size of this rank's logits."""
+    """``log softmax(logits)`` at ``ids`` ``[R, K]``; the backward pass allocates one tensor of this rank's logits' size."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, group: Any, chunk: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The transport of changes (`slime.weight_sync.delta`): a broadcast to all engines, like whole weights."""
+"""Broadcast changes (`slime.weight_sync.delta`) to all engines, like whole weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DeltaWeightSync(BroadcastWeightSync):
     """See the module.
 
     Attributes:
-        moved_bytes: what the last push broadcast.
+        moved_bytes: bytes of the last push.
     """
 
     def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:

@@ -1,9 +1,9 @@
-"""Weights over a file system that trainer and engines share: a Hugging Face folder per version, which engines load themselves.
+"""Push weights over a file system that trainer and engines share: one Hugging Face folder per version.
 
-Guarantees: engines serve while the folder is written; it appears whole, by rename, as ``weight_v<version>``; the last ``KEPT``
-stay while the run lasts, none after it, unless ``--update-weight-disk-keep-files``. Of the folders in
-``--update-weight-disk-dir`` only those that this run wrote are removed; others may be another run's. The list of them is in the
-run folder, so a trainer that is started again removes what a dead one left, also what that had not finished.
+Guarantees: engines serve while the folder is written. It appears whole, by rename, as ``weight_v<version>``. The last
+``KEPT`` folders stay during the run and none after it, unless ``--update-weight-disk-keep-files``. Only folders that
+this run wrote are removed, because others in ``--update-weight-disk-dir`` may belong to another run. The run folder
+lists them, so a restarted trainer also removes what a dead one left, finished or not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DiskWeightSync(EngineWeightSync):
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self._written and self._list.exists():
             self._written = [Path(line) for line in self._list.read_text().splitlines()]
-        self._call("close_left_session")  # this transport opens none that would notice one
+        self._call("close_left_session")  # this transport opens no session that would notice one
 
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         folder = self._folder / f"weight_v{version}"
@@ -47,14 +47,14 @@ class DiskWeightSync(EngineWeightSync):
         self._call("update_weights_from_disk", str(folder), self._flushes(), version)
         self._remove(keep=KEPT)
         if self._check is not None:
-            self._call("begin_weight_update")  # a session in which nothing is loaded, for the comparison
+            self._call("begin_weight_update")  # an empty session, for the comparison
 
     def _finish(self) -> None:
         if self._check is not None:
             super()._finish()
 
     def _leave(self, *, broken: bool) -> None:
-        """Nothing to leave; the files stay for the next connection."""
+        """Do nothing; the files stay for the next connection."""
 
     def close(self) -> None:
         """See `EngineWeightSync.close`; removes the files."""

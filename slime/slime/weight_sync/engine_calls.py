@@ -1,7 +1,8 @@
-"""One method on every engine at once.
+"""Call one method on every engine at once.
 
-Guarantees: the first engine that fails ends the wait, also while the others wait for it in a collective operation; an engine
-whose process has ended counts as failed although its call stays open; who failed is known. Holds the calls under way, nothing else.
+Guarantees: the first failing engine ends the wait, even while others wait for it in a collective. An engine whose
+process has ended counts as failed although its call stays open. The failed engines are known. Holds only the running
+calls.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 from slime.exceptions import EngineError
 
 LOOK_SECONDS = 5.0
-"""How long :meth:`EngineCalls.finish` waits for calls before it asks whether the engines' processes still run."""
+"""Seconds that :meth:`EngineCalls.finish` waits before it checks that the engines' processes still run."""
 BLAME_SECONDS = 5.0
-"""For the call of an engine to fail after what went on beside it has failed, so that the engine is known."""
+"""Seconds for an engine's call to fail after the operation beside it failed, so that the engine is identified."""
 
 
 class EngineCalls:
@@ -42,17 +43,17 @@ class EngineCalls:
         return calls
 
     def values(self) -> list[Any]:
-        """Return what the engines answered, in order; raise the first failure at once."""
+        """Return the engines' answers, in order; raise the first failure at once."""
         done, _ = wait(self._futures, return_when=FIRST_EXCEPTION)
         for future in done:
             future.result()
         return [future.result() for future in self._futures]
 
     def finish(self, seconds: float, beside: Future[Any] | None = None) -> None:
-        """Wait for all calls, and for ``beside``, an operation that the engines take part in; raise the first failure at once.
+        """Wait for all calls and for ``beside``, an operation with the engines; raise the first failure at once.
 
         Raises:
-            EngineError: when the process of an engine has ended, or engines have not answered for ``seconds``; they count as failed.
+            EngineError: an engine's process ended, or engines did not answer for ``seconds``; they count as failed.
         """
         waiting: set[Future[Any]] = {*self._futures, *([beside] if beside is not None else [])}
         deadline = time.monotonic() + seconds
@@ -79,14 +80,14 @@ class EngineCalls:
         return [index for index, future in enumerate(self._futures) if not future.done()]
 
     def _raise_failure(self) -> None:
-        """Raise the failure of an engine, if one has failed or ended."""
+        """Raise the first engine's failure, if an engine failed or ended."""
         for future in self._futures:
             if future.done():
                 future.result()
         self._look()
 
     def _look(self) -> None:
-        """Raise EngineError when the process of an engine that has yet to answer has ended."""
+        """Raise EngineError if an engine's process ended before it answered."""
         positions = self._open()
         looks = EngineCalls([self._engines[index] for index in positions], "has_ended")
         unanswered = looks.unanswered(LOOK_SECONDS)
@@ -96,19 +97,19 @@ class EngineCalls:
                 raise EngineError(f"the process of policy engine {index} ended in {self.method}")
 
     def check_none_ended(self) -> None:
-        """Raise the first failure, or RuntimeError when an engine has answered: for calls that must last for now."""
+        """Raise the first failure, or RuntimeError if an engine answered; for calls that must still be running."""
         for index, future in enumerate(self._futures):
             if future.done():
                 future.result()
                 raise RuntimeError(f"policy engine {index} ended {self.method} before it had everything")
 
     def error(self, position: int) -> BaseException | None:
-        """Return with what the call on an engine has failed by now."""
+        """Return the exception of an engine's call so far, or None."""
         future = self._futures[position]
         return future.exception() if future.done() else None
 
     def failed(self) -> list[int]:
-        """Return the positions of the engines whose call has failed by now, or whose process has ended."""
+        """Return the positions of engines whose call has failed or whose process has ended."""
         failed = {
             index for index, future in enumerate(self._futures) if future.done() and future.exception() is not None
         }
@@ -122,6 +123,6 @@ class EngineCalls:
         ]
 
     def still_open(self, seconds: float) -> list[int]:
-        """Wait up to ``seconds`` and return the positions of the engines that did not answer, well or with a failure."""
+        """Wait up to ``seconds`` and return the positions of engines that neither answered nor failed."""
         wait(self._futures, timeout=seconds)
         return self._open()

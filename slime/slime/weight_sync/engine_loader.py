@@ -1,8 +1,8 @@
-"""What runs inside an engine: loads what the trainer left for it, and says what it holds.
+"""Code that runs inside an engine: loads the trainer's weights, and reports checksums of the engine's.
 
-SGLang calls :func:`load` for ``/update_weights_from_tensor`` when ``--custom-weight-loader`` and the load format name it
-(`slime.weight_sync.LOADER`). Guarantees: what a model takes is what its own ``load_weights`` takes, so fused and split parameters
-are the model's business; a request that cannot be done raises, which ends the engine, because its weights may be half new.
+SGLang calls :func:`load` for ``/update_weights_from_tensor`` if ``--custom-weight-loader`` and the load format name it
+(`slime.weight_sync.LOADER`). Guarantees: the model's own ``load_weights`` loads the tensors, so it handles fused and
+split parameters. A request that fails raises, which ends the engine, because it may hold a mix of old and new weights.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ STORE_SECONDS = 60.0
 
 
 class Connection:
-    """Owns the connection to the store of the trainer that asked last.
+    """Owns the connection to the latest trainer's store.
 
-    It stays open: requests are held meanwhile, and each new one asks the name service for the trainer, which may take seconds.
+    It stays open, because a new one looks up the trainer's name, which may take seconds while requests are held.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Connection:
         self._store: Any = None
 
     def of(self, host: str, port: int, name: str) -> TCPStore:
-        """Return the store ``name``, which no other store of that host and port has had, connected."""
+        """Return a connection to the store ``name``, a name that is unique for its host and port."""
         if self._place != (host, port, name):
             self._store = TCPStore(host, port, None, False, timedelta(seconds=STORE_SECONDS), wait_for_workers=False)
             self._place = (host, port, name)
@@ -51,12 +51,12 @@ MIRROR = Mirror()
 
 
 def held_checksums(model: Any, shapes: dict[str, list[int]], dtypes: dict[str, str]) -> dict[str, tuple[int, int]]:
-    """Return checksum and number of elements of what ``model`` holds of each checkpoint tensor.
+    """Return checksum and element count of the part that ``model`` holds of each checkpoint tensor.
 
-    What it keeps in a wider type, as a router's bias in float32, counts as the trainer's value if it is exactly one of its type.
+    A value kept in a wider type, such as a router's float32 bias, matches if the trainer's type represents it exactly.
 
     Raises:
-        TypeError: when the model keeps a tensor in a type that cannot hold the trainer's values.
+        TypeError: the model keeps a tensor in a type that cannot hold the trainer's values.
     """
     with CopyTrace() as trace:
         model.load_weights(
@@ -84,7 +84,7 @@ def _checksums(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) 
 
 
 def _load(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Load a bucket; when this returns, its memory may be written to again."""
+    """Load a bucket; after the return its memory may be overwritten."""
     data = tensors[DATA] if DATA in tensors else MAPPINGS.bytes_of(request["source"])
     model.load_weights(unpack(data, request["names"], request["dtypes"], request["shapes"]))
     if torch.cuda.is_available():
@@ -104,13 +104,13 @@ def _change(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 
 def _nothing(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """For what SGLang does besides: the request may set the version and empty the prefix cache."""
+    """Load nothing: SGLang itself sets the version or empties the prefix cache for this request."""
 
 
 OPERATIONS = {"checksums": _checksums, "load": _load, "change": _change, "stream": load_stream, "nothing": _nothing}
 
 
 def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
-    """Do the request among ``named_tensors``."""
+    """Execute the request in ``named_tensors``."""
     request, tensors = read_request(named_tensors)
     OPERATIONS[request["operation"]](model, request, tensors)

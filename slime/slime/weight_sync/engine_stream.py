@@ -1,12 +1,12 @@
-"""Loading a stream of weights inside an engine, straight from the trainer's memory into the parameters.
+"""Load a stream of weights inside an engine, straight from the trainer's memory into the parameters.
 
-The first stream that a model takes is loaded from whole tensors, as a checkpoint is. Then the model's own loader is run once without
-data (`slime.weight_sync.copy_trace`). Where it copies each tensor, or parts of it, while it has it in hand, later streams need no
-whole tensor: at their start the loader runs without data again, and each piece of the stream is copied to where the loader would
-have put it. A model whose loader does anything else keeps getting whole tensors.
+A model's first stream is loaded from whole tensors, like a checkpoint. Then the model's own loader runs once without
+data (`slime.weight_sync.copy_trace`). If it only copies each tensor, or parts of it, before it takes the next, later
+streams need no whole tensor: the loader runs without data again, and each piece of the stream is copied to where the
+loader would put it. A model whose loader does anything else keeps getting whole tensors.
 
-Guarantees: an engine whose trainer dies in the middle keeps running, with half new weights and its requests held; the stream alone
-sets no version.
+Guarantees: if the trainer dies mid-stream, the engine keeps running with its requests held, because its weights may be
+mixed. The stream itself sets no version.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from slime.weight_sync.stream import StreamReader, WriterGoneError
 logger = logging.getLogger(__name__)
 
 MAPPINGS = Mappings()
-"""The trainer's memory in this process, from stream to stream."""
+"""Mappings of the trainer's memory in this process, kept between streams."""
 Kind = tuple[torch.dtype, list[int]]
 Part = tuple[Tensor, Tensor]
 """A tensor of the model, and the view of a checkpoint's tensor (without data) that it gets."""
 
 TAKEN: weakref.WeakKeyDictionary[Any, dict[str, Kind]] = weakref.WeakKeyDictionary()
-"""The tensors that a model's first stream had; none when its loader needs them whole."""
+"""Tensors of a model's first stream; none if its loader needs them whole."""
 
 
 def load_stream(model: Any, request: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Load what the trainer streams to this rank."""
+    """Load the trainer's stream to this rank."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     try:
         with StreamReader(request["sources"][rank], MAPPINGS) as reader:
@@ -49,7 +49,7 @@ def load_stream(model: Any, request: dict[str, Any], tensors: dict[str, Tensor])
                 if model not in TAKEN:
                     TAKEN[model] = kinds if _only_copies(model, kinds) else {}
     except (WriterGoneError, FileNotFoundError):
-        logger.warning("the trainer ended in the middle of a push; requests are held until the next push")
+        logger.warning("the trainer ended during a push; holding requests until the next push")
 
 
 def _whole_tensors(reader: StreamReader, kinds: dict[str, Kind]) -> Iterator[tuple[str, Tensor]]:
@@ -71,17 +71,17 @@ def _only_copies(model: Any, kinds: dict[str, Kind]) -> bool:
     try:
         parts_of(model, kinds)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as reason:
-        logger.warning("weights are loaded from whole tensors, which takes longer: %s", reason)
+        logger.warning("loading weights from whole tensors, which takes longer: %s", reason)
         return False
     return True
 
 
 def parts_of(model: Any, kinds: dict[str, Kind]) -> dict[str, list[Part]]:
-    """Return where the model's loader copies each tensor to; nothing is copied.
+    """Return where the model's loader copies each tensor to, without copying.
 
     Raises:
-        NotImplementedError: when it does not copy a tensor or parts of it before it takes the next, or computes with what the
-            model holds: with the weights of the push before, because here nothing is copied.
+        NotImplementedError: it does not copy a tensor, or parts of it, before it takes the next; or it computes with
+            the model's weights, which are still those of the previous push because nothing is copied here.
     """
     parts: dict[str, list[Part]] = {}
 
@@ -102,7 +102,7 @@ def parts_of(model: Any, kinds: dict[str, Kind]) -> dict[str, list[Part]]:
 
 
 def _is_copied(target: Tensor, place: Tensor, whole: Tensor) -> bool:
-    """Whether each element of ``target`` gets its own of ``whole``."""
+    """Return whether each element of ``target`` gets its own element of ``whole``."""
     return is_part(place, whole) and target.numel() == place.numel()
 
 

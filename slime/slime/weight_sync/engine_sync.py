@@ -1,10 +1,10 @@
-"""What every transport shares: who the engines are, the order of an update, and what becomes of them when it fails.
+"""What every transport shares: the engines, the order of an update, and failure handling.
 
-Guarantees: no request is refused (engines hold them from pause to continue); the first bucket is gathered before the pause,
-so small models are held for the transfer only. The first engine that refuses or dies ends the update at once: that engine is
-ended, because its weights may be half new, the others hold their requests, and all trainer ranks leave the collective
-gathering together, so that connecting again and another push work and continue them. Rank 0 talks to the engines; the other
-ranks only help to gather.
+Guarantees: no request is refused (engines hold them from pause to continue). The first bucket is gathered before the
+pause, so small models hold requests only during the transfer. The first engine that refuses or dies ends the update: it
+is killed, because its weights may be mixed; the others hold their requests; and all trainer ranks leave the gathering
+together. A new connection and another push then continue the requests. Rank 0 talks to the engines; other ranks only
+help to gather.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from slime.weight_sync.equality import EqualityCheck
 logger = logging.getLogger(__name__)
 
 CLEANUP_SECONDS = 60.0
-"""For an engine to do what it is asked after an update or the joining of a group has failed."""
+"""Time limit for an engine's calls after a failed update or a failed join."""
 
 
 class EngineWeightSync(ABC):
-    """See the module; one per trainer rank. A transport fills in how it joins, sends and leaves."""
+    """Base of the transports, one per trainer rank. A transport implements how to join, send and leave."""
 
     def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
-        """``address``: where engines reach trainer rank 0."""
+        """``address``: address at which engines reach trainer rank 0."""
         self._args = args
         self._device = device
         self._address = address
@@ -48,38 +48,38 @@ class EngineWeightSync(ABC):
         self._buffer = BucketBuffer(args.update_weight_buffer_size, device)
         self._check = EqualityCheck(args, address) if args.check_weight_update_equal else None
 
-    # Of the transport
+    # Implemented by the transport
 
     @abstractmethod
     def _join(self) -> None:
-        """Reach the engines; a call that fails may stay in ``_calls``."""
+        """Connect to the engines; a failed call may stay in ``_calls``."""
 
     def _send(self, bucket: Bucket, **keywords: Any) -> None:
         """Send one bucket; ``keywords`` are ``flush_cache`` and ``weight_version`` of the engine's call."""
         raise NotImplementedError(f"{type(self).__name__} sends no buckets")
 
     def _sent(self) -> None:
-        """Return when the engines have loaded all that was sent."""
+        """Wait until the engines have loaded everything sent."""
         if self._calls is not None:
             self._calls.values()
 
     def _farewell(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """The calls, as method and arguments, by which an engine leaves."""
+        """Return the calls (method, arguments) with which an engine leaves."""
         return []
 
     @abstractmethod
     def _leave(self, *, broken: bool) -> None:
-        """Let go of the engines; ``broken``: one may be gone, or something under way may never end by itself."""
+        """Release the engines; ``broken``: one may be gone, or an operation may never end by itself."""
 
     def _abandon(self, calls: EngineCalls, failed: list[int]) -> list[int]:
-        """Let go in the middle of ``calls``; return who is stuck in them, besides the engines that ``failed``."""
+        """Abandon running ``calls``; return engines stuck in them, other than those that ``failed``."""
         self._leave(broken=True)
         return []
 
-    # What a trainer rank calls
+    # Called by a trainer rank
 
     def connect(self, engines: list[Any]) -> None:
-        """Reach ``engines`` from now on, after leaving the previous ones."""
+        """Leave the previous engines and connect to ``engines``."""
         if dist.get_rank() != 0:
             return
         if self._joined:
@@ -97,7 +97,7 @@ class EngineWeightSync(ABC):
 
     def push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         """Send all weights and make them ``version``; collective over the trainer ranks."""
-        # Who reads them and fails may close what it reads; a chain cannot be closed, so the rest can be gathered below.
+        # A failing reader may close its iterator; a chain cannot be closed, so the rest can still be gathered below.
         weights = itertools.chain(weights)
         if dist.get_rank() != 0 or not self._engines:
             collections.deque(weights, maxlen=0)
@@ -113,7 +113,7 @@ class EngineWeightSync(ABC):
             collections.deque(weights, maxlen=0)
 
     def close(self) -> None:
-        """Let go of the engines without talking to them; they may be gone."""
+        """Release the engines without calling them, because they may be gone."""
         if self._joined:
             self._leave(broken=True)
             self._joined = False
@@ -133,13 +133,13 @@ class EngineWeightSync(ABC):
         self._call("continue_generation")
 
     def _transfer(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
-        """Pause the engines and give them the weights; an update session is open when this returns."""
+        """Pause the engines and send the weights; leaves an update session open."""
         buckets = self._buffer.fill(weights)
         first = next(buckets)
         self._pause()
         self._call("begin_weight_update")
         for bucket in itertools.chain([first], buckets):
-            # The last one sets the version and, where requests are retracted, empties the prefix cache.
+            # The last bucket sets the version and, if requests were retracted, empties the prefix cache.
             self._send(
                 bucket,
                 flush_cache=bucket.is_last and self._flushes(),
@@ -169,10 +169,10 @@ class EngineWeightSync(ABC):
         """Send each engine a request for `slime.weight_sync.engine_loader`."""
         self._call_each("update_weights_from_tensor", [(request, LOADER) for request in requests])
 
-    # When it fails
+    # Failure
 
     def _give_up(self) -> None:
-        """End the engines that failed, let go, and let the others hold their requests with half new weights."""
+        """Kill the failed engines and disconnect; the others keep holding requests with mixed weights."""
         calls, self._calls = self._calls or EngineCalls([], "nothing"), None
         failed = calls.failed()
         self._end(failed)
@@ -188,14 +188,14 @@ class EngineWeightSync(ABC):
             kept = [index for index in kept if index not in lost]
 
     def _end(self, positions: list[int]) -> None:
-        """End engines, unless they were started again since they joined; the manager starts them again."""
+        """Kill engines, unless they restarted since they joined; the manager restarts them."""
         for position in positions:
-            logger.error("policy engine %d failed in a weight update and is ended", position)
+            logger.error("policy engine %d failed in a weight update; ending it", position)
             starts = self._starts[position] if position < len(self._starts) else 0
             EngineCalls([self._engines[position]], "end_failed_update", starts).unanswered(CLEANUP_SECONDS)
 
     def _part(self, engines: list[Any]) -> None:
-        """Leave the engines of before, while ``engines`` leave too: NCCL's members wait for each other in that."""
+        """Leave the previous engines while they leave too, because NCCL members wait for each other."""
         starts = EngineCalls(engines, "starts")
         same = not starts.unanswered(CLEANUP_SECONDS) and starts.values() == self._starts and engines == self._engines
         farewells = [EngineCalls(engines, method, *arguments) for method, arguments in self._farewell()]

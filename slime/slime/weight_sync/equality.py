@@ -1,7 +1,7 @@
-"""`--check-weight-update-equal`: after a push, every tensor of every engine is the trainer's, bit for bit.
+"""`--check-weight-update-equal`: after a push, every tensor of every engine equals the trainer's, bit for bit.
 
-Each rank of an engine says what it holds as a checksum per tensor, through a store that the trainer hosts, and the trainer
-compares. No weight moves again.
+Each engine rank reports a checksum per tensor through a store that the trainer hosts, and the trainer compares. No
+weight is sent again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class EqualityCheck:
         """Ask all engines for their checksums; an update session must be open.
 
         Args:
-            expected: the trainer's.
-            ranks: how many ranks each engine has.
-            ask: sends each engine its request.
+            expected: checksums of the trainer.
+            ranks: number of ranks of each engine.
+            ask: function that sends each engine its request.
 
         Raises:
-            WeightsDifferError: with the first tensor that is not the trainer's.
+            WeightsDifferError: a tensor differs; the message names the first.
         """
         if self._store is None:
             self._store = TCPStore(self._address, 0, None, True, self._timeout, wait_for_workers=False)
@@ -71,7 +71,7 @@ class EqualityCheck:
 
 
 def check(expected: Checksums, found: Found, engine: int) -> None:
-    """Compare what the ranks of an engine found in their parts of each tensor; a part may be held by several ranks.
+    """Compare the checksums of an engine's ranks; several ranks may hold the same part of a tensor.
 
     Raises:
         WeightsDifferError: see :meth:`EqualityCheck.compare`.
@@ -82,4 +82,4 @@ def check(expected: Checksums, found: Found, engine: int) -> None:
         if copies == 0 or rest:
             raise WeightsDifferError(f"engine {engine} holds {held} of the {elements} elements of {name}")
         if sum(part for part, _ in found[name]) % MODULUS != copies * value % MODULUS:
-            raise WeightsDifferError(f"{name} on engine {engine} is not the trainer's after the push")
+            raise WeightsDifferError(f"{name} on engine {engine} differs from the trainer's after the push")

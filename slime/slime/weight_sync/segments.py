@@ -1,4 +1,4 @@
-"""Memory that another process of this machine can map, and that is gone with its owner however that ends.
+"""Memory that other processes of this machine can map, and that disappears with its owner.
 
 It has no name in a file system (``memfd``): others open it as a file of the owner in ``/proc``, so a killed trainer leaves
 nothing behind and the size of ``/dev/shm`` does not matter.
@@ -26,7 +26,7 @@ class Segment:
     """Owned memory; ``data`` are its bytes."""
 
     def __init__(self, size: int, *, pinned: bool = False) -> None:
-        """``pinned``: a GPU reads and writes it without a copy in between."""
+        """``pinned``: a GPU accesses it without an intermediate copy."""
         size = -(-size // HUGE_PAGE) * HUGE_PAGE
         self._file = os.memfd_create("slime-weights")
         os.ftruncate(self._file, size)
@@ -36,11 +36,11 @@ class Segment:
             pin(self.data)
 
     def source(self, size: int) -> dict[str, Any]:
-        """Return how another process finds the first ``size`` bytes."""
+        """Return the location of the first ``size`` bytes for another process."""
         return {"path": f"/proc/{os.getpid()}/fd/{self._file}", "inode": os.fstat(self._file).st_ino, "size": size}
 
     def close(self) -> None:
-        """Let go of the memory; who has mapped it keeps it."""
+        """Release the memory; processes that mapped it keep it."""
         if self._pinned:
             unpin(self.data)
         self.data = torch.empty(0, dtype=torch.uint8)
@@ -48,17 +48,17 @@ class Segment:
 
 
 class Mappings:
-    """Other processes' segments in this one; each is mapped once, and the ``limit`` used last are kept."""
+    """Other processes' segments in this one; each is mapped once, and the ``limit`` most recent are kept."""
 
     def __init__(self, limit: int = 2) -> None:
         self._limit = limit
         self._open: dict[tuple[str, int], Tensor] = {}
 
     def bytes_of(self, source: dict[str, Any]) -> Tensor:
-        """Return the bytes that ``source`` names, not to be written to.
+        """Return the bytes at ``source``, read-only.
 
         Raises:
-            OSError: when the owner is gone, or is not of this machine.
+            OSError: the owner is gone, or on another machine.
         """
         key = (source["path"], source["inode"])
         data = self._open.pop(key, None)
@@ -80,7 +80,7 @@ class Mappings:
 def _map(file: int, size: int, *, write: bool) -> Tensor:
     access = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
     memory = mmap.mmap(file, size, flags=mmap.MAP_SHARED, prot=access)
-    with contextlib.suppress(OSError):  # a kernel without large pages: only slower
+    with contextlib.suppress(OSError):  # without large pages it is only slower
         memory.madvise(mmap.MADV_HUGEPAGE)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -103,7 +103,7 @@ def check_same_host(hosts: Sequence[Sequence[str]]) -> None:
     """Compare the machines of each policy engine, in order, with this process's.
 
     Raises:
-        ConfigurationError: when one cannot share memory with it.
+        ConfigurationError: an engine cannot share memory with this process.
     """
     here = this_host()
     for position, machines in enumerate(hosts):

@@ -1,9 +1,9 @@
-"""Weights through memory that a trainer on CUDA and engines of its machine share; on a CPU: `slime.weight_sync.shared_stream`.
+"""Push weights through shared memory to engines on the machine of a CUDA trainer; on a CPU: `slime.weight_sync.shared_stream`.
 
-Guarantees: two segments take turns, so the trainer fills one while the engines load the other; each byte is copied once by the
-trainer and once by each engine rank; both segments stay mapped from push to push. Where trainer and engines are one GPU's
-(``--share-gpu``, ``--colocate`` with one GPU) the segments are memory of that GPU and the engine gets CUDA IPC handles; otherwise
-they are host memory, pinned in a trainer on CUDA.
+Guarantees: two segments alternate, so the trainer fills one while the engines load the other. The trainer copies each
+byte once, as does each engine rank. Both segments stay mapped between pushes. If trainer and engines share one GPU
+(``--share-gpu``, ``--colocate`` with one GPU), the segments are in its memory and the engine gets CUDA IPC handles.
+Otherwise they are host memory, pinned in a trainer on CUDA.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slime.weight_sync.requests import DATA, REQUEST, request_tensor, serialized
 from slime.weight_sync.segments import Segment, check_same_host
 
 SLOT_BYTES = 128 << 20
-"""At most so many bytes per bucket: two segments exist, and small ones overlap filling and loading better."""
+"""Maximum bytes per bucket: there are two segments, and small ones overlap filling and loading better."""
 
 
 class SharedMemoryWeightSync(EngineWeightSync):
@@ -47,7 +47,7 @@ class SharedMemoryWeightSync(EngineWeightSync):
             )
 
     def _next_slot(self, size: int) -> Tensor:
-        """The segment that no engine reads: :meth:`_send` waits for a bucket before it sends the next."""
+        """Return the segment that no engine reads: :meth:`_send` waits for a bucket before it sends the next."""
         self._turn ^= 1
         slot = self._slots[self._turn]
         if slot is None or _bytes(slot).numel() < size:
@@ -89,7 +89,7 @@ def _bytes(slot: Segment | Tensor) -> Tensor:
 
 
 def _with_ipc_handles(request: dict[str, Any], data: Tensor) -> bytes:
-    """The pickle that carries ``request`` and a handle of ``data``, both in memory of a GPU."""
+    """Return a pickle of ``request`` and a handle of ``data``, both in GPU memory."""
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump([(REQUEST, request_tensor(request).to(data.device)), (DATA, data)])
     return buffer.getvalue()

@@ -29,16 +29,16 @@ _PIECE, _END, _TAKEN = b"\n", b"end\n", b"."
 
 
 class WriterGoneError(RuntimeError):
-    """The writer ended before its stream did."""
+    """The writer died before the end of its stream."""
 
 
 def number_of_pieces(nbytes: int) -> int:
-    """How many slots a tensor of ``nbytes`` fills."""
+    """Return the number of slots that a tensor of ``nbytes`` fills."""
     return max(1, -(-nbytes // SLOT_BYTES))
 
 
 class StreamWriter:
-    """Owns the memory and the pipes; :meth:`close` gives them back."""
+    """Owns the memory and the pipes; :meth:`close` releases them."""
 
     def __init__(self, readers: int) -> None:
         self._memory = Segment(SLOTS * SLOT_BYTES)
@@ -59,9 +59,9 @@ class StreamWriter:
         ]
 
     def send(self, name: str, tensor: Tensor, check: Callable[[], None]) -> None:
-        """Write a tensor on the CPU; returns when its last piece is in a slot.
+        """Write a CPU tensor; return once its last piece is in a slot.
 
-        ``check`` is called now and then while readers are waited for, and raises when they have ended.
+        While waiting for readers, ``check`` is called periodically; it raises if they have ended.
         """
         whole = tensor.detach().contiguous()
         data = whole.view(-1).view(torch.uint8)
@@ -78,7 +78,7 @@ class StreamWriter:
             self._tell(_PIECE)
 
     def end(self, check: Callable[[], None]) -> None:
-        """Say that there is no more; returns when all readers have taken everything. Another stream may follow."""
+        """End the stream and wait until all readers have taken everything; another stream may follow."""
         while min(self._taken) < self._written:
             self._wait(check)
         self._tell(_END)
@@ -86,7 +86,7 @@ class StreamWriter:
         self._written = 0
 
     def close(self) -> None:
-        """Let go of everything; a reader that still reads is told that the writer is gone."""
+        """Release everything; a reader that still reads learns that the writer is gone."""
         for pipe in (*self._news, *self._answers):
             for end in pipe:
                 os.close(end)
@@ -98,7 +98,7 @@ class StreamWriter:
             os.write(end, line)
 
     def _wait(self, check: Callable[[], None]) -> None:
-        """Take the readers' answers; wait for one."""
+        """Wait for at least one reader's answer and process all answers."""
         ready = {end for end, _ in self._poll.poll(CHECK_MILLISECONDS)}
         if not ready:
             check()
@@ -114,7 +114,7 @@ class StreamReader:
         """``source``: see :meth:`StreamWriter.sources`.
 
         Raises:
-            OSError: when the writer is gone, or is not of this machine.
+            OSError: the writer is gone, or on another machine.
         """
         self._memory = mappings.bytes_of(source["memory"])
         self._news = os.fdopen(_opened(source["news"], os.O_RDONLY), "rb")
@@ -122,7 +122,7 @@ class StreamReader:
         self._read = 0
 
     def __enter__(self) -> StreamReader:
-        """Nothing more to open."""
+        """Return the reader, which is already open."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -131,17 +131,17 @@ class StreamReader:
         os.close(self._answers)
 
     def announced(self) -> Iterator[tuple[str, torch.dtype, list[int]]]:
-        """Yield name, dtype and shape of each tensor; all its :meth:`pieces` are to be taken before the next.
+        """Yield name, dtype and shape of each tensor; take all its :meth:`pieces` before the next.
 
         Raises:
-            WriterGoneError: when the stream breaks off.
+            WriterGoneError: the stream ends early.
         """
         while (line := self._line()) != _END:
             name, dtype, shape = json.loads(line)
             yield name, getattr(torch, dtype), shape
 
     def pieces(self, nbytes: int) -> Iterator[Tensor]:
-        """Yield the bytes of a tensor, piece by piece; a piece is valid until the next is asked for."""
+        """Yield a tensor's bytes piece by piece; a piece is valid until the next one is requested."""
         for number in range(number_of_pieces(nbytes)):
             self._line()
             start = self._read % SLOTS * SLOT_BYTES

@@ -1,4 +1,4 @@
-"""Which transport a run's flags ask for."""
+"""Choose the transport that a run's flags request."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def resume(folder: Path, before: Any, after: Any, *, without: tuple[str, ...] = 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"lora_alpha": 9}, "written with --lora-alpha 8; go on with the same"),
+        ({"lora_alpha": 9}, "written with --lora-alpha 8; use the same flags"),
         ({"lora_rank": 2}, "written with --lora-rank 4;"),
         ({"lora_target_modules": ["q_proj"]}, "written with --lora-target-modules down_proj,gate_proj,"),
     ],

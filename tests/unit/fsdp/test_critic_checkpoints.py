@@ -32,7 +32,9 @@ def test_a_policy_is_no_start_for_a_critic(kind: type, tmp_path: Path) -> None:
         critic.load_checkpoint(0)
 
 
-@pytest.mark.parametrize(("role", "remedy"), [("critic", "begin a new critic with"), ("policy", "make a Hugging Face")])
+@pytest.mark.parametrize(
+    ("role", "remedy"), [("critic", "start a new critic from"), ("policy", "convert it to a Hugging Face")]
+)
 def test_a_checkpoint_of_the_other_back_end_is_refused_with_what_to_do(role: str, remedy: str, tmp_path: Path) -> None:
     folder = with_meta(tmp_path / "fsdp", role=role, lora=False)
     with pytest.raises(CheckpointError, match=f"was not written by Megatron: use --train-backend fsdp, or {remedy}"):

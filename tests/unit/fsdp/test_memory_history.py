@@ -101,7 +101,7 @@ def test_running_out_of_memory_writes_it_at_once(calls: list[Any], tmp_path: Pat
         ("--record-memory-history --device cpu", "--record-memory-history needs a GPU"),
         ("--memory-snapshot-dir x", "--memory-snapshot-dir has no effect without --record-memory-history"),
         ("--memory-snapshot-num-steps 0", "--memory-snapshot-num-steps 0: give 1 or more"),
-        ("--memory-recorder memray", "--memory-recorder is not offered: torch records"),
+        ("--memory-recorder memray", "--memory-recorder is not supported; use --record-memory-history"),
     ],
 )
 def test_what_cannot_be_recorded(capsys: Any, tmp_path: Path, words: str, says: str) -> None:

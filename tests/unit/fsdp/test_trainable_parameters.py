@@ -25,7 +25,7 @@ def test_patterns_choose_parameters() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"only_train_params_name_list": ["q_proj"]}, "q_proj names no parameter; names look like 0.weight"),
+        ({"only_train_params_name_list": ["q_proj"]}, "q_proj matches no parameter; names look like 0.weight"),
         ({"freeze_params_name_list": ["0", "1"]}, "leaves nothing to train"),
         ({"freeze_params_name_list": ["("]}, "not a regular expression"),
     ],

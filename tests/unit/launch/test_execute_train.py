@@ -78,7 +78,7 @@ def test_the_hook_comes_after_the_checks_and_before_the_run(script: Path) -> Non
 
     with pytest.raises(ConfigurationError, match=r"no train script .*missing\.py; use train.py"):
         execute_train("", 1, None, "missing.py", before_ray_job_submit=hook)
-    with pytest.raises(ConfigurationError, match="extra_env_vars: 'A' sets nothing; write NAME=VALUE"):
+    with pytest.raises(ConfigurationError, match="extra_env_vars: 'A' is not an assignment; write NAME=VALUE"):
         execute_train("", 1, None, str(script), hook, config=ExecuteTrainConfig(extra_env_vars="A"))
     assert seen == []
     execute_train("", 1, None, str(script), before_ray_job_submit=hook)

@@ -180,7 +180,7 @@ def test_a_model_that_the_back_end_cannot_train_is_refused_by_name(shape: str) -
         (
             "fsdp",
             "qwen2_5_vl",
-            ["model (qwen2_5_vl) is a vision-language model; of these only qwen3_vl is trained here"],
+            ["model (qwen2_5_vl) is a vision-language model; of these only qwen3_vl can be trained here"],
         ),
     ],
 )

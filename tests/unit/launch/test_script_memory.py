@@ -140,7 +140,7 @@ def test_a_cache_below_a_context_names_the_variable(
 ) -> None:
     said = refused(MAIN, capsys, monkeypatch, GPU_MEMORY_GB="80", MEM_FRACTION_STATIC="0.05")
     assert re.search(
-        r"rollout engine's cache holds \d+ tokens, and a context has 32768; each of these alone fits: ", said
+        r"rollout engine's cache holds \d+ tokens, but a context has 32768; each of these alone fits: ", said
     )
     assert "MEM_FRACTION_STATIC=0." in said
 

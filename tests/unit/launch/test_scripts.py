@@ -276,7 +276,10 @@ def test_help_names_the_options_and_where_the_rest_is(capsys: pytest.CaptureFixt
     [
         (("--sglang-quantization", "fp8"), "use --sglang-kv-cache-dtype fp8_e4m3"),
         (("--share-gpu",), "--share-gpu is for one trainer rank"),
-        (("--use-routing-replay",), "--use-routing-replay is Megatron's"),  # without its checkpoint too
+        (
+            ("--use-routing-replay",),
+            "--use-routing-replay needs --train-backend megatron",
+        ),  # without its checkpoint too
         (("--train-backend", "fsdp", "--model", "qwen3-5B"), "no model shape 'qwen3-5B'"),
     ],
 )

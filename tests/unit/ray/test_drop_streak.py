@@ -62,7 +62,7 @@ def test_nothing_but_empty_lists_is_an_error(caplog: pytest.LogCaptureFixture) -
     most = max(MOST_EMPTY, MOST_EMPTY_BATCHES * BATCH)
     for _ in range(most - 1):
         drops.add("empty", kept=0)
-    assert "look at --custom-generate-function-path mine.generate" in caplog.records[0].getMessage()
+    assert "check --custom-generate-function-path mine.generate" in caplog.records[0].getMessage()
     with pytest.raises(
         PluginError, match=f"mine.generate returned no sample, or .* for {most} groups in a row; return at"
     ):

@@ -56,7 +56,7 @@ def test_an_engine_of_several_machines_has_consecutive_ones(role: Any) -> None:
 
 
 def test_an_engine_that_one_machine_can_hold_stays_on_it() -> None:
-    with pytest.raises(ConfigurationError, match="engine-policy-0 would lie on 2 machines, and one of"):
+    with pytest.raises(ConfigurationError, match="engine-policy-0 would span 2 machines, although one of"):
         machines_of(reserved("1", "2"), "policy", 2)
 
 
@@ -76,7 +76,7 @@ def test_an_engine_of_several_machines_begins_with_a_whole_one(role: Any, flag: 
     judges = role == "prm"
     assert placed(2, judges).gpus(role) == ((6, 7, 8, 9) if judges else (2, 3, 4, 5))
     with pytest.raises(
-        ConfigurationError, match=f"--{flag}-num-gpus-per-engine 4: an engine of several machines takes"
+        ConfigurationError, match=f"--{flag}-num-gpus-per-engine 4: an engine that spans machines takes"
     ):
         placed(1, judges)
 

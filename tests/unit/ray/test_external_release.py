@@ -98,11 +98,16 @@ def helpers_of(engine: Engine) -> list[psutil.Process]:
     ("words", "refuses", "expected", "said"),
     [
         ("held", {}, [CLOSE, CONTINUE], "answers again, with the weights of the last update"),
-        ("held loading", {}, [*RELOAD, BEGIN, CLOSE, CONTINUE], "the weights of m: the update of the run that is gone"),
+        (
+            "held loading",
+            {},
+            [*RELOAD, BEGIN, CLOSE, CONTINUE],
+            "the weights of m: the lost run's update was incomplete",
+        ),
         ("held loading", {"/begin_weight_update": "already open"}, [*RELOAD, BEGIN], "is with a new trainer"),
-        ("held loading", {"/update_weights_from_disk": "no m"}, RELOAD, "start it again .*400 no m"),
-        ("held loading", {"/model_info": ""}, RELOAD[:3], "start it again .*names no model_path"),
-        ("held loading", {"/model_info": "{"}, RELOAD[:3], "start it again .*answered b'{'"),
+        ("held loading", {"/update_weights_from_disk": "no m"}, RELOAD, "restart it .*400 no m"),
+        ("held loading", {"/model_info": ""}, RELOAD[:3], "restart it .*names no model_path"),
+        ("held loading", {"/model_info": "{"}, RELOAD[:3], "restart it .*answered b'{'"),
         ("held loading loaded", {}, [CLOSE, CONTINUE], "answers again"),
         ("held loading held", {}, [*RELOAD, BEGIN, CLOSE, CONTINUE], "answers again"),
         ("held loading loaded free", {}, [], None),
@@ -119,7 +124,7 @@ def test_what_becomes_of_an_engine(
 
 
 def test_an_engine_that_is_gone_is_named(tmp_path: Path) -> None:
-    assert "start it again (http://127.0.0.1:9/end_weight_update" in (follow("http://127.0.0.1:9", ["held\n"]) or "")
+    assert "restart it (http://127.0.0.1:9/end_weight_update" in (follow("http://127.0.0.1:9", ["held\n"]) or "")
 
 
 def test_the_run_tells_what_it_does(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

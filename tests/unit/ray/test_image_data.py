@@ -94,8 +94,8 @@ def test_a_sample_that_lost_its_images_is_not_trained_on(caplog: pytest.LogCaptu
     data = convert(arguments(), [sample(0, processed(), IMAGE), sample(1, None, IMAGE), sample(2)])
     assert data["loss_masks"] == [[1, 1], [0, 0], [1, 1]]
     assert data["rollout_mask_sums"] == [2, 0, 2]
-    assert "1 of 3 samples had images and lost them" in caplog.text
-    with pytest.raises(ValueError, match="sample 1: multimodal_inputs has images, and no sample has"):
+    assert "1 of 3 samples had images but lack multimodal_train_inputs" in caplog.text
+    with pytest.raises(ValueError, match="sample 1: multimodal_inputs has images, but no sample has"):
         convert(arguments(), [sample(0), sample(1, None, IMAGE), sample(2)])
 
 

@@ -93,7 +93,7 @@ def test_samples_are_converted_by_a_plugin(manager: RolloutManager) -> None:
 
 def test_an_evaluation_is_no_batch(manager: RolloutManager) -> None:
     manager._generate = lambda *values, evaluation: RolloutFnEvalOutput(data={})
-    with pytest.raises(PluginError, match="asked for samples"):
+    with pytest.raises(PluginError, match="returned an evaluation; return samples instead"):
         manager.generate(0)
 
 
@@ -111,7 +111,7 @@ def test_a_source_that_saves_what_is_under_way_is_told_of_once(
     assert saved == [4, 4, 5, 6]
     [message] = caplog.messages
     assert "no mark(rollout_id)" in message
-    assert "saved for rollout 4 may be after prompts that rollout 5 took" in message
+    assert "position for rollout 4 may include prompts of rollout 5" in message
     marking = SimpleNamespace(save=saved.append, mark=lambda rollout_id: None)
     manager._told_of_mark, manager._source_hooks = False, with_optional_methods(marking)
     manager.save(6)
@@ -180,7 +180,7 @@ def test_an_epoch_is_as_long_as_the_source_or_its_dataset(manager: RolloutManage
     manager._data_source = SimpleNamespace(dataset=[1, 2, 3, 4, 5])
     assert manager.rollouts_per_epoch() == 2
     manager.args.rollout_batch_size = 6
-    with pytest.raises(ConfigurationError, match="5 prompts are not one rollout of --rollout-batch-size 6"):
+    with pytest.raises(ConfigurationError, match="5 prompts do not fill a rollout of --rollout-batch-size 6"):
         manager.rollouts_per_epoch()
     assert number_of_prompts([1, 2, 3]) == 3
     with pytest.raises(ConfigurationError, match="use --num-rollout N"):

@@ -118,16 +118,16 @@ async def test_an_engine_that_sees_another_picture_is_an_error(
         return reply
 
     monkeypatch.setattr(engine, "_generate", miscounted)
-    with pytest.raises(EngineError, match=r"sample 7 has \d+ prompt tokens with its images, the engine counts 12"):
+    with pytest.raises(EngineError, match=r"sample 7 has \d+ prompt tokens with its images, but the engine counts 12"):
         await generate(args, sample_of(), dict(PARAMETERS))
 
 
 async def test_what_cannot_be_read_is_refused(args: Arguments, engine: RolloutEngine, tiny_random_model: Path) -> None:
-    with pytest.raises(ConfigurationError, match="videos are for custom generate functions"):
+    with pytest.raises(ConfigurationError, match="takes only images"):
         await generate(args, Sample(prompt="a", multimodal_inputs={"videos": ["v"]}), dict(PARAMETERS))
     SingletonMeta.clear(GenerateState)
     blind = rollout_args(tiny_random_model)
-    with pytest.raises(ConfigurationError, match="has no processor to read them with"):
+    with pytest.raises(ConfigurationError, match="has no processor for them"):
         await generate(blind, sample_of(), dict(PARAMETERS))
 
 
@@ -194,7 +194,9 @@ async def test_a_prompt_with_another_number_of_places_is_refused(
     sample = sample_of()
     sample.prompt = prompt
     places = prompt.count("<|image_pad|>")
-    with pytest.raises(ConfigurationError, match=f"sample 7: its chat template made {places} places for 2 pictures"):
+    with pytest.raises(
+        ConfigurationError, match=f"sample 7: the chat template rendered {places} placeholders for 2 pictures"
+    ):
         await asyncio.wait_for(generate(args, sample, dict(PARAMETERS)), 30)
 
 
@@ -203,7 +205,7 @@ def test_a_conversation_with_another_number_of_places_is_refused(args: Arguments
     args.multimodal_keys, args.loss_mask_type = {"image": "images"}, "qwen3"
     messages = [{"role": "user", "content": PAD + PAD}, {"role": "assistant", "content": "a cat"}]
     sample = Sample(index=7, prompt=messages, multimodal_inputs={"images": [picture(32, 24)], "videos": None})
-    with pytest.raises(ConfigurationError, match="sample 7: its chat template made 2 places for 1 pictures"):
+    with pytest.raises(ConfigurationError, match="sample 7: the chat template rendered 2 placeholders for 1 pictures"):
         fill(sample, MaskState(args))
     SingletonMeta.clear(MaskState)
 

@@ -188,8 +188,10 @@ def test_a_head_whose_name_is_not_known_yet_is_waited_for(monkeypatch: pytest.Mo
         == 1
     )
     said = capsys.readouterr().out.splitlines()
-    assert said[0].endswith("head-0.run:6379, 0 s at most (its name is not known on this machine yet)")
-    assert said[1].startswith("this machine cannot join: the head's name head-0.run is not known on this machine")
+    assert said[0].endswith(
+        "up to 0 s for the head at head-0.run:6379 (its name cannot be resolved on this machine yet)"
+    )
+    assert said[1].startswith("this machine cannot join: the head's name head-0.run cannot be resolved on this machine")
     assert len(said) == 2
 
 
@@ -200,7 +202,7 @@ def test_a_head_whose_name_is_not_known_does_not_start(monkeypatch: pytest.Monke
     monkeypatch.setattr(ray_start.socket, "gethostbyname", unknown)
     args = build_parser().parse_args(["--num-nodes", "2", "--head-address", "head-0.run:6379"])
     with pytest.raises(
-        NodeError, match=r"head-0.run is not known .*Name or service.*; give its IP address as MASTER_ADDR"
+        NodeError, match=r"head-0.run cannot be resolved .*Name or service.*; give its IP address as MASTER_ADDR"
     ):
         with cluster_module.ray_cluster(args, num_gpus=1):
             pass
@@ -272,7 +274,7 @@ def test_what_a_job_was_given_is_not_given_twice(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_proxy_is_for_a_cluster_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="--http-proxy is for one machine, and the cluster has 3"):
+    with pytest.raises(ConfigurationError, match="--http-proxy works on one machine only, but the cluster has 3"):
         joined(monkeypatch, "--http-proxy", "http://proxy:1")
 
 
@@ -288,6 +290,6 @@ def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
 def test_a_run_that_is_given_no_machines_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     args = build_parser().parse_args(["--num-nodes", "2"])
-    with pytest.raises(ConfigurationError, match="needs 2 machines of 8 GPUs and is in no Ray cluster"):
+    with pytest.raises(ConfigurationError, match="needs 2 machines of 8 GPUs but is in no Ray cluster"):
         with cluster_module.ray_cluster(args, num_gpus=1):
             pass

@@ -89,7 +89,7 @@ def test_a_group_that_outlives_its_end_is_named(
     monkeypatch.setattr(process, "group_alive", lambda group: True)
     monkeypatch.setattr(process, "KILLED_SECONDS", 0.0)
     assert child.kill() == 0
-    assert f"a process of the engine (group {child.pid}) is still there" in caplog.text
+    assert f"a process of the engine (group {child.pid}) still exists" in caplog.text
 
 
 def test_an_unknown_program_leaves_no_descriptor(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_value_that_an_engine_would_overwrite_is_refused() -> None:
     args = arguments(sglang_enable_symm_mem=True)
     (problem,) = check_shared(args, {CUMEM: "0"})
     assert problem == (
-        f"{CUMEM}=0: --sglang-enable-symm-mem needs 1, which SGLang sets; unset {CUMEM}, or remove --sglang-enable-symm-mem"
+        f"{CUMEM}=0: --sglang-enable-symm-mem makes SGLang set it to 1; unset {CUMEM}, or remove --sglang-enable-symm-mem"
     )
     assert "--sglang-enable-nccl-nvls" in check_shared(arguments(sglang_enable_nccl_nvls=True), {NVLS: "0"})[0]
     assert check_shared(args, {CUMEM: "1", NVLS: "1"}) == []

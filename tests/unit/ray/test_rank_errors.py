@@ -60,7 +60,7 @@ def test_a_lost_connection_is_told_as_the_death_behind_it(
         ranks.gather("train", ["first", "second"])
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"training rank 0 failed in train: {type(error).__name__}: ")
-    assert "looking whether another one has died" in line
+    assert "whether another one has died" in line
 
 
 def test_where_nobody_died_the_error_stands(monkeypatch: pytest.MonkeyPatch) -> None:

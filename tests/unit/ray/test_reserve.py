@@ -55,7 +55,7 @@ def test_only_gpus_with_a_core_on_a_machine_that_is_up_can_be_used() -> None:
 
 def test_what_the_cluster_does_not_have_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, ready=1)
-    says = r"asks for 5 GPUs \(actor 3 \+ rollout 2\), .* the cluster has 4 of them \(10.0.0.1 has 2, 10.0.0.2 has 2\); start"
+    says = r"needs 5 GPUs \(actor 3 \+ rollout 2\), .* the cluster has 4 \(10.0.0.1 has 2, 10.0.0.2 has 2\); start"
     with pytest.raises(ConfigurationError, match=says):
         reserve(5, "actor 3 + rollout 2", 60.0)
     assert cluster.looks == 0
@@ -105,6 +105,6 @@ def test_a_machine_that_nobody_replaces_ends_the_run_with_its_name(monkeypatch: 
     cluster: Any = Cluster(monkeypatch, ready=0)
     reserved = ReservedPlacement(Placement((0,), (), ()), cluster, ())
     with pytest.raises(
-        NodeError, match=r"^node 10.0.0.2 left the cluster, and none took its place within 0 s .*--resume$"
+        NodeError, match=r"^node 10.0.0.2 left the cluster, and no machine replaced it within 0 s .*--resume$"
     ):
         with_replacements(reserved, "node 10.0.0.2 left the cluster", 0.0)

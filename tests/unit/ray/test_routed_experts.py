@@ -155,13 +155,13 @@ def some(count: int) -> np.ndarray:
         (some(4)[0], "is int16"),
         (some(3), "has 3 rows; 5 tokens need 4"),
         (some(5), "has 5 rows; 5 tokens need 4"),
-        (some(4) + 7, "names an expert that is none of 8"),
-        (some(4) - 2, "names an expert that is none of 8"),
+        (some(4) + 7, "has an expert id outside the model's 8"),
+        (some(4) - 2, "has an expert id outside the model's 8"),
         (
             some(4) * [[[1, 1]], [[1, 1]], [[1, 0]], [[0, 0]]],
             r"has an expert twice for 1 tokens, first \[0, 0\] for token 3 in layer 0: .*use --use-routing-replay",
         ),
-        ([[1], [1, 2]], "is no array: "),
+        ([[1], [1, 2]], "is not an array: "),
     ],
 )
 def test_what_does_not_fit_is_one_line(args: Arguments, experts: Any, says: str) -> None:
@@ -193,8 +193,8 @@ def test_a_conversion_of_ones_own_gives_them_too(args: Arguments) -> None:
     ("sent", "says"),
     [
         ([0] * 11, "the engine sent 11 experts for 2 tokens in 3 layers with 2 each"),
-        ([8] * 12, "none of 8"),
-        ([-1] * 12, "none of 8"),
+        ([8] * 12, "expert id outside the model's 8"),
+        ([-1] * 12, "expert id outside the model's 8"),
     ],
 )
 def test_an_engine_of_another_model_is_an_error(args: Arguments, sent: list[int], says: str) -> None:

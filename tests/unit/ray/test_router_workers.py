@@ -68,7 +68,7 @@ def test_what_the_router_refuses_is_tried_again(caplog: pytest.LogCaptureFixture
     router.workers.lost([1])
     router.fails = True
     router.workers.answers([1])
-    assert "does not take http://10.0.0.1:2 back" in caplog.text
+    assert "the router did not add http://10.0.0.1:2; trying again" in caplog.text
     router.fails = False
     router.workers.lost([])
     assert router.has == URLS[:2]

@@ -115,7 +115,7 @@ def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch,
     run.recover()
     run.recover()
     assert trainer.calls == ["connect", "push", "arrived"]
-    assert "2 engine(s) started again" in capsys.readouterr().out
+    assert "2 engine(s) restarted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -456,7 +456,7 @@ def test_a_trainer_that_dies_while_it_starts_again_counts(world: World) -> None:
 @pytest.mark.parametrize(
     ("save", "allowed", "words"),
     [
-        (False, 3, "no checkpoint to go on from: add --save FOLDER"),
+        (False, 3, "no checkpoint to continue from: add --save FOLDER"),
         (True, 0, "restarts are off (--max-trainer-restarts 0)"),
     ],
 )
@@ -475,7 +475,7 @@ def test_without_checkpoints_or_restarts_one_line_ends_the_run(
 
 
 def test_a_run_that_trains_nothing_is_not_told_to_save() -> None:
-    with pytest.raises(TrainerError, match=r"^the manager died\. Nothing was trained: start the run again$"):
+    with pytest.raises(TrainerError, match=r"^the manager died\. Nothing was trained yet: start the run again$"):
         Restarts(None, 0, trains=False).spend(ManagerLostError("the manager died"))
 
 
@@ -484,7 +484,7 @@ def test_the_loss_is_logged_with_its_traceback(world: World, caplog: pytest.LogC
     with caplog.at_level(logging.ERROR):
         make_run(world).repeat(loop)
     assert any(record.exc_info for record in caplog.records)
-    assert "a rank died. Going on from the last checkpoint, restart 1 of 2" in capsys.readouterr().out
+    assert "a rank died. Continuing from the last checkpoint, restart 1 of 2" in capsys.readouterr().out
 
 
 def test_batches_are_kept_until_they_are_in_a_checkpoint(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_file_system_without_locks_is_named_aloud(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with own_save_folders(run_of(tmp_path)):
-        assert "its file system has no locks (No locks available)" in capsys.readouterr().out
+        assert "the file system does not support locks (No locks available)" in capsys.readouterr().out
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

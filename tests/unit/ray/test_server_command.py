@@ -110,7 +110,7 @@ def test_only_cpu_engines_see_the_standins() -> None:
 def test_router_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not router.check_router("auto", 1)
     assert router.check_router("auto", 2)
-    with pytest.raises(ConfigurationError, match="--router direct addresses one engine"):
+    with pytest.raises(ConfigurationError, match="--router direct needs a single engine"):
         router.check_router("direct", 2)
     monkeypatch.setattr(router, "ROUTER_PACKAGE", "no_such_package")
     with pytest.raises(ConfigurationError, match="pip install sglang-router"):

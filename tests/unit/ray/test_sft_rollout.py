@@ -92,7 +92,7 @@ def test_the_mask_is_that_of_the_flag(args: Arguments, kind: str) -> None:
 
 def test_what_does_not_fit_says_what_to_change(args: Arguments) -> None:
     args.n_samples_per_prompt = 2
-    with pytest.raises(ConfigurationError, match="--n-samples-per-prompt 2 by 1"):
+    with pytest.raises(ConfigurationError, match="--n-samples-per-prompt 2 with 1"):
         generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
     args.n_samples_per_prompt = 1
     source = RolloutDataSourceWithBuffer(args)

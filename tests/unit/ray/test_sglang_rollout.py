@@ -59,7 +59,7 @@ async def test_a_finished_sample_is_returned_untouched(engine: RolloutEngine, ar
     assert await sglang_rollout.generate_and_rm(args, [done, done], {}) == [done, done]
     assert not engine.requests
     done.reward = None
-    with pytest.raises(ValueError, match="without a reward"):
+    with pytest.raises(ValueError, match="is finished but has no reward"):
         await sglang_rollout.generate_and_rm(args, done, {})
 
 
@@ -162,7 +162,7 @@ async def test_a_group_that_nobody_else_aborted_is_replaced_and_counted(
 async def test_a_generate_function_that_only_gives_up_ends_the_rollout(engine: RolloutEngine, args: Arguments) -> None:
     args.custom_generate_function_path = f"{PLUGINS}.aborted_for_odd"
     odd = ([[prompt(2 * number + 1)] for number in range(count)] for count in iter(lambda: 2, 0))
-    with pytest.raises(PluginError, match=r"aborted ones without a reward, for 64 groups in a row"):
+    with pytest.raises(PluginError, match=r"aborted samples without a reward, for 64 groups in a row"):
         await sglang_rollout.generate_rollout_async(args, 0, lambda count: next(odd))
 
 

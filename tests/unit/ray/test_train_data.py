@@ -173,10 +173,10 @@ def test_a_teacher_may_be_missing_on_some_samples() -> None:
         ({"rollout_log_probs": [-1.0]}, "sample 7: rollout_log_probs has 1 entries"),
         ({"teacher_log_probs": [-1.0] * 3}, "sample 7: teacher_log_probs has 3 entries"),
         ({"response_length": 9}, "sample 7: response_length 9 does not fit 5 tokens"),
-        ({"tokens": [3, 4]}, "sample 7: 2 tokens and no prompt: a response needs a token before it"),
+        ({"tokens": [3, 4]}, "sample 7: all 2 tokens are response; add a prompt token before them"),
         ({"rollout_routed_experts": []}, "sample 7: rollout_routed_experts needs --use-rollout-routing-replay"),
         ({"reward": None}, "sample 7 has no reward"),
-        ({"reward": float("inf")}, "sample 7: the reward inf is no finite number"),
+        ({"reward": float("inf")}, "sample 7: the reward inf is not a finite number"),
     ],
 )
 def test_wrong_lengths_name_the_sample(changes: dict[str, Any], message: str) -> None:

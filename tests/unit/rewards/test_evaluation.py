@@ -167,7 +167,7 @@ async def test_a_file_is_checked_before_the_first_answer(
 async def test_a_dict_reward_without_the_key_names_the_flag(
     engine: RolloutEngine, args: Arguments, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match="score, acc, pred; say which to use: --eval-reward-key"):
+    with pytest.raises(ConfigurationError, match="score, acc, pred; choose one with --eval-reward-key"):
         await evaluated(args, dataset(tmp_path, "dict", rm_type="dapo"))
     args.eval_reward_key = "acc"
     data = await evaluated(args, dataset(tmp_path, "dict", rm_type="dapo"))
@@ -247,4 +247,4 @@ def test_a_custom_evaluation_may_give_rewards_only() -> None:
 
 async def test_an_evaluation_without_a_set_says_so(args: Arguments, caplog: pytest.LogCaptureFixture) -> None:
     assert await evaluated(args) == {}
-    assert "nothing is evaluated: no set is named" in caplog.text
+    assert "nothing to evaluate: no set is given" in caplog.text

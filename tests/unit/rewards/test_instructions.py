@@ -115,7 +115,10 @@ async def test_all_instructions_count_and_thinking_does_not() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([("language:response_language", {"language": "de"})], "cannot check: language:response_language"),
+        (
+            [("language:response_language", {"language": "de"})],
+            "cannot check these instructions here: language:response_language",
+        ),
         ([("keywords:existence", {"words": ["a"]})], "arguments of keywords:existence do not fit"),
         ([], "needs metadata"),
     ],

@@ -85,7 +85,7 @@ async def test_a_refusal_is_an_error_at_once(server: RewardServer) -> None:
 @pytest.mark.parametrize("answer", ["good", None, [1], {}, {"score": "1"}, True])
 async def test_what_is_no_number_is_an_error(server: RewardServer, answer: Any) -> None:
     server.script = [(200, answer)]
-    with pytest.raises(RemoteRewardError, match="must answer a finite number"):
+    with pytest.raises(RemoteRewardError, match="must answer with a finite number"):
         await reward(server)
 
 

@@ -75,8 +75,11 @@ def test_a_response_that_is_there_already_is_completed_or_refused(
         ({"tokens": [], "log_probs": [-0.1]}, "0 trainable tokens came with 1 log_probs"),
         ({"log_probs": [-0.1]}, "0 trainable tokens came with 1 log_probs"),
         ({"tokens": [5]}, "1 trainable tokens came with no log_probs"),
-        ({"tokens": [5], "log_probs": [-0.1], "trainable": False}, "tokens that are not trainable have no log_probs"),
-        ({"tokens": [], "log_probs": [], "trainable": False}, "tokens that are not trainable have no log_probs"),
+        (
+            {"tokens": [5], "log_probs": [-0.1], "trainable": False},
+            "tokens that are not trainable must not have log_probs",
+        ),
+        ({"tokens": [], "log_probs": [], "trainable": False}, "tokens that are not trainable must not have log_probs"),
         ({"tokens": [5], "log_probs": [float("-inf")]}, "log_probs has a value that is not finite"),
         ({"meta_info": {"routed_experts": "AAAA"}}, "meta_info has routed_experts; pass args"),
     ],
@@ -101,7 +104,7 @@ def test_lists_that_were_wrong_before_are_refused(name: str) -> None:
 def test_a_list_that_cannot_grow_is_named(name: str) -> None:
     sample = Sample(tokens=[1, 2], response_length=1, rollout_log_probs=[-0.5])
     setattr(sample, name, [0.0])
-    with pytest.raises(ValueError, match=f"{name} is there for 1 response tokens; append before it is set"):
+    with pytest.raises(ValueError, match=f"{name} is already set for 1 response tokens; append before setting it"):
         sample.append_response_tokens(tokens=[3], log_probs=[-0.5])
     sample.append_response_tokens(text="no token, no difference")
 

@@ -75,7 +75,7 @@ def test_the_command_line_wins_over_the_config_file(base: list[str], tmp_path: P
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rollout_batchsize: 16", "no flag is called 'rollout_batchsize'; did you mean --rollout-batch-size?"),
+        ("rollout_batchsize: 16", "there is no flag 'rollout_batchsize'; did you mean --rollout-batch-size?"),
         ("lr: fast", "argument --lr: invalid float value"),
         ("loss_type: sft", "invalid choice"),
         ("use_tis: 1", "--use-tis is a switch; write true or false"),
@@ -84,11 +84,11 @@ def test_the_command_line_wins_over_the_config_file(base: list[str], tmp_path: P
         ("optimizer: {lr: 1}", "not nested"),
         ("- lr", "needs `name: value` lines"),
         ("a: [", "is not YAML"),
-        ("config: other.yaml", "cannot name another"),
+        ("config: other.yaml", "cannot include another"),
         ("rollout_buffer_url: http://x", "--rollout-buffer-url belongs to"),
-        ("balance_data: false", "--balance-data always holds here and cannot be false: samples are dealt"),
-        ("attention_softmax_in_fp32: false", "--attention-softmax-in-fp32 always holds here"),
-        ("fp16: true", "--fp16 is not offered"),
+        ("balance_data: false", "--balance-data is always on here and cannot be false: samples are distributed"),
+        ("attention_softmax_in_fp32: false", "--attention-softmax-in-fp32 is always on here"),
+        ("fp16: true", "--fp16 is not supported"),
     ],
 )
 def test_a_config_file_that_cannot_be_used(
@@ -120,9 +120,9 @@ def test_custom_config_sets_and_creates_attributes(base: list[str], tmp_path: Pa
         ("kl_loss_type: k9", "invalid choice"),
         ("max-iteration: 7", "write max_iteration"),
         ("rollout_buffer_url: x", "--rollout-buffer-url belongs to"),
-        ("balance-data: false", "--balance-data always holds here"),
-        ("config: other.yaml", "--config is read before this file is; give it on the command line"),
-        ("custom-arguments-path: a.b", "--custom-arguments-path is read before this file is"),
+        ("balance-data: false", "--balance-data is always on here"),
+        ("config: other.yaml", "--config is needed before this file is read; give it on the command line"),
+        ("custom-arguments-path: a.b", "--custom-arguments-path is needed before this file is read"),
     ],
 )
 def test_custom_config_is_checked_like_flags(

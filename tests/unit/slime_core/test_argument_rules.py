@@ -124,7 +124,7 @@ def test_over_sampling_and_the_end_of_a_run(
 ) -> None:
     assert "smaller than --rollout-batch-size" in refusal(capsys, [*base, "--over-sampling-batch-size", "8"])
     endless = [word for word in base if word not in ("--num-rollout", "2")]
-    assert "no end: add --num-rollout" in refusal(capsys, endless)
+    assert "no length of the run: add --num-rollout" in refusal(capsys, endless)
     assert "--num-epoch needs --prompt-data" in refusal(capsys, [*endless, "--num-epoch", "2"])
     assert parse_args([*endless, "--num-epoch", "2", *PROMPTS.split()]).num_epoch == 2
 
@@ -138,7 +138,7 @@ def test_over_sampling_and_the_end_of_a_run(
         ("--lora-target-modules q_proj", "--lora-target-modules has no effect without --use-lora"),
         ("--lora-dropout 0.1", "--lora-dropout has no effect without --use-lora"),
         ("--ref-update-interval 2", "no effect without a reference"),
-        ("--ref-update-interval 2 --use-kl-loss --use-lora", "not offered with --use-lora"),
+        ("--ref-update-interval 2 --use-kl-loss --use-lora", "not supported with --use-lora"),
         ("--use-rollout-entropy --use-rollout-logprobs", "remove one of them"),
         ("--use-rollout-entropy --loss-type sft_loss", "which this run skips"),
         ("--lr-decay-style WSD", "needs --lr-wsd-decay-iters"),
@@ -153,8 +153,8 @@ def test_over_sampling_and_the_end_of_a_run(
         ("--ray-address auto --num-nodes 2", "--num-nodes is for a cluster that the run starts"),
         ("--ray-address a:1 --head-address a:1", "--head-address is for a cluster that the run starts"),
         ("--ray-address a:1 --num-gpus 8", "remove it, or give --ray-address local"),
-        ("--ray-address http://a:8265", "http://a:8265 is the address of Ray's dashboard; use `ray job submit"),
-        ("--ray-address ray://a:10001", "the address of Ray's client"),
+        ("--ray-address http://a:8265", "http://a:8265 is a Ray dashboard address; use `ray job submit"),
+        ("--ray-address ray://a:10001", "a Ray client address"),
         ("--head-address a", "--head-address a: write HOST:PORT"),
         ("--head-address a:1", "--head-address has no effect on one machine"),
         ("--forward-env X", "--forward-env has no effect on one machine"),
@@ -165,7 +165,7 @@ def test_over_sampling_and_the_end_of_a_run(
         ("--num-nodes 2 --head-address here:1 --http-proxy http://p", "--http-proxy is for one machine"),
         (
             "--num-nodes 2 --head-address here:1 --rollout-num-gpus 3 --rollout-num-gpus-per-engine 3",
-            "an engine takes whole ones, or a part that divides --num-gpus-per-node 8",
+            "an engine takes whole machines or a number that divides --num-gpus-per-node 8",
         ),
         ("--num-gpus-per-node 4", "--actor-num-gpus-per-node 8 is more than a node has (--num-gpus-per-node 4)"),
         ("--optimizer sgd", "invalid choice: 'sgd'"),
@@ -235,7 +235,10 @@ def test_what_evaluation_may_change(base: list[str]) -> None:
         ),
         ("--max-tokens-per-gpu 64", "--max-tokens-per-gpu has no effect without --use-dynamic-batch-size"),
         ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2", "use --max-tokens-per-gpu"),
-        ("--megatron-to-hf-mode raw", "--megatron-to-hf-mode raw: weights start from and go to Hugging Face folders"),
+        (
+            "--megatron-to-hf-mode raw",
+            "--megatron-to-hf-mode raw: weights are read from and written to Hugging Face folders",
+        ),
         ("--eval-input-key q --eval-top-k 3", "--eval-input-key, --eval-top-k has no effect without evaluation"),
         ("--eval-label-key q --eval-tool-key t", "--eval-label-key, --eval-tool-key has no effect without evaluation"),
         ("--eval-reward-key acc --eval-min-new-tokens 1", "--eval-reward-key, --eval-min-new-tokens has no effect"),

@@ -113,11 +113,11 @@ def test_what_is_not_there_is_refused_by_name(base: list[str], capsys: pytest.Ca
 
 
 MEGATRON_REFUSALS = {
-    "--no-pack-sequences": "always packed",
+    "--no-pack-sequences": "always packs",
     "--gradient-checkpointing": "--recompute-granularity full",
     "--fsdp-cpu-offload": "--optimizer-cpu-offload",
     "--attn-implementation eager": "--attention-backend",
-    "--tensor-model-parallel-size 3": "do not hold whole copies",
+    "--tensor-model-parallel-size 3": "are not a multiple of",
     "--tensor-model-parallel-size 0": "give 1 or more",
     "--recompute-granularity full": "--recompute-method uniform",
     "--recompute-method uniform": "--recompute-granularity full",
@@ -236,8 +236,8 @@ def test_meanings_that_always_hold(base: list[str], capsys: pytest.CaptureFixtur
 def test_environment_flags_need_a_plugin_that_reads_them(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = [*base, "--gui-max-steps", "30", "--prm-step-coef", "0.5"]
     text = refusal(capsys, words)
-    assert "--gui-max-steps is read by a method folder's plugin" in text
-    assert "--prm-step-coef is read by" in text
+    assert "--gui-max-steps is read only by a method folder's plugin" in text
+    assert "--prm-step-coef is read only by" in text
     args = parse_args([*words, "--custom-generate-function-path", "generate_with_gui.generate"])
     assert (args.gui_max_steps, args.prm_step_coef) == (30, 0.5)
 

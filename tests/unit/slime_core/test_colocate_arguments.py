@@ -140,7 +140,7 @@ FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
         ("--colocate --share-gpu --actor-num-gpus-per-node 1", "--share-gpu is for one trainer rank"),
         (f"{COLOCATED} --rollout-num-gpus-per-engine 3", "--rollout-num-gpus 4 is not a multiple"),
         (f"{COLOCATED} --num-gpus 4 --prm-enable --prm-num-gpus 1", "4 actor + 1 judge GPUs are 5"),
-        (f"{COLOCATED} --release-train", "--release-train is not offered: --offload-train frees"),
+        (f"{COLOCATED} --release-train", "--release-train is not supported: --offload-train frees"),
     ],
 )
 def test_what_does_not_go_together(base: list[str], capsys: Any, words: str, says: str) -> None:
@@ -155,4 +155,4 @@ def test_collecting_beside_the_trainer_is_refused_by_name(
     with pytest.raises(SystemExit) as ended:
         train_async.main()
     assert ended.value.code == 2
-    assert "train_async.py has both work at the same time; use slime/train.py" in capsys.readouterr().err
+    assert "train_async.py runs both at the same time; use slime/train.py" in capsys.readouterr().err

@@ -74,4 +74,4 @@ def test_going_on_with_another_critic_is_refused(
     for root in (save, save / "critic"):
         published(root, 3)
     said = refusal(capsys, [*base, *f"--load {save} --save {save} --critic-load {tmp_path / 'model'}".split()])
-    assert "is not the critic in --critic-save that belongs to --load" in said
+    assert "is not the critic in --critic-save that matches --load" in said

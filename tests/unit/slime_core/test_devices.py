@@ -37,18 +37,18 @@ def args(**changes: Any) -> Arguments:
         (replace(WORKS, supports=13020), None),
         (replace(WORKS, built_for="12.8", supports=12020, driver="535.104.05"), None),  # minor versions are compatible
         (replace(OLD, supports=13000), None),  # cuda-compat brings a newer library than the driver's
-        (OLD, "NVIDIA driver 570.86.15 runs CUDA 12.8 at most, and torch 2.14.1 is built for CUDA 13.0: install driver 580"),
+        (OLD, "NVIDIA driver 570.86.15 supports CUDA 12.8 at most, and torch 2.14.1 is built for CUDA 13.0: install driver 580"),
         (replace(WORKS, torch=None, built_for=None), "torch is not installed; run scripts/setup.sh gpu"),
-        (replace(WORKS, torch="2.13.0+cpu", built_for=None), "torch 2.13.0+cpu is a build without CUDA; run scripts/setup.sh gpu"),
+        (replace(WORKS, torch="2.13.0+cpu", built_for=None), "torch 2.13.0+cpu is built without CUDA; run scripts/setup.sh gpu"),
         (
             replace(WORKS, driver=None, supports=0, error="libcuda.so.1: no such file", devices=0),
             "no NVIDIA driver works here (libcuda.so.1: no such file), and torch 2.14.1 is built for CUDA 13.0: install "
-            "driver 580 or newer; scripts/setup.sh doctor",
+            "driver 580 or newer; run scripts/setup.sh doctor",
         ),
         (replace(WORKS, code=802, error="system not yet initialized", devices=0), "start nvidia-fabricmanager"),
         (replace(WORKS, code=100, error="no CUDA-capable device", devices=0), "correct CUDA_VISIBLE_DEVICES"),
-        (replace(WORKS, code=999, error="unknown error", devices=0), "error 999); scripts/setup.sh doctor"),
-        (replace(WORKS, devices=4), "the run needs 8 GPUs of this machine and CUDA sees 4 (CUDA_VISIBLE_DEVICES=0,1,2,3)"),
+        (replace(WORKS, code=999, error="unknown error", devices=0), "error 999); run scripts/setup.sh doctor"),
+        (replace(WORKS, devices=4), "the run needs 8 GPUs on this machine but CUDA sees 4 (CUDA_VISIBLE_DEVICES=0,1,2,3)"),
     ],
 )  # fmt: skip
 def test_what_speaks_against_cuda(facts: CudaFacts, says: str | None) -> None:
@@ -61,7 +61,7 @@ def test_names_of_gpus() -> None:
     for names in ("GPU-8932f937-d72c,GPU-1", "0,1", ""):
         assert device_problems(WORKS, {"CUDA_VISIBLE_DEVICES": names}, needed=2) == []
     (problem,) = device_problems(WORKS, {"CUDA_VISIBLE_DEVICES": "MIG-c7384736-a75d"}, needed=1)
-    assert "MIG-c7384736-a75d, a part of a GPU" in problem
+    assert "MIG-c7384736-a75d, a MIG partition" in problem
     assert "use whole GPUs: CUDA_VISIBLE_DEVICES=0,1 or CUDA_VISIBLE_DEVICES=GPU-..." in problem
 
 
@@ -122,7 +122,7 @@ def test_no_program_starts_anything_on_a_machine_without_cuda(
     monkeypatch.setattr(run_module, "ray_cluster", lambda *_, **__: pytest.fail("Ray was started"))
     given = args(rollout_global_dataset=False)
     assert len(missing_at_start(given)) == 1
-    with pytest.raises(ConfigurationError, match=r"driver 570\.86\.15 runs CUDA 12\.8 at most"):
+    with pytest.raises(ConfigurationError, match=r"driver 570\.86\.15 supports CUDA 12\.8 at most"):
         run_module.Run(given)._start()
     with pytest.raises(SystemExit) as ended:
         parse_args([*base_cuda, "--dry-run"])

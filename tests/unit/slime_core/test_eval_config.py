@@ -92,11 +92,11 @@ def test_pairs_take_the_flags(base: list[str]) -> None:
         ("eval: {datasets: [{name: a, path: b}], default: {}}", "eval has defaults and datasets, not default"),
         ("eval: {datasets: [{name: a, path: b}, {name: a, path: c}]}", "have the same name: a"),
         ("eval: {datasets: [{name: a, path: b, rm_type: maths}]}", "evaluation set a: rm_type: no grader 'maths'"),
-        ("eval: {datasets: [{name: a, path: b, rm_type: dapo}]}", "say which to use: --eval-reward-key score"),
+        ("eval: {datasets: [{name: a, path: b, rm_type: dapo}]}", "choose one with --eval-reward-key score"),
         ("eval: {datasets: [{name: a, path: b, rm_type: remote_rm}]}", "rm_type remote_rm needs --rm-url"),
         (
             "eval: {datasets: [{name: a, path: b, rm_type: f1, custom_rm_path: x.y}]}",
-            "has no effect beside custom_rm_path",
+            "has no effect with custom_rm_path",
         ),
         ("eval: {datasets: [{name: a, path: b, n_samples: 0}]}", "must be 1 or more"),
     ],

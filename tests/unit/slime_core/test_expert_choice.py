@@ -81,7 +81,7 @@ def test_a_layer_that_runs_again_gets_the_experts_of_its_micro_batch(recomputed:
 def test_nothing_but_records_is_replayed() -> None:
     choice = ExpertChoice()
     choice.start(Mode.REPLAY_AND_REPEAT)
-    with pytest.raises(RuntimeError, match="outside of the micro-batches"):
+    with pytest.raises(RuntimeError, match="outside the micro-batches"):
         ask(choice)
     choice.begin_forward(torch.zeros(3, 2, dtype=torch.int64))
     with pytest.raises(RuntimeError, match=r"experts \(3, 2\) are recorded for 2 tokens with 2 each"):
@@ -153,7 +153,7 @@ def test_a_step_replays_the_records_of_its_own_micro_batches(replay: RoutingRepl
 @pytest.mark.parametrize("steps", [([[0]],), ([[0]], [[1]], [[2]])])
 @pytest.mark.parametrize("step", [None, 0])
 def test_records_of_other_micro_batches_are_an_error(replay: RoutingReplay, steps: Any, step: int | None) -> None:
-    with pytest.raises(RuntimeError, match=f"experts of 2 micro-batches are recorded, and {len(steps)} run"):
+    with pytest.raises(RuntimeError, match=f"experts of 2 micro-batches are recorded, but {len(steps)} run"):
         with replay.replaying(shard(*steps), step):
             pass
 

@@ -58,7 +58,7 @@ def test_pipeline_stages_get_weights_from_a_disk_only(
     base: list[str], capsys: pytest.CaptureFixture[str], flag: str, way: str
 ) -> None:
     words = [*base, *GPU, "--rollout-num-gpus", "2", "--rollout-num-gpus-per-engine", "2", flag]
-    says = "--sglang-pp-size 2: weights by broadcast or in shared memory do not reach SGLang's pipeline stages"
+    says = "--sglang-pp-size 2: broadcast and shared memory cannot update an engine with pipeline stages"
     assert says in refusal(capsys, [*words, "2", *way.split()])
     parse_args([*words, "1", *way.split()])
     for other in ("--update-weight-transport disk", "--debug-rollout-only"):

@@ -39,10 +39,10 @@ def test_every_form_of_a_picture(tmp_path: Path) -> None:
         ("/nowhere/a.png", "no such file: /nowhere/a.png"),
         ("file:///nowhere/a", "no such file: /nowhere/a"),
         ("not base64!", "no such file: not base64!"),
-        (b"words", "the data are no picture"),
-        ("data:image/png;base64,%%%", "holds no base64"),
-        (7, "int is no picture; give a path"),
-        (None, "NoneType is no picture"),
+        (b"words", "the data are not a picture"),
+        ("data:image/png;base64,%%%", "is not valid base64"),
+        (7, "int is not a picture; give a path"),
+        (None, "NoneType is not a picture"),
     ],
 )
 def test_what_is_no_picture_is_named(source: Any, error: str) -> None:

@@ -42,7 +42,7 @@ def test_machines_follow_from_the_gpus(base: list[str], words: str, machines: in
 def test_the_start_says_how_to_give_machines(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     said = missing_machines(parse_args([*base, *TWO.split()])) or ""
     assert said.startswith(
-        "the run needs 2 machines of 8 GPUs and is in no Ray cluster: submit it to one (`ray job submit`)"
+        "the run needs 2 machines of 8 GPUs but is in no Ray cluster: submit it to one (`ray job submit`)"
     )
     with pytest.raises(SystemExit) as exit_:
         parse_args([*base, *TWO.split(), "--dry-run"])
@@ -61,4 +61,4 @@ def test_a_run_is_in_the_cluster_of_its_job(
     assert parse_args([*base, "--ray-address", "10.0.0.2:1"]).ray_address == "10.0.0.2:1"
     own = parse_args([*base, *TWO.split(), "--num-nodes", "2", "--head-address", "10.0.0.3:6379"])
     assert (own.ray_address, own.num_nodes) == (None, 2)
-    assert "RAY_ADDRESS 10.0.0.1:6379 names one that exists" in refusal(capsys, [*base, "--num-nodes", "2"])
+    assert "RAY_ADDRESS 10.0.0.1:6379 names an existing one" in refusal(capsys, [*base, "--num-nodes", "2"])

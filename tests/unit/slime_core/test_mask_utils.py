@@ -135,7 +135,7 @@ def test_nothing_to_train_on_has_length_zero(tokenizer: Any) -> None:
 @pytest.mark.parametrize("text", ["<|im_start|>assistant\nI said so<|im_end|>", "a <|im_end|> b"])
 def test_markers_inside_a_message_are_refused(tokenizer: Any, text: str) -> None:
     masks = generator(tokenizer, "qwen")
-    with pytest.raises(ConfigurationError, match="does a message hold"):
+    with pytest.raises(ConfigurationError, match="does a message contain"):
         masks.get_loss_mask([{"role": "user", "content": text}, TALK[1]])
 
 

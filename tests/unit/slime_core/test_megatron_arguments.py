@@ -11,16 +11,16 @@ from tests.helpers.arguments import refusal
 from tests.helpers.checkpoints import config_only
 
 CUSTOM = "--context-parallel-size 2 --loss-type custom_loss --custom-loss-function-path tests.helpers.custom_losses.surrogate"
-PARTS = "of a custom loss needs whole responses, of which --context-parallel-size 2 gives a rank a part"
+PARTS = "of a custom loss needs whole responses, but --context-parallel-size 2 splits them over ranks"
 TIS = "--custom-tis-function-path slime.algorithms.losses.rejection.sequence_rejection"
 REDUCER = "--custom-pg-loss-reducer-function-path slime.algorithms.losses.reduce.constant_denominator"
 OFFLOAD = "--use-precision-aware-optimizer --optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d"
 REFUSED = {
     "--tensor-model-parallel-size 0": "--tensor-model-parallel-size 0: give 1 or more",
-    "--tensor-model-parallel-size 3": "2 actor GPUs do not hold whole copies of 3 tensor x 1 pipeline x 1 context parallel ranks",
+    "--tensor-model-parallel-size 3": "2 actor GPUs are not a multiple of 3 tensor x 1 pipeline x 1 context parallel ranks",
     "--expert-tensor-parallel-size 4": "--expert-model-parallel-size 1 does not divide the actor ranks of a pipeline stage",
     "--context-parallel-size 0": "--context-parallel-size 0: give 1 or more",
-    "--context-parallel-size 4": "2 actor GPUs do not hold whole copies of 1 tensor x 1 pipeline x 4 context parallel ranks",
+    "--context-parallel-size 4": "2 actor GPUs are not a multiple of 1 tensor x 1 pipeline x 4 context parallel ranks",
     "--expert-tensor-parallel-size -1": "--expert-tensor-parallel-size -1: give 1 or more",
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers -1": "--recompute-num-layers -1: give 1",
     f"{CUSTOM} --advantage-estimator gspo": f"--advantage-estimator gspo {PARTS}",
@@ -37,10 +37,10 @@ REFUSED = {
     "--recompute-granularity full": "needs --recompute-method uniform --recompute-num-layers 1",
     "--recompute-num-layers 1": "need --recompute-granularity full",
     "--use-lora --transformer-impl transformer_engine": "--use-lora with --train-backend megatron needs --transformer-impl local",
-    "--use-lora --lora-dropout 0.1": "--lora-dropout is FSDP2's",
-    "--use-lora --lora-target-modules q_proj,lm_head": "--lora-target-modules lm_head: with --train-backend megatron choose of",
-    "--advantage-estimator ppo --use-lora": "--use-lora does not go with --advantage-estimator ppo",
-    "--advantage-estimator ppo --tensor-model-parallel-size 2 --critic-num-gpus-per-node 3": "3 critic GPUs do not hold whole copies of "
+    "--use-lora --lora-dropout 0.1": "--lora-dropout is for FSDP2 only",
+    "--use-lora --lora-target-modules q_proj,lm_head": "--lora-target-modules lm_head: with --train-backend megatron choose from",
+    "--advantage-estimator ppo --use-lora": "--use-lora cannot be combined with --advantage-estimator ppo",
+    "--advantage-estimator ppo --tensor-model-parallel-size 2 --critic-num-gpus-per-node 3": "3 critic GPUs are not a multiple of "
     "2 tensor x 1 pipeline x 1 context parallel ranks; change --critic-num-gpus-per-node",
     "--advantage-estimator ppo --critic-num-gpus-per-node 3 --expert-tensor-parallel-size 2": "does not divide the critic ranks of",
     "--spec module": "--spec takes two words",
@@ -51,7 +51,7 @@ LIVE = "--data-source-path openclaw.training.rollout.LedgerDataSource"
 OF_EXPERTS = {
     "--tensor-model-parallel-size 2": "of a model with experts needs --sequence-parallel",
     "--tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1": "needs --expert-model-parallel-size 2 or more",
-    "--use-lora": "--use-lora of a model with experts is not offered with megatron",
+    "--use-lora": "--use-lora of a model with experts is not supported with megatron",
     "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1": None,
     "--tensor-model-parallel-size 2 --sequence-parallel": None,
     "--context-parallel-size 2 --expert-model-parallel-size 2": None,
@@ -62,14 +62,14 @@ OF_EXPERTS = {
     "tests.helpers.custom_losses.surrogate": "--disable-compute-advantages-and-returns skips; use --use-rollout-routing-replay",
     "--use-routing-replay --loss-type sft_loss": "--use-routing-replay has no effect with --loss-type sft_loss",
     "--use-rollout-routing-replay --loss-type sft_loss": "--use-rollout-routing-replay has no effect with --loss-type",
-    "--train-backend fsdp --use-routing-replay": "--use-routing-replay is Megatron's",
+    "--train-backend fsdp --use-routing-replay": "--use-routing-replay needs --train-backend megatron",
     "--use-rollout-routing-replay --sglang-pp-size 2": "with --sglang-pp-size 2 an engine reports experts that it did not",
     "--use-rollout-routing-replay --sglang-enable-hierarchical-cache": "with --sglang-enable-hierarchical-cache an engine",
     "--use-rollout-routing-replay --sglang-speculative-algorithm NGRAM": "with --sglang-speculative-algorithm NGRAM an engine",
     "--use-rollout-routing-replay --sglang-speculative-algorithm EAGLE3": "EAGLE3 and no --sglang-speculative-eagle-topk 1 an engine",
     "--use-rollout-routing-replay --sglang-speculative-algorithm EAGLE3 --sglang-speculative-eagle-topk 1": None,
     f"{LIVE} --use-routing-replay": None,
-    f"{LIVE} --use-rollout-routing-replay": "have no experts; use --use-routing-replay without --use-rollout-logprobs",
+    f"{LIVE} --use-rollout-routing-replay": "record no experts; use --use-routing-replay without --use-rollout-logprobs",
     f"{LIVE} --use-routing-replay --use-rollout-logprobs": "which --use-rollout-logprobs skips; remove that",
 }
 
@@ -131,7 +131,7 @@ def test_a_critic_of_another_shape_has_to_divide_too(
 
 NO_ENGINE = {
     "--transformer-impl transformer_engine": "Transformer Engine is not installed on this machine; use --transformer-impl local",
-    "--use-precision-aware-optimizer": "takes its Adam from Transformer Engine: Transformer Engine is not installed on this machine",
+    "--use-precision-aware-optimizer": "needs the Adam of Transformer Engine: Transformer Engine is not installed on this machine",
 }
 
 

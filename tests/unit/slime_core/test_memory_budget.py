@@ -322,23 +322,23 @@ def test_a_cache_smaller_than_a_context_is_refused(folder: Path) -> None:
     args = derived(ONE_GPU, folder, sglang_max_total_tokens=4096)
     problems = budget_of(args, memory(80)).problems
     assert [problem.split(";")[0] for problem in problems] == [
-        f"the {role} engine's cache holds 4096 tokens, and a context has 8192" for role in ("rollout", "judge")
+        f"the {role} engine's cache holds 4096 tokens, but a context has 8192" for role in ("rollout", "judge")
     ]
     assert "--sglang-max-total-tokens 8192" in problems[0]
     half = derived(ONE_GPU, folder, sglang_mem_fraction_static=0.2)
-    assert "cache holds 0 tokens, and a context has 8192" in budget_of(half, memory(40)).problems[0]
+    assert "cache holds 0 tokens, but a context has 8192" in budget_of(half, memory(40)).problems[0]
 
 
 def test_an_engine_that_could_not_come_back_is_refused(folder: Path) -> None:
     """At its start it had the GPU for itself; beside the others its share of what is free is too small."""
     args = derived(ONE_GPU, folder, sglang_mem_fraction_static=0.5)
     (problem, *_) = budget_of(args, memory(38)).problems
-    assert "tokens when it is started again beside the others, and a context has 8192" in problem
+    assert "tokens when it restarts while the others run, but a context has 8192" in problem
 
 
 def test_where_no_single_change_fits_the_refusal_says_so(folder: Path) -> None:
     (problem, *_) = budget_of(derived(ONE_GPU, folder), memory(8)).problems
-    assert problem.endswith("no single change makes it fit: use a smaller model, or more or larger GPUs")
+    assert problem.endswith("no single change makes it fit; use a smaller model, or more or larger GPUs")
 
 
 def test_a_change_is_offered_when_it_fits_only(folder: Path) -> None:

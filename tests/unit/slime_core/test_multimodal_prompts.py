@@ -88,11 +88,11 @@ def test_rows_without_pictures_are_text(folder: Path) -> None:
         ({"input": "<image>", "pictures": []}, "row 2 of the prompt data: 1 <image> in the prompt and 0 pictures in"),
         ({"input": "what?", "pictures": ["a.png"]}, "row 2 of the prompt data: 0 <image> in the prompt and 1 pictures"),
         ({"input": "<image>", "pictures": "/nowhere.png"}, "row 2 .*column 'pictures': no such file: /nowhere.png"),
-        ({"input": "<image>", "pictures": b"abc"}, "row 2 .*the data are no picture"),
+        ({"input": "<image>", "pictures": b"abc"}, "row 2 .*the data are not a picture"),
         ({"input": "<image>", "pictures": png(picture(300, 1))}, "row 2 .*column 'pictures': absolute aspect ratio"),
         (
             {"input": f"<image>{PAD}", "pictures": png(picture())},
-            "row 2 of the prompt data: .* 2 places for 1 pictures",
+            "row 2 of the prompt data: .* 2 placeholders for 1 pictures",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_picture_that_cannot_be_decoded_is_named_with_its_prompt(folder: Path)
 
 
 def test_a_text_model_has_no_eyes(tiny_random_model: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"needs a vision-language model, and .* has no processor"):
+    with pytest.raises(ConfigurationError, match=r"needs a vision-language model, but .* has no processor"):
         samples_of(tiny_random_model, {"input": "hi", "pictures": None})
 
 
@@ -235,9 +235,9 @@ def test_evaluation_sets_have_pictures(folder: Path, tmp_path: Path) -> None:
     ("value", "error"),
     [
         ('{"picture": "a"}', "unknown kind of media 'picture'; known are image, video, audio"),
-        ('{"video": "a"}', "no back end trains on video; only image is offered"),
-        ('{"image": 3}', "'image' needs the name of a column, got 3"),
-        ("{}", "names no column"),
+        ('{"video": "a"}', "no back end trains on video; only image is supported"),
+        ('{"image": 3}', "'image' needs a column name, got 3"),
+        ("{}", "has no column"),
         ("images", "not JSON"),
     ],
 )

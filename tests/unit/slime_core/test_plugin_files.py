@@ -83,8 +83,8 @@ def test_each_option_has_its_default_name(plugin: Path) -> None:
             "./my_method/absent.py",
             "--custom-loss-function-path ./my_method/absent.py: no such",
         ),
-        ("rollout_function_path", "./my_method/plugin.py", "has no generate_rollout; say which name to take"),
-        ("custom_tis_function_path", "./my_method/plugin.py", "say which name to take, ./my_method/plugin.py:NAME"),
+        ("rollout_function_path", "./my_method/plugin.py", "has no generate_rollout; say which name to use"),
+        ("custom_tis_function_path", "./my_method/plugin.py", "say which name to use: ./my_method/plugin.py:NAME"),
     ],
 )
 def test_what_a_file_lacks_is_named(plugin: Path, option: str, value: str, says: str) -> None:
@@ -124,7 +124,7 @@ def test_a_flag_that_the_core_has_is_refused(plugin: Path, tmp_path: Path, capsy
         parse_args(
             [*words(config_only(tmp_path / "model")), "--custom-arguments-path", f"{plugin}:add_custom_arguments"]
         )
-    assert "give yours another name" in capsys.readouterr().err
+    assert "rename yours" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parse_args(["--custom-arguments-path", "no_such_module_here.add"])
     assert "no module 'no_such_module_here'" in capsys.readouterr().err

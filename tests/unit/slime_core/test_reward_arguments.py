@@ -19,16 +19,16 @@ def base(tmp_path: Path) -> list[str]:
     ("words", "message"),
     [
         ("--rm-type maths", "--rm-type: no grader 'maths'; there are dapo, deepscaler"),
-        ("--rm-type math --custom-rm-path x.y", "--rm-type math has no effect beside --custom-rm-path"),
+        ("--rm-type math --custom-rm-path x.y", "--rm-type math has no effect with --custom-rm-path"),
         ("--rm-type remote_rm", "--rm-type remote_rm needs --rm-url"),
         ("--rm-type math --rm-url http://x", "--rm-url has no effect without --rm-type remote_rm"),
-        ("--rm-type dapo", "say which to use: --reward-key score"),
+        ("--rm-type dapo", "choose one with --reward-key score"),
         ("--eval-prompt-data a b c", "needs pairs: NAME PATH"),
         ("--eval-prompt-data a b --eval-config x.yaml", "both name evaluation sets"),
-        ("--eval-prompt-data a b --eval-max-response-len 0", "set a: no longest response"),
+        ("--eval-prompt-data a b --eval-max-response-len 0", "set a: no maximum response length"),
         ("--eval-config missing.yaml", "missing.yaml: no such file"),
         ("--eval-interval 2", "needs --eval-prompt-data NAME PATH, --eval-config FILE or --eval-function-path"),
-        ("--rm-type boxed_dapo", "say which to use: --reward-key score"),
+        ("--rm-type boxed_dapo", "choose one with --reward-key score"),
     ],
 )
 def test_what_cannot_score_is_refused(

@@ -53,8 +53,8 @@ def test_hooks_add_up(tmp_path: Path) -> None:
         ("--num-rollout -1", "--num-rollout -1: give 0 or more"),
         ("--rollout-max-context-len 64 --rollout-max-prompt-len 64", "leaves no room for a response in --rollout"),
         ("--eval-max-context-len 64 --eval-max-prompt-len 65", "leaves no room for a response in --eval"),
-        ("--prompt-data p.jsonl", "no longest response: add --rollout-max-response-len N"),
-        (f"--prompt-data p.jsonl --rollout-function-path {ASYNC}", "no longest response"),
+        ("--prompt-data p.jsonl", "no maximum response length: add --rollout-max-response-len N"),
+        (f"--prompt-data p.jsonl --rollout-function-path {ASYNC}", "no maximum response length"),
     ],
 )
 def test_what_has_no_effect_is_refused(

@@ -63,7 +63,9 @@ def test_a_sample_refuses_values_that_do_not_fit(declared: tuple[Stream, list[An
     stream, values = declared
     with pytest.raises(SampleError, match=f"{stream.name} has 2 entries for 3 response tokens"):
         sample_with(stream.name, values[:2]).validate()
-    with pytest.raises(SampleError, match=f"{stream.name} is there for 3 response tokens; append before it is set"):
+    with pytest.raises(
+        SampleError, match=f"{stream.name} is already set for 3 response tokens; append before setting it"
+    ):
         sample_with(stream.name, values).append_response_tokens(tokens=[8], log_probs=[-1.0])
     if stream.finite:
         with pytest.raises(SampleError, match=f"{stream.name} has a value that is not finite"):

@@ -52,7 +52,7 @@ def test_a_misspelt_attribute_is_an_error() -> None:
 
 def test_a_flag_that_is_needed_is_named() -> None:
     assert required("--save", "folder") == "folder"
-    with pytest.raises(ValueError, match="--save is needed here"):
+    with pytest.raises(ValueError, match="--save is required here"):
         required("--save", None)
 
 

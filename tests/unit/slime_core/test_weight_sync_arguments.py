@@ -14,7 +14,7 @@ from slime.arguments.weight_sync import check_weight_sync, derive_weight_sync
 def test_disk_flags_need_the_disk(changes: dict[str, object]) -> None:
     (problem,) = check_weight_sync(Arguments(**changes))
     flag = "--" + next(iter(changes)).replace("_", "-")
-    assert problem == f"{flag} has no effect without --update-weight-transport disk"
+    assert problem == f"{flag} has no effect without --update-weight-transport disk; add it"
     assert not check_weight_sync(Arguments(update_weight_transport="disk", **changes))
 
 
@@ -45,9 +45,9 @@ def test_a_lora_run_sends_its_adapter_unless_the_engines_serve_another_base(tmp_
 def test_what_an_adapter_push_cannot_do_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert lora() == []
-    assert lora(use_lora=False) == ["--update-weight-mode adapter needs --use-lora"]
+    assert lora(use_lora=False) == ["--update-weight-mode adapter needs --use-lora; add it"]
     assert "which the engines do not serve; use full" in lora(load=str(tmp_path))[0]
-    assert "engines that run already" in lora(rollout_external_engine_addrs=["a:1"])[0]
+    assert "running engines" in lora(rollout_external_engine_addrs=["a:1"])[0]
     assert "remove --sglang-tokenizer-worker-num" in lora(sglang_tokenizer_worker_num=2)[0]
     assert "has no effect with --update-weight-mode adapter" in lora(update_weight_transport="shared")[0]
 
@@ -55,4 +55,4 @@ def test_what_an_adapter_push_cannot_do_is_refused(tmp_path: Path) -> None:
 def test_changes_are_broadcast() -> None:
     delta = {"update_weight_mode": "delta"}
     assert check_weight_sync(Arguments(**delta)) == []
-    assert "is broadcast" in check_weight_sync(Arguments(update_weight_transport="shared", **delta))[0]
+    assert "always broadcasts" in check_weight_sync(Arguments(update_weight_transport="shared", **delta))[0]

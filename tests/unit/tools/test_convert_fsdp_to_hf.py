@@ -95,9 +95,9 @@ def test_bad_input_is_refused(tmp_path: Path, tiny_random_model: Path, capsys: p
     wide = tiny_random.build(tmp_path / "wide", hidden_size=32)
     cases = [
         (tmp_path / "empty", tiny_random_model, "holds no checkpoint"),
-        (save, tmp_path / "empty", "is no Hugging Face checkpoint"),
+        (save, tmp_path / "empty", "is not a Hugging Face checkpoint"),
         (save, other, "model.layers.1.input_layernorm.weight is (64,) there, nothing in"),
-        (save, wide, "is not of a run that began with"),
+        (save, wide, "is not from a run that started from"),
     ]
     for source, origin, says in cases:
         words = ["--input-dir", str(source), "--origin-hf-dir", str(origin), "--output-dir", str(tmp_path / "out")]
@@ -113,4 +113,4 @@ def test_a_critic_is_no_language_model(tmp_path: Path, tool: Any, capsys: pytest
     (tmp_path / "critic" / "meta.json").write_text('{"role": "critic", "lora": false}')
     words = ["--input-dir", str(tmp_path / "critic"), "--origin-hf-dir", str(tmp_path), "--output-dir", "out"]
     assert tool.main(words) == 2
-    assert "critic is a critic's, which is no language model" in capsys.readouterr().err
+    assert "critic is a critic's checkpoint, not a language model" in capsys.readouterr().err

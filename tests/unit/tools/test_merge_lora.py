@@ -98,14 +98,14 @@ def test_bad_input_is_refused_before_anything_is_written(
     tiny_random.build(wide, num_layers=1)
     (tmp_path / "there").mkdir()
     cases = [
-        (tiny_random_model, tmp_path / "nowhere", "out", "is no LoRA adapter: it has no adapter_config.json"),
-        (tmp_path, adapter, "out", "is no Hugging Face checkpoint"),
+        (tiny_random_model, tmp_path / "nowhere", "out", "is not a LoRA adapter: it has no adapter_config.json"),
+        (tmp_path, adapter, "out", "is not a Hugging Face checkpoint"),
         (tiny_random_model, tmp_path / "dora", "out", "this has use_dora"),
         (tiny_random_model, tmp_path / "saved", "out", "this has modules_to_save"),
-        (tiny_random_model, tmp_path / "r", "out", "no other half of rank 8"),
+        (tiny_random_model, tmp_path / "r", "out", "no partner of rank 8"),
         (wide, adapter, "out", "was made for another model"),
         (tiny_random_model, adapter, "there", "add --force"),
-        (tiny_random_model, adapter, "adapter", "which is read; name another folder"),
+        (tiny_random_model, adapter, "adapter", "which is an input; name another folder"),
     ]
     for base, given, output, says in cases:
         words = ["--base-model", str(base), "--adapter", str(given), "--output", str(tmp_path / output)]

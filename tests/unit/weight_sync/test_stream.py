@@ -256,7 +256,7 @@ def test_an_engine_outlives_its_trainer(pool: ThreadPoolExecutor, caplog: pytest
     writer.close()
     loading.result(WAIT)
     load_stream(model, request, {})
-    assert caplog.text.count("the trainer ended in the middle of a push") == 2
+    assert caplog.text.count("the trainer ended during a push") == 2
     assert model not in TAKEN
 
 

@@ -1,9 +1,10 @@
-"""Bytes of activations of a decoder layer and of the logits, per token.
+"""Bytes of activations per token, for a decoder layer and for the logits.
 
-Guarantees: :func:`saved_bytes` is what autograd keeps of a layer of transformers' Qwen2 and Qwen3 in bfloat16 with packed
-attention, counted from their operations and equal to what ``saved_tensors_hooks`` find (a test compares). With gradient
-checkpointing a layer keeps its input only, ``2 H``; one layer at a time is computed again, and its backward pass holds
-``5 F`` bytes of gradients more (found with torch's ``FSDPMemTracker``, a test repeats it).
+Guarantees: :func:`saved_bytes` is what autograd saves for a layer of transformers' Qwen2 and Qwen3 in bfloat16 with
+packed attention. It is counted from the operations and equals what ``saved_tensors_hooks`` report (a test compares).
+With gradient checkpointing a layer saves only its input, ``2 H``. Layers are recomputed one at a time, and the backward
+pass of that layer holds another ``5 F`` bytes of gradients (measured with torch's ``FSDPMemTracker``; a test repeats
+it).
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from slime.arguments.memory_budget.shape import Shape
 def saved_bytes(
     shape: Shape, *, lora_rank: int = 0, tensor: int = 1, sequence_parallel: bool = False, fused: bool = False
 ) -> float:
-    """Return the bytes per token that autograd keeps of one layer on a rank.
+    """Return the bytes per token that autograd saves for one layer on a rank.
 
-    Two norms keep ``x`` in float32, the scaled ``x`` where their weight is trained, and their output: ``16 H``, or ``12 H`` with a
-    frozen weight. Norms on heads keep 6 bytes per element of query and key (4 frozen). Attention keeps query, key, value, its
-    output twice and a float32 sum per head. The MLP keeps gate, up, the activation and the product: ``8 F``. An expert's inner
-    width counts once per expert of a token, and the token's copies to them.
+    - Two norms save ``x`` in float32, the scaled ``x`` if their weight is trained, and their output: ``16 H``, or ``12
+      H`` with a frozen weight. Norms on heads save 6 bytes per element of query and key (4 if frozen).
+    - Attention saves query, key, value, its output twice and a float32 sum per head.
+    - The MLP saves gate, up, the activation and the product: ``8 F``. An expert's inner width counts once per expert of
+      a token, as do the token's copies sent to the experts.
 
     Args:
         shape: the decoder.
-        lora_rank: of adapters over frozen weights; 0 where all weights are trained.
+        lora_rank: rank of adapters over frozen weights; 0 when all weights are trained.
         tensor: ranks that split heads and inner widths.
-        sequence_parallel: whether these also split what is between.
-        fused: Transformer Engine's kernels, counted from their inputs and not measured: a norm keeps its input and output, the
-            MLP gate, up and the product, attention its inputs and output once.
+        sequence_parallel: whether these ranks also split the activations between layers.
+        fused: Transformer Engine's kernels, counted from their inputs, not measured. A norm saves its input and output,
+            the MLP saves gate, up and the product, attention saves its inputs and output once.
     """
     if fused:
         inner = shape.ffn * (shape.active_experts or 1)
@@ -45,10 +47,10 @@ def saved_bytes(
 
 
 def gradient_bytes(shape: Shape, *, tensor: int = 1) -> float:
-    """Return the bytes per token of gradients that the backward pass of a layer holds beside what was saved."""
+    """Return the gradient bytes per token that a layer's backward pass adds to the saved activations."""
     return 5 * shape.ffn * (shape.active_experts or 1) / tensor
 
 
 def whole_logits_bytes(vocab: int, tokens: int) -> float:
-    """Return the bytes where a loss asks for the logits of all tokens: bfloat16 and float32, each with its gradient."""
+    """Return the bytes of full logits, if a loss needs them: bfloat16 and float32, each with its gradient."""
     return 12 * vocab * tokens

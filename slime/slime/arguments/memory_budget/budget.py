@@ -1,7 +1,8 @@
-"""The memory budget of a run: who needs what on each GPU, whether it fits, and the line to change where it does not.
+"""The memory budget of a run: what each role needs per GPU, whether it fits, and what to change if it does not.
 
-Guarantees: pure but for a look at the driver and at the disk. A plan is refused only when it does not fit even if every
-estimate is too high by `parts.UNCERTAINTY`; within the uncertainty it is a warning. A change that is offered was computed and fits.
+Guarantees: pure except for queries to the driver and the disk. A plan is refused only if it would not fit even with
+every estimate too high by `parts.UNCERTAINTY`; within that margin it gets a warning. Suggested changes are computed to
+fit.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Budget:
     """What a dry run prints and a start checks.
 
     Attributes:
-        lines: for people.
+        lines: text to print.
         rows: the GPUs behind the lines.
-        problems: what cannot fit, each with the lines that fit.
+        problems: what cannot fit, each with changes that fit.
         warnings: what may not fit.
     """
 
@@ -42,13 +43,13 @@ class Budget:
 def budget_of(
     args: Arguments, memory: GpuMemory | None, *, names: Sequence[int] | None = None, spell: Spell = as_flags
 ) -> Budget:
-    """Return the budget of derived arguments; without lines where there is nothing to count.
+    """Return the budget of derived arguments; empty if there is nothing to count.
 
     Args:
-        args: of the run, derived and without problems.
-        memory: of one GPU; None where it is not known.
-        names: numbers of the GPUs for people, by their place; default: their place.
-        spell: how a change is typed.
+        args: derived arguments without problems.
+        memory: memory of one GPU; None if unknown.
+        names: GPU numbers to print, by position; default: the position.
+        spell: how to spell a change for the user.
     """
     if args.device != "cuda":
         return Budget(())
@@ -59,8 +60,8 @@ def budget_of(
         return Budget(("memory per GPU: not computed, because neither config.json nor flags give the model's shape",))
     disk, warnings = checkpoint_lines(args, shape)
     lines = [
-        f"memory per GPU in GiB, of {memory.size / GIB:.1f} ({memory.source}); estimated parts may be off by 20 %, "
-        "parts in brackets do not count, because they are gone at the peak:",
+        f"memory per GPU in GiB, of {memory.size / GIB:.1f} ({memory.source}); estimates may be off by 20 %, "
+        "parts in brackets do not count, because they are freed before the peak:",
         *(line for row in plan.rows for line in _row_lines(row, memory, names)),
         *(_cache_line(cache) for cache in plan.caches),
         *(f"  {role}: its model is not on this machine, so it is not counted" for role in plan.unknown),
@@ -79,7 +80,7 @@ def budget_of(
 
 
 def memory_problems(args: Arguments) -> tuple[list[str], Budget]:
-    """Return what a start must refuse, and the budget, of arguments without other problems, by the GPUs of this machine."""
+    """Return the memory problems on this machine's GPUs, and the budget; pass ``args`` without other problems."""
     try:
         budget = budget_of(args, gpu_memory(args))
     except ConfigurationError as error:
@@ -88,7 +89,7 @@ def memory_problems(args: Arguments) -> tuple[list[str], Budget]:
 
 
 def _verdict(plan: Layout, memory: GpuMemory, names: Sequence[int] | None) -> tuple[list[str], list[str]]:
-    """What cannot fit, and what may not."""
+    """Return what cannot fit, and what may not."""
     problems, warnings = [], []
     for row in plan.rows:
         if row.total + row.doubt <= memory.size:
@@ -103,8 +104,8 @@ def _verdict(plan: Layout, memory: GpuMemory, names: Sequence[int] | None) -> tu
             continue
         room = min(cache.tokens, cache.again)
         limited = cache.limit is not None and cache.limit < plan.context
-        when = "" if cache.tokens < plan.context else " when it is started again beside the others"
-        said = f"the {cache.role} engine's cache holds {room} tokens{when}, and a context has {plan.context}"
+        when = "" if cache.tokens < plan.context else " when it restarts while the others run"
+        said = f"the {cache.role} engine's cache holds {room} tokens{when}, but a context has {plan.context}"
         certain = limited or cache.most < plan.context
         (problems if certain else warnings).append(said)
     return problems, warnings
@@ -124,12 +125,12 @@ def _fits(args: Arguments, memory: GpuMemory) -> bool:
 def _advice(args: Arguments, memory: GpuMemory, spell: Spell) -> str:
     changes = [spell(change) for change in fitting(args, lambda changed: _fits(changed, memory))]
     if not changes:
-        return "no single change makes it fit: use a smaller model, or more or larger GPUs"
+        return "no single change makes it fit; use a smaller model, or more or larger GPUs"
     return f"each of these alone fits: {', or '.join(changes)}"
 
 
 def _largest(row: GpuRow) -> str:
-    """The largest parts, with their roles."""
+    """Return the largest parts, with their roles."""
     parts = sorted(((part.size, need.role, part.name) for need in row.needs for part in need.parts), reverse=True)
     return ", ".join(f"{role} {name} {size / GIB:.1f}" for size, role, name in parts[:3])
 
@@ -155,5 +156,5 @@ def _row_lines(row: GpuRow, memory: GpuMemory, names: Sequence[int] | None) -> l
 
 
 def _cache_line(cache: Cache) -> str:
-    again = f", {cache.again} when it is started again" if cache.again != cache.tokens else ""
+    again = f", {cache.again} after a restart" if cache.again != cache.tokens else ""
     return f"  cache of the {cache.role} engine: {cache.tokens} tokens{again}"

@@ -1,7 +1,7 @@
-"""What checkpoints take on disk, and weights and optimizer in host memory.
+"""Disk space of checkpoints, and host memory of weights and optimizer.
 
-A checkpoint of FSDP2 holds float32 weights and both moments, 12 bytes per parameter; Megatron's its bfloat16 weights too. A LoRA
-run writes its adapters only. While one is written the older ones are still there.
+An FSDP2 checkpoint holds float32 weights and both moments, 12 bytes per parameter; Megatron adds its bfloat16 weights.
+A LoRA run writes only its adapters. The older checkpoints remain while a new one is written.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def checkpoint_bytes(args: Arguments, shape: Shape) -> float:
     """Return the bytes of one checkpoint of policy, critic and moving reference."""
     whole = shape.parameters + shape.tower
     if args.use_lora:
-        return 14.0 * shape.adapters(args.lora_rank)  # with the adapter that other programs read
+        return 14.0 * shape.adapters(args.lora_rank)  # includes the adapter in PEFT's format
     each = 14 if args.train_backend == "megatron" else 12
     critic = each * (whole - (0 if shape.tied else shape.embedding)) if args.use_critic else 0
     return each * whole + critic + (2 * whole if args.ref_update_interval else 0)
 
 
 def checkpoint_lines(args: Arguments, shape: Shape) -> tuple[list[str], list[str]]:
-    """Return a line about the checkpoints and the warnings about their disk; nothing without ``--save``."""
+    """Return a line about the checkpoints and warnings about disk space; nothing without ``--save``."""
     if not (args.save and args.save_interval) or args.debug_rollout_only:
         return [], []
     size, keep = checkpoint_bytes(args, shape), args.save_keep
@@ -40,23 +40,23 @@ def checkpoint_lines(args: Arguments, shape: Shape) -> tuple[list[str], list[str
     if free >= missing:
         return [line], []
     return [line], [
-        f"the disk of {disk} has {free / GIB:.1f} GiB free, and checkpoints take {missing / GIB:.1f} GiB more; lower "
+        f"the disk of {disk} has {free / GIB:.1f} GiB free, but checkpoints need {missing / GIB:.1f} GiB more; lower "
         f"--save-keep {keep}, or name another folder (--save)"
     ]
 
 
 def _free(folder: Path) -> tuple[float, Path]:
-    """Bytes free where ``folder`` is or will be, and the nearest folder that exists."""
+    """Return the free bytes where ``folder`` is or will be, and the nearest existing folder."""
     there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
     return shutil.disk_usage(there).free, there
 
 
 def host_line(args: Arguments, shape: Shape) -> str:
-    """Return the line about host memory: what rank 0 reads at the start, and what is kept there."""
+    """Return the line about host memory: what rank 0 reads at the start, and what stays there."""
     whole = shape.parameters + shape.tower
     reads = (2 if args.use_lora else 4) * whole / GIB
     kept = 0.0
     if args.fsdp_cpu_offload or args.optimizer_cpu_offload or args.offload_train:
         kept = (2 * whole + 16 * shape.adapters(args.lora_rank) if args.use_lora else 16 * whole) / GIB
-    stays = f", and {kept:.1f} GiB are kept there (offload)" if kept else ""
+    stays = f", and {kept:.1f} GiB stay there (offload)" if kept else ""
     return f"  host memory: rank 0 reads {reads:.1f} GiB of weights at the start{stays}"

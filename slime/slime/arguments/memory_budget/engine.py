@@ -1,9 +1,9 @@
 """What an SGLang engine needs on each of its GPUs, and how many tokens its cache holds.
 
-The cache takes ``free now - free before x (1 - fraction)``, where "before" is before the weights are loaded
-(`_profile_available_bytes` and `measure_pre_model_load_memory` in SGLang 0.5.23). With nobody else on the GPU meanwhile that is
-``fraction x free before - weights``; ``--sglang-max-total-tokens`` bounds the tokens from above. Graphs and the working
-memory of a forward pass come on top, out of what the fraction leaves.
+The cache takes ``free now - free before x (1 - fraction)``, where "before" means before the weights are loaded
+(`_profile_available_bytes` and `measure_pre_model_load_memory` in SGLang 0.5.23). If nothing else uses the GPU
+meanwhile, that is ``fraction x free before - weights``. ``--sglang-max-total-tokens`` is an upper bound. Graphs and the
+working memory of a forward pass come out of what the fraction leaves.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from slime.arguments.memory_budget.shape import Shape
 MIB_PER_DECODE_SIZE, MIB_PER_PREFILL_SIZE = 2, 8
 ADAPTERS_PER_BATCH, STATE_RATIO, SCORED_ROWS = 8, 0.9, 2048
 FRACTION = 0.88
-"""``--mem-fraction-static`` where nobody gives one; SGLang computes about as much on GPUs of 80 GiB."""
+"""Default ``--mem-fraction-static``; SGLang computes about this value for 80 GiB GPUs."""
 ATTENTION_WORKSPACE = 0.4 * GIB
 _BY_MEMORY = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
-"""GiB below which a GPU gets so many prefill tokens per chunk and decode graphs up to this batch (below TP 4, from there on)."""
+"""Per GPU size below this many GiB: prefill tokens per chunk, largest decode-graph batch (below TP 4, from TP 4 on)."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """The need of an engine, and the tokens its cache has room for at a start; None where nothing bounds them from what is known."""
+    """Memory of an engine, and its cache's token capacity at a start; None if nothing known bounds it."""
 
     need: Need
     cache_tokens: int
@@ -39,12 +39,12 @@ def engine_plan(
     """Return the plan of one GPU of an engine.
 
     Args:
-        args: of the run.
-        shape: of the model it serves.
+        args: arguments of the run.
+        shape: model that the engine serves.
         role: ``rollout`` or ``judge``.
         ranks: GPUs of the engine.
         capacity: bytes of the GPU.
-        free: bytes that no other process has when the engine starts.
+        free: bytes that no other process uses when the engine starts.
         scores: whether it returns log probabilities of prompts (a teacher).
     """
     stages = args.sglang_pp_size or 1
@@ -80,7 +80,7 @@ def engine_plan(
 
 
 def _state_bytes(args: Arguments, shape: Shape, rest: float, tensor: int, stages: int) -> float:
-    """Bytes of the states of linear attention: a fixed share of the cache, or the number that a flag gives."""
+    """Return the bytes of linear-attention states: a fixed share of the cache, or the number that a flag gives."""
     if not shape.linear_layers:
         return 0.0
     if args.sglang_max_mamba_cache_size:
@@ -90,7 +90,7 @@ def _state_bytes(args: Arguments, shape: Shape, rest: float, tensor: int, stages
 
 
 def _sizes(args: Arguments, capacity: float, tensor: int) -> tuple[int, int]:
-    """Tokens of a prefill chunk, and the largest batch with a decode graph (`handle_gpu_memory_settings`)."""
+    """Return the tokens of a prefill chunk, and the largest decode-graph batch (`handle_gpu_memory_settings`)."""
     rows = (row for row in _BY_MEMORY if capacity / GIB < row[0])
     _, chunk, few, many = next(rows, (0, 16384, 512, 512))
     batch = few if tensor < 4 else many

@@ -1,4 +1,4 @@
-"""One line to change that makes a plan fit: candidates, each with the plan computed anew."""
+"""Find single changes that make a plan fit, by recomputing the plan for each candidate."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "r
 
 @dataclass(frozen=True)
 class Fix:
-    """A change of arguments: ``values`` by attribute; the first one names it."""
+    """A change of arguments: ``values`` by attribute. The first attribute names the change."""
 
     values: tuple[tuple[str, Any], ...]
 
     def changed(self, args: Arguments) -> Arguments:
-        """Return ``args`` with the change."""
+        """Return ``args`` with the change applied."""
         return args.changed(**dict(self.values))
 
 
 def fix(**values: Any) -> Fix:
-    """Return the change of these attributes."""
+    """Return the change that sets these attributes."""
     return Fix(tuple(values.items()))
 
 
 def as_flags(change: Fix) -> str:
-    """Return the flag to type: ``--max-tokens-per-gpu 8192``."""
+    """Return the change as flags to type: ``--max-tokens-per-gpu 8192``."""
     name, value = change.values[0]
     flag = f"--{name.replace('_', '-')}"
     return flag if value is True else f"{flag} {value}"
 
 
 def fitting(args: Arguments, fits: Callable[[Arguments], bool]) -> list[Fix]:
-    """Return up to :data:`MOST` changes after which ``fits`` holds, the gentlest of each kind."""
+    """Return up to :data:`MOST` changes that make ``fits`` true, the smallest of each kind."""
     found = []
     for ladder in _ladders(args):
         step = next((change for change in ladder if fits(change.changed(args))), None)
@@ -48,7 +48,7 @@ def fitting(args: Arguments, fits: Callable[[Arguments], bool]) -> list[Fix]:
 
 
 def _ladders(args: Arguments) -> Iterator[list[Fix]]:
-    """Kinds of changes, those that cost least first; in each the smallest step first."""
+    """Yield kinds of changes, cheapest kind first; within a kind the smallest step comes first."""
     fsdp = args.train_backend == "fsdp"
     if fsdp and not args.gradient_checkpointing:
         yield [fix(gradient_checkpointing=True)]

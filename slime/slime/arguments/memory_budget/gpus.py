@@ -1,7 +1,7 @@
-"""Which role needs what on which GPU, and for how many tokens the caches have room.
+"""What each role needs on which GPU, and how many tokens the caches hold.
 
-Roles of one GPU add up, unless ``--offload-train`` or ``--offload-rollout`` lets them alternate. Engines are sized in the order
-of `slime.arguments.placement`: each finds what those before it have left.
+Needs of roles on one GPU add up, unless ``--offload-train`` or ``--offload-rollout`` lets them alternate. Engines are
+sized in the start order of `slime.arguments.placement`: each gets what the earlier ones left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRAINERS = ("actor", "critic")
 
 @dataclass(frozen=True)
 class GpuRow:
-    """GPUs that hold the same roles: their numbers, what each role needs, and the sum in the worst moment."""
+    """GPUs that hold the same roles: their numbers, what each role needs, and the sum at the peak."""
 
     gpus: tuple[int, ...]
     needs: tuple[Need, ...]
@@ -31,14 +31,14 @@ class GpuRow:
 
 @dataclass(frozen=True)
 class Cache:
-    """Tokens of an engine's cache.
+    """Token capacity of an engine's cache.
 
     Attributes:
         role: ``rollout`` or ``judge``.
-        tokens: at its start.
-        again: when it is started again beside the others.
-        most: of the worse of the two, if the estimates are too high by their uncertainty.
-        limit: what ``--sglang-max-total-tokens`` allows; None without it.
+        tokens: capacity at the first start.
+        again: capacity after a restart while the other roles run.
+        most: the smaller of the two, if all estimates are too high by their uncertainty.
+        limit: value of ``--sglang-max-total-tokens``, or None.
     """
 
     role: str
@@ -53,10 +53,10 @@ class Layout:
     """All GPUs of a run.
 
     Attributes:
-        rows: GPUs with the same roles, in order.
-        caches: of the engines that the run starts.
-        context: tokens that a cache must hold; None where nothing says it.
-        unknown: roles whose model nobody knows.
+        rows: groups of GPUs with the same roles, in order.
+        caches: caches of the engines that the run starts.
+        context: tokens that a cache must hold; None if unknown.
+        unknown: roles whose model shape is unknown.
     """
 
     rows: tuple[GpuRow, ...]
@@ -66,10 +66,10 @@ class Layout:
 
 
 def layout(args: Arguments, capacity: float) -> Layout | None:
-    """Return who needs what on GPUs of ``capacity`` bytes; None where the policy's shape is not known.
+    """Return what each role needs on GPUs of ``capacity`` bytes; None if the policy's shape is unknown.
 
     Raises:
-        ConfigurationError: when the roles have no placement.
+        ConfigurationError: the roles have no valid placement.
     """
     policy = policy_shape(args)
     if policy is None:
@@ -111,7 +111,7 @@ def _engine(args: Arguments, shape: Shape, role: str, capacity: float, free: flo
 
 
 def _others(args: Arguments, needs: Mapping[str, Need], gpus: Mapping[str, tuple[int, ...]], role: str) -> float:
-    """Bytes that the other roles of ``needs`` have on the GPUs of ``role`` when an engine starts there."""
+    """Return the bytes that other roles occupy on the GPUs of ``role`` when its engine starts."""
     sharing = [need for other, need in needs.items() if other != role and {*gpus[other]} & {*gpus[role]}]
     leaves = bool(args.offload_train)
     return sum(need.away if leaves and need.role in TRAINERS else need.total for need in sharing)
@@ -126,7 +126,7 @@ def _cache(
     needs: Mapping[str, Need],
     gpus: Mapping[str, tuple[int, ...]],
 ) -> Cache:
-    """The cache at the start and at a start beside all others."""
+    """Return the cache at the first start and after a restart while all other roles run."""
     free = capacity - DRIVER - _others(args, needs, gpus, role)
     again = _engine(args, shape, role, capacity, free).cache_tokens
     doubt = sum(need.doubt for other, need in needs.items() if {*gpus[other]} & {*gpus[role]})
@@ -148,7 +148,7 @@ def _rows(args: Arguments, gpus: Mapping[str, tuple[int, ...]], needs: Mapping[s
 
 
 def _worst(args: Arguments, needs: tuple[Need, ...]) -> tuple[float, float]:
-    """Bytes in the worst moment and their uncertainty: while the engines work, or while the trainer does."""
+    """Return the peak bytes and their uncertainty: the larger of the engines' and the trainer's phase."""
     moments = []
     for working in ("engines", "trainer"):
         total = doubt = 0.0

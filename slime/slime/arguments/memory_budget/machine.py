@@ -1,7 +1,7 @@
-"""How much memory a GPU of this run has, and who says so.
+"""How much memory a GPU of this run has, and where the figure comes from.
 
-Guarantee: what was given by hand wins; else the driver is asked, without torch, and the smallest GPU that the run may see
-counts; where there is no GPU nothing is guessed, unless the caller knows what kind of machine the plan is for.
+Guarantee: an explicit value wins. Otherwise the driver is queried, without torch, and the smallest visible GPU counts.
+Without a GPU nothing is guessed, unless the caller names the kind of machine that the plan is for.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from slime.arguments.memory_budget.parts import GIB
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Bytes of one GPU, and the source for people."""
+    """Bytes of one GPU, and a readable source of the figure."""
 
     size: float
     source: str
 
 
 def gpu_memory(args: Arguments, machine: str | None = None, gib: float | None = None) -> GpuMemory | None:
-    """Return the memory of the run's GPUs; None on a CPU, and where nobody knows.
+    """Return the memory of the run's GPUs; None on a CPU or if unknown.
 
     Args:
-        args: of the run; ``gpu_memory_gb`` wins.
-        machine: the kind of machine that ``gib`` is for, used where there is no GPU.
+        args: arguments of the run; ``gpu_memory_gb`` wins.
+        machine: the kind of machine that ``gib`` describes, used without a local GPU.
         gib: memory of a GPU of that kind.
     """
     if args.device != "cuda":
@@ -41,7 +41,7 @@ def gpu_memory(args: Arguments, machine: str | None = None, gib: float | None = 
 
 
 def smallest_gpu(environment: Mapping[str, str]) -> float | None:
-    """Return the bytes of the smallest GPU that ``CUDA_VISIBLE_DEVICES`` leaves; None without a driver or for parts of GPUs (MIG)."""
+    """Return the bytes of the smallest visible GPU; None without a driver or for MIG partitions."""
     command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
     try:
         listing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)

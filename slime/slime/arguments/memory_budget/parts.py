@@ -1,4 +1,4 @@
-"""What a process needs on a GPU, part by part; some parts are counted, others estimated."""
+"""What a process needs on a GPU, part by part; some parts are exact, others estimated."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 GIB = 2**30
 UNCERTAINTY = 0.2
-"""Share by which an estimated part (activations, logits, graphs, workspace) may be wrong."""
+"""Relative error of an estimated part (activations, logits, graphs, workspace)."""
 CONTEXT = 0.6 * GIB
 """A CUDA context with its kernels: 0.5 to 0.8 GiB per process."""
 NCCL = 0.5 * GIB
-"""Buffers of NCCL in a process with more than one rank."""
+"""NCCL buffers of a process in a group of more than one rank."""
 DRIVER = 0.4 * GIB
-"""What ``nvidia-smi`` counts as memory of a GPU and no process can have."""
+"""Memory that ``nvidia-smi`` counts but no process can allocate."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Need:
 
     Attributes:
         role: actor, critic, rollout or judge.
-        parts: of the moment in which it needs most.
-        apart: parts of another moment, for people; they are not in the sum.
-        away: bytes it keeps while it has given its memory away.
+        parts: parts at the peak.
+        apart: parts at another moment, shown but not in the sum.
+        away: bytes that remain while the role is offloaded.
     """
 
     role: str
@@ -47,10 +47,10 @@ class Need:
 
     @property
     def doubt(self) -> float:
-        """Bytes by which :attr:`total` may be wrong."""
+        """Uncertainty of :attr:`total` in bytes."""
         return UNCERTAINTY * sum(part.size for part in self.parts if not part.exact)
 
     def line(self) -> str:
-        """Return the parts for people: ``weights 3.2, cache 1.8, (logits 0.9)``; brackets hold :attr:`apart`."""
+        """Return the parts as text: ``weights 3.2, cache 1.8, (logits 0.9)``; brackets hold :attr:`apart`."""
         shown = [f"{part.name} {part.size / GIB:.1f}" for part in self.parts if part.size]
         return ", ".join([*shown, *(f"({part.name} {part.size / GIB:.1f})" for part in self.apart)])

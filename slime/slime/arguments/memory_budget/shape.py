@@ -1,7 +1,7 @@
-"""Sizes of a model: parameters by kind, and what a token of its cache takes.
+"""Sizes of a model: parameters by kind, and cache bytes per token.
 
-Guarantees: ``config.json`` counts where the checkpoint is there, the flags of the model's shape elsewhere; dense Qwen2.5 and
-Qwen3 shapes and experts have the parameters of the published models exactly, linear attention within 2 %.
+Guarantees: ``config.json`` decides if the checkpoint is local, else the model-shape flags. For dense Qwen2.5 and Qwen3
+and for experts, parameter counts equal those of the published models exactly; for linear attention within 2 %.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from slime.args import Arguments
 from slime.arguments.model_shape import number_of_experts, text_config
 
-# Of Qwen3.5, as `Qwen3_5TextConfig` has them: width of the keys of linear attention, and every fourth layer attends fully.
+# Defaults of `Qwen3_5TextConfig`: key width of linear attention; every fourth layer uses full attention.
 LINEAR_KEY_WIDTH, LINEAR_HEAD, FULL_ATTENTION_INTERVAL, CONVOLUTION = 2048, 128, 4, 4
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder.
+    """Dimensions of a decoder.
 
     Attributes:
         layers: decoder layers.
         hidden: width of the residual stream.
-        ffn: inner width of the MLP; of one expert where there are experts.
+        ffn: inner width of the MLP, or of one expert.
         heads: query heads.
         kv_heads: key/value heads.
         head_dim: size of a head.
@@ -34,12 +34,12 @@ class Shape:
         tied: whether the LM head is the embedding.
         experts: experts per layer; 0 for a dense model.
         active_experts: experts per token.
-        full_layers: layers with a cache of keys and values; the others have linear attention.
+        full_layers: layers with a key/value cache; the others use linear attention.
         qk_norm: norm on query and key heads.
         qkv_bias: bias on query, key and value.
         gated: gate on the attention's output (Qwen3.5).
-        tower: parameters of a vision tower.
-        quantised: whether the checkpoint's weights take a byte each.
+        tower: parameters of the vision tower.
+        quantised: whether the checkpoint stores one byte per weight.
     """
 
     layers: int
@@ -76,12 +76,12 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the embedding; the LM head has as many."""
+        """Parameters of the embedding; the LM head has the same number."""
         return self.vocab * self.hidden
 
     @property
     def root(self) -> int:
-        """Parameters outside of the layers and the tower: embedding, LM head, last norm."""
+        """Parameters outside the layers and the tower: embedding, LM head, final norm."""
         return self.embedding * (1 if self.tied else 2) + self.hidden
 
     @property
@@ -91,7 +91,7 @@ class Shape:
 
     @property
     def dense_layer(self) -> int:
-        """Parameters of a layer that are not an expert's; of a hybrid model the mean over its layers."""
+        """Parameters of a layer without its experts; the mean over layers in a hybrid model."""
         gate = 2 if self.gated else 1
         full = self.hidden * ((gate + 1) * self.query + 2 * self.key) + (2 * self.head_dim if self.qk_norm else 0)
         full += self.query + 2 * self.key if self.qkv_bias else 0
@@ -118,25 +118,25 @@ class Shape:
         return rank * self.layers * (attention + 3 * (self.hidden + self.ffn))
 
     def cache_bytes(self, ranks: int, element: int) -> int:
-        """Bytes of a token's keys and values on each of ``ranks`` GPUs of an engine; a key head is never split."""
+        """Return a token's key/value bytes on each of ``ranks`` GPUs of an engine; a key head is never split."""
         return 2 * self.full_layers * -(-self.kv_heads // min(ranks, self.kv_heads)) * self.head_dim * element
 
     def state_bytes(self, ranks: int) -> int:
-        """Bytes of a request's state of linear attention on each of ``ranks`` GPUs: float32 state, bfloat16 convolution."""
+        """Return a request's linear-attention bytes on each of ``ranks`` GPUs: float32 state, bfloat16 convolution."""
         heads = self.query // LINEAR_HEAD
         window = (CONVOLUTION - 1) * (2 * LINEAR_KEY_WIDTH + self.query) * 2
         return self.linear_layers * (heads * LINEAR_HEAD * LINEAR_HEAD * 4 + window) // ranks
 
 
 def shape_of_folder(folder: str | None) -> Shape | None:
-    """Return the shape in ``config.json`` of a checkpoint; None where there is no such file, or none of a decoder."""
+    """Return the shape in a checkpoint's ``config.json``; None without the file or if it is not a decoder's."""
     file = Path(folder or "", "config.json")
     if not folder or not file.is_file():
         return None
     whole = json.loads(file.read_text())
     try:
         return _of_config(whole)
-    except (KeyError, TypeError):  # another kind of model
+    except (KeyError, TypeError):  # not a decoder
         return None
 
 
@@ -168,7 +168,7 @@ def _of_config(whole: Mapping[str, Any]) -> Shape:
 
 
 def _tower(vision: Mapping[str, Any] | None) -> int:
-    """Parameters of a vision transformer's blocks, without its patches and mergers, which are a few per cent."""
+    """Return the parameters of a vision tower's blocks; patches and mergers, a few per cent, are left out."""
     if not vision:
         return 0
     width, inner = vision.get("hidden_size", 0), vision.get("intermediate_size", 0)
@@ -176,7 +176,7 @@ def _tower(vision: Mapping[str, Any] | None) -> int:
 
 
 def shape_of_flags(args: Arguments) -> Shape | None:
-    """Return the shape that the flags of ``slime/scripts/models`` give; None without all of them."""
+    """Return the shape given by the flags of ``slime/scripts/models``; None unless all are given."""
     layers, hidden, heads, vocab = args.num_layers, args.hidden_size, args.num_attention_heads, args.vocab_size
     ffn = args.moe_ffn_hidden_size if args.num_experts else args.ffn_hidden_size
     if not (layers and hidden and heads and vocab and ffn):
@@ -201,12 +201,12 @@ def shape_of_flags(args: Arguments) -> Shape | None:
 
 
 def policy_shape(args: Arguments) -> Shape | None:
-    """Return the shape of the policy: of its checkpoint, else of the flags; None where neither says it."""
+    """Return the policy's shape from its checkpoint, else from the flags, else None."""
     return shape_of_folder(args.hf_checkpoint) or shape_of_flags(args)
 
 
 def judge_shape(args: Arguments) -> Shape | None:
-    """Return the shape of the judge; the policy's where it serves the policy's checkpoint."""
+    """Return the judge's shape; the policy's if it serves the policy's checkpoint."""
     if args.prm_model_path in (None, args.hf_checkpoint):
         return policy_shape(args)
     return shape_of_folder(args.prm_model_path)

@@ -1,10 +1,13 @@
 """What a training rank needs on its GPU at the peak of a step.
 
-FSDP2 (`slime.backends.fsdp_utils`) keeps its shard of float32 weights, their gradients and Adam's two moments, 16 bytes per
-parameter over all ranks (Rajbhandari et al., "ZeRO", 2020, stage 3), and whole in bfloat16 the root group (embedding, LM head)
-and the layer at work. Megatron keeps whole bfloat16 weights of its part and float32 gradients, and a slice of the float32
-weights and moments per data-parallel copy (stage 1). Both reach their peak in the backward pass of one recomputed layer, in that
-of the logits, or where the embedding's gradient is reduced; the largest of the three counts.
+- FSDP2 (`slime.backends.fsdp_utils`) shards float32 weights, their gradients and Adam's two moments: 16 bytes per
+  parameter over all ranks (Rajbhandari et al., "ZeRO", 2020, stage 3). It holds whole, in bfloat16, the root group
+  (embedding, LM head) and the current layer.
+- Megatron holds whole bfloat16 weights and float32 gradients of its part, and a slice of the float32 weights and
+  moments per data-parallel copy (stage 1).
+
+The peak is the largest of three moments: the backward pass of one recomputed layer, that of the logits, or the
+reduction of the embedding's gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from slime.utils.head_memory import chunk_rows, head_bytes
 
 @dataclass(frozen=True)
 class _Sizes:
-    """A rank's bytes, before they are put together: ``kept`` all the time, the rest at its moment."""
+    """A rank's bytes before they are combined: ``kept`` always, the others at their moment."""
 
     kept: tuple[Part, ...]
     gathered: float
@@ -35,18 +38,18 @@ class _Sizes:
 
 
 def needs_reference(args: Arguments) -> bool:
-    """Whether a rank keeps a reference model beside the policy; LoRA has its frozen base."""
+    """Whether a rank holds a separate reference model; with LoRA the frozen base serves as the reference."""
     return args.loss_type != "sft_loss" and (args.use_kl_loss or args.kl_coef != 0) and not args.use_lora
 
 
 def reads_whole_logits(args: Arguments) -> bool:
-    """Return whether the loss is a plugin that takes the logits of all tokens; one that cannot be found here counts as none."""
+    """Return whether the loss is a plugin that needs the logits of all tokens; a plugin not found here does not."""
     path = args.custom_loss_function_path
     return args.loss_type == "custom_loss" and bool(path) and is_decorated(path, "from_response_rows") is False
 
 
 def longest_sample(args: Arguments) -> int | None:
-    """Return the tokens of the longest sample that can be trained on; None where nothing bounds it."""
+    """Return the tokens of the longest trainable sample; None if nothing bounds it."""
     bounds = [bound for bound in (args.rollout_max_context_len, args.sglang_context_length) if bound]
     if bounds:
         return min(bounds)
@@ -55,9 +58,9 @@ def longest_sample(args: Arguments) -> int | None:
 
 
 def step_tokens(args: Arguments) -> int:
-    """Return the tokens of a rank's largest micro-batch; a sample longer than --max-tokens-per-gpu is one by itself.
+    """Return the tokens of a rank's largest micro-batch; a sample over --max-tokens-per-gpu has one to itself.
 
-    Where nothing bounds a sample its response counts, and 0 without a bound of that.
+    If nothing bounds a sample, its maximum response length counts; without that, 0.
     """
     longest = longest_sample(args) or args.rollout_max_response_len or 0
     ranks = args.context_parallel_size if args.train_backend == "megatron" else 1
@@ -67,7 +70,7 @@ def step_tokens(args: Arguments) -> int:
 
 
 def push_bytes(args: Arguments, shape: Shape, role: str) -> float:
-    """Return the bytes of the two buffers that rank 0 packs weights into for a broadcast; they stay between pushes.
+    """Return the bytes of the two buffers that rank 0 packs weights into; they stay allocated between pushes.
 
     A tensor larger than ``--update-weight-buffer-size`` enlarges its buffer, so the embedding and the LM head count.
     """
@@ -106,7 +109,7 @@ def trainer_need(args: Arguments, shape: Shape, ranks: int, role: str = "actor")
 
 
 def _step(args: Arguments, shape: Shape, layers: float, vocab: float, role: str, split: int) -> tuple[float, ...]:
-    """Bytes of checkpoints, of what is behind the last layer, of the layer at work and of the logits; ``layers`` and ``vocab`` are this rank's."""
+    """Return bytes of checkpoints, final norm, current layer and logits; ``layers`` and ``vocab`` are this rank's."""
     tokens, wide = step_tokens(args), 2 if args.train_dtype == "float32" else 1
     parallel = bool(args.sequence_parallel)
     rank = args.lora_rank if args.use_lora else 0
@@ -114,7 +117,7 @@ def _step(args: Arguments, shape: Shape, layers: float, vocab: float, role: str,
     layer = saved_bytes(shape, lora_rank=rank, tensor=split, sequence_parallel=parallel, fused=fused)
     recompute = args.gradient_checkpointing or args.recompute_granularity == "full"
     stream = 2 * shape.hidden / (split if parallel else 1)
-    ends = (8 + 6) * shape.hidden  # last norm, the response rows, and gradients of both
+    ends = (8 + 6) * shape.hidden  # final norm, the response rows, and gradients of both
     kept, work = (stream * layers, layer) if recompute else (layer * layers, 0.0)
     work += gradient_bytes(shape, tensor=split)
     if role == "critic":

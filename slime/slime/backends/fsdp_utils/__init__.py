@@ -1,1 +1,1 @@
-"""The FSDP2 training back end: any number of ranks, gloo or NCCL, full or LoRA, every loss of :mod:`slime.algorithms`."""
+"""The FSDP2 back end: any number of ranks, gloo or NCCL, full or LoRA training, every loss of :mod:`slime.algorithms`."""

@@ -23,7 +23,7 @@ from slime.utils.hf_checkpoint import DTYPES
 
 
 def group_of_one() -> None:
-    """Initialise Megatron's groups with no parallelism of the model, where a plugin has imported Megatron; collective."""
+    """Initialise Megatron's groups without model parallelism if a plugin imported Megatron; collective."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is not None and not state.model_parallel_is_initialized():
         state.initialize_model_parallel(tensor_model_parallel_size=1)
@@ -36,7 +36,7 @@ class FSDPTrainActor(TrainActor):
 
     @property
     def policy(self) -> PolicyModel:
-        """The model that is trained."""
+        """The trained model."""
         return self.model
 
     def _build(self) -> None:
@@ -63,7 +63,7 @@ class FSDPTrainActor(TrainActor):
         return log_probs, entropy if self.args.use_rollout_entropy else None
 
     def step(self, rollout_id: int, learn: bool = True) -> dict[str, Any] | None:
-        """As every back end's; besides, old moments are forgotten and the reference follows where that is asked for."""
+        """Take the steps as every back end does; reset moments and update the reference if flags request it."""
         if self.args.reset_optimizer_states:
             self.optimizer.state.clear()
         result = super().step(rollout_id, learn)

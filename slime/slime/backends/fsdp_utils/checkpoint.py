@@ -1,6 +1,7 @@
-"""The state of the FSDP back end in a checkpoint: torch DCP, weights and optimizer by parameter name.
+"""Checkpoint state of the FSDP back end: torch DCP, with weights and optimizer by parameter name.
 
-Guarantee: any number of ranks can load it. A LoRA run stores its adapters only; parameters frozen by name are stored too.
+Guarantee: any number of ranks can load it. A LoRA run stores only its adapters; parameters frozen by name are stored
+too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["LATEST", "find", "folder_of", "load", "publish", "save"]
 def save(
     root: Path, iteration: int, model: torch.nn.Module, optimizer: torch.optim.AdamW, meta: dict[str, Any]
 ) -> Path:
-    """Write a checkpoint and return its folder, not yet named by the latest file; collective."""
+    """Write a checkpoint, not yet marked as the latest, and return its folder; collective."""
     start_moments(optimizer)
 
     def write_state(path: Path) -> None:
@@ -34,7 +35,7 @@ def save(
 
 
 def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, wants_lora: bool) -> dict[str, Any]:
-    """Load ``folder`` into ``model`` and ``optimizer`` and return its meta; collective, for any number of ranks."""
+    """Load ``folder`` into ``model`` and ``optimizer`` and return its metadata; collective, on any number of ranks."""
     meta = read_meta(folder)
     if meta.get("backend", "fsdp") != "fsdp":
         raise CheckpointError(f"{folder} was written by {meta['backend']}: add --train-backend {meta['backend']}")

@@ -1,7 +1,7 @@
-"""The critic with FSDP2: the backbone of a Hugging Face language model, and a linear head that gives one number per token.
+"""The critic with FSDP2: a Hugging Face language model's backbone and a linear head that gives one number per token.
 
-Guarantees: the value of a response token is read where the policy reads its probability, from the hidden state before it; the
-head starts at zero, so that a new critic expects a return of 0 everywhere, and computes in float32.
+Guarantees: the value of a response token is read where the policy reads its probability, from the hidden state before
+it. The head starts at zero, so a new critic predicts a return of 0 everywhere, and computes in float32.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class ValueModel(nn.Module):
     def forward(self, batch: MicroBatch) -> Tensor:
         """Return the values ``[N]`` float32 of the response rows."""
         values = self.head(hidden_states(self.hf, self.implementation, batch)[batch.rows])
-        return values.squeeze(-1).clone()  # FSDP wants no view as the output of a root
+        return values.squeeze(-1).clone()  # FSDP does not accept a view as a root's output
 
 
 def build_critic(args: Arguments, path: str, *, device: torch.device) -> ValueModel:
-    """Return the sharded critic with the backbone of the checkpoint folder ``path``; collective over all ranks."""
+    """Return the sharded critic with the backbone of checkpoint folder ``path``; collective over all ranks."""
     from transformers import AutoModel
 
     def construct(empty: bool) -> ValueModel:

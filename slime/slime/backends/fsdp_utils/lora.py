@@ -1,6 +1,7 @@
-"""LoRA adapters inside the policy: adding them and switching them off.
+"""Add LoRA adapters to the policy, and switch them off.
 
-The adapters live in the modules (injected with PEFT); the base weights are frozen and never changed, merging included.
+The adapters live in the modules (injected with PEFT). The base weights are frozen and never change, not even by
+merging.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ADAPTER = "default"
 
 
 def add_adapters(args: Arguments, model: nn.Module) -> None:
-    """Freeze ``model`` and inject trainable float32 adapters; an unknown target module is an error."""
+    """Freeze ``model`` and inject trainable float32 adapters; raise for an unknown target module."""
     from peft import inject_adapter_in_model
 
     model.requires_grad_(False)
@@ -41,7 +42,7 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Within the context the model is its frozen base: the reference policy of a LoRA run."""
+    """Run the block with the frozen base model: the reference policy of a LoRA run."""
     layers = list(lora_layers(model).values())
     for layer in layers:
         layer._disable_adapters = True  # the public switch also changes requires_grad, which FSDP must not see

@@ -1,8 +1,8 @@
-"""The policy: a Hugging Face causal language model that returns log probabilities; and how models are built and sharded (FSDP2).
+"""The policy, a Hugging Face causal language model that returns log probabilities, and how to build and shard it (FSDP2).
 
-Guarantees: only rank 0 reads the checkpoint into memory, the others get their shards from it; every value, non-persistent
-buffers included, is the checkpoint's on every rank; master weights are float32 (frozen base weights of a LoRA run have the
-compute dtype). Owner of the parameters: the training rank.
+Guarantees: only rank 0 reads the checkpoint into memory and sends the others their shards. Every value, including
+non-persistent buffers, equals the checkpoint's on every rank. Master weights are float32; frozen base weights of a LoRA
+run have the compute dtype. The training rank owns the parameters.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def head_pairs(lm_head: Any, hidden: Tensor) -> HeadPairs:
     """Return inputs ``[N, H_i]`` and weights ``[V, H_i]`` whose logits ``sum_i x_i W_i^T`` are ``lm_head(hidden)``.
 
     Raises:
-        TypeError: the head is no linear layer.
+        TypeError: the head is not a linear layer.
     """
     with_adapter = hasattr(lm_head, "lora_A")
     linear = lm_head.get_base_layer() if with_adapter else lm_head
     if not isinstance(linear, nn.Linear):
-        raise TypeError(f"the LM head is a {type(linear).__name__}; a model needs a linear one to be trained here")
+        raise TypeError(f"the LM head is a {type(linear).__name__}; only models with a linear head can be trained here")
     pairs = [(hidden, linear.weight)]
     if linear.bias is not None:
         pairs.append((hidden.new_ones(len(hidden), 1), linear.bias.unsqueeze(-1)))
@@ -49,7 +49,7 @@ def head_pairs(lm_head: Any, hidden: Tensor) -> HeadPairs:
     return pairs
 
 
-# Configuration fields that change logits after the LM head; models that use them need code here first.
+# Configuration fields that change logits after the LM head; models that use them need support here first.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
@@ -70,10 +70,10 @@ class PolicyModel(nn.Module):
         want_logits: bool = False,
         of_rows: Callable[[ResponseRows], Any] | None = None,
     ) -> Any:
-        """Return log probabilities and entropies ``[N]`` of the response rows, the logits ``[1, T, V]`` float32, or what ``of_rows`` gives.
+        """Return log probabilities and entropies ``[N]`` of response rows, float32 logits ``[1, T, V]``, or ``of_rows``' result.
 
-        The logits are of all real tokens, sample after sample, and are not divided by the temperature. They are no view, which
-        FSDP warns of. ``of_rows`` runs inside of this forward pass, where FSDP has the head's weights together.
+        The logits cover all real tokens, sample after sample, without the temperature. They are not a view, which FSDP
+        warns about. ``of_rows`` runs inside this forward pass, where FSDP has gathered the head's weights.
         """
         hidden = hidden_states(self.hf, self.implementation, batch)
         lm_head = self.hf.get_output_embeddings()
@@ -97,7 +97,7 @@ def hidden_states(hf: Any, implementation: str, batch: MicroBatch) -> Tensor:
 
 
 def build_policy(args: Arguments, path: str, *, device: torch.device, trainable: bool = True) -> PolicyModel:
-    """Return the sharded model of the checkpoint folder ``path``; collective over all ranks.
+    """Return the sharded model of checkpoint folder ``path``; collective over all ranks.
 
     With ``args.use_lora`` and ``trainable`` it has adapters. ``trainable=False`` gives a frozen reference.
     """
@@ -120,10 +120,10 @@ def build_policy(args: Arguments, path: str, *, device: torch.device, trainable:
 
 
 def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, empty: bool) -> tuple[Any, str]:
-    """Return the unsharded model of ``path`` and its attention: with its weights, or ``empty`` on the meta device.
+    """Return the unsharded model of ``path`` and its attention name; if ``empty``, on the meta device without weights.
 
-    ``auto_class`` is one of transformers' ``AutoModel`` classes; a causal language model comes with the vision tower of its
-    checkpoint where that is trained (``VISION_LANGUAGE_TYPES``).
+    ``auto_class`` is one of transformers' ``AutoModel`` classes. A causal language model includes its checkpoint's
+    vision tower if that is trained (``VISION_LANGUAGE_TYPES``).
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -131,7 +131,9 @@ def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, 
     text_config = config.get_text_config()
     changed = [name for name in _LOGIT_CHANGES if getattr(text_config, name, None)]
     if changed:
-        raise ValueError(f"{path}: the model changes its logits by {', '.join(changed)}, which is not supported")
+        raise ValueError(
+            f"{path}: the model changes its logits by {', '.join(changed)}, which is not supported; use another model"
+        )
     implementation = packed_attention.resolve(
         args.attn_implementation, args.pack_sequences, getattr(text_config, "layer_types", None)
     )
@@ -148,9 +150,9 @@ def load_hf(args: Arguments, path: str, auto_class: Any, dtype: torch.dtype, *, 
 def sharded(
     args: Arguments, construct: Callable[[bool], Any], *, device: torch.device, trainable: bool, head: str | None = None
 ) -> Any:
-    """Return the model that ``construct(empty)`` builds, spread over all ranks; collective.
+    """Return the model from ``construct(empty)``, sharded over all ranks; collective.
 
-    The model has its transformers model as ``hf``. Its module ``head``, if named, computes in float32.
+    The model holds its transformers model in ``hf``. Its module ``head``, if given, computes in float32.
     """
     torch.manual_seed(args.seed)
     if dist.get_world_size() == 1:
@@ -167,8 +169,8 @@ def sharded(
 def _shard(args: Arguments, model: Any, device: torch.device, trainable: bool, head: str | None) -> Any:
     """Freeze a reference, then shard each decoder layer, each block of a vision tower, and the rest.
 
-    A rank alone that computes in float32 on its device has nothing to shard, cast or move: FSDP would only copy every weight
-    and gradient in each pass. Its weights are copied once, out of the memory of the checkpoint's file, which cannot be emptied.
+    A single float32 rank skips FSDP2, which would only copy weights and gradients in each pass. Its weights are copied
+    once, out of the checkpoint file's memory map, which cannot be released.
     """
     if not trainable:
         model.requires_grad_(False)
@@ -195,7 +197,7 @@ def _shard(args: Arguments, model: Any, device: torch.device, trainable: bool, h
 
 
 def _broadcast_buffers(model: nn.Module, source: nn.Module | None, device: torch.device) -> None:
-    """Give every rank the buffers of rank 0's ``source``; ``to_empty`` left garbage in rotary frequencies."""
+    """Broadcast the buffers of rank 0's ``source``, because ``to_empty`` leaves garbage in rotary frequencies."""
     originals = dict(source.named_buffers()) if source is not None else {}
     for name, buffer in model.named_buffers():
         value = buffer.data.to(device)

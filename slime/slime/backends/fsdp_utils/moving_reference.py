@@ -1,7 +1,7 @@
-"""The reference model that follows the policy: ``--ref-update-interval``.
+"""A reference model that follows the policy: ``--ref-update-interval``.
 
-Guarantee: after every interval the reference has the policy's weights, rounded to its own precision; a checkpoint holds the
-reference, so that a resumed run compares with the same one.
+Guarantee: after every interval the reference has the policy's weights, rounded to its own precision. A checkpoint
+contains the reference, so a resumed run uses the same one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FOLDER = "reference"
 
 
 def is_due(rollout_id: int, interval: int | None) -> bool:
-    """Return whether the reference takes the policy's weights after ``rollout_id``."""
+    """Return whether the reference copies the policy's weights after ``rollout_id``."""
     return interval is not None and (rollout_id + 1) % interval == 0
 
 
 @torch.no_grad()
 def follow(reference: nn.Module, policy: nn.Module) -> None:
-    """Copy every parameter of ``policy``; both are sharded alike, so no rank talks to another."""
+    """Copy every parameter of ``policy``; both have the same sharding, so ranks need not communicate."""
     for model in (reference, policy):
         free_whole_parameters(model)
     sources = dict(policy.named_parameters())
@@ -43,14 +43,14 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def save(reference: nn.Module, checkpoint: Path) -> None:
-    """Write the reference into a checkpoint's folder; collective."""
+    """Write the reference to a checkpoint's folder; collective."""
     dcp_save({"model": get_model_state_dict(reference)}, checkpoint_id=str(checkpoint / FOLDER))
 
 
 def load(reference: nn.Module, checkpoint: Path) -> None:
-    """Restore the reference of a checkpoint; one without keeps --ref-load's, which the log says. Collective."""
+    """Restore a checkpoint's reference; without one keep --ref-load's and log a warning. Collective."""
     if not (checkpoint / FOLDER).is_dir():
-        logger.warning("%s holds no reference: it starts from --ref-load and follows from there", checkpoint)
+        logger.warning("%s holds no reference; using --ref-load's until the next update", checkpoint)
         return
     state = {"model": get_model_state_dict(reference)}
     dcp_load(state, checkpoint_id=str(checkpoint / FOLDER))

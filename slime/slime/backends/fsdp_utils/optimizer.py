@@ -1,7 +1,7 @@
-"""AdamW over the trainable parameters, the one place where gradients become an update, and what of both is in device memory.
+"""AdamW over the trainable parameters, and the device tensors of model and optimizer.
 
 Guarantees: a step with a NaN or infinite gradient norm changes nothing (weights, moments, schedule) on any rank, because the
-decision is taken on the global norm; weight decay applies to matrices only.
+global norm decides. Weight decay applies to matrices only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_optimizer(args: Arguments, model: nn.Module) -> torch.optim.AdamW:
-    """Return AdamW (Loshchilov & Hutter 2019) over the parameters that need a gradient."""
+    """Return AdamW (Loshchilov & Hutter 2019) over the parameters that require a gradient."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": args.weight_decay},
@@ -34,9 +34,9 @@ def build_optimizer(args: Arguments, model: nn.Module) -> torch.optim.AdamW:
 
 
 def start_moments(optimizer: torch.optim.AdamW) -> None:
-    """Give parameters that no step has changed yet the moments that their first step starts from.
+    """Create the initial moments of parameters that no step has changed yet.
 
-    A vision tower has none until a rollout has an image; a checkpoint needs those of every parameter.
+    A vision tower has none until a rollout has an image, but a checkpoint needs them for every parameter.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -51,7 +51,7 @@ def start_moments(optimizer: torch.optim.AdamW) -> None:
 def apply_gradients(
     model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, clip_grad: float
 ) -> tuple[float, float, bool]:
-    """Clip to the global norm ``clip_grad`` (not positive: do not clip), step, and clear the gradients.
+    """Clip to the global norm ``clip_grad`` (0 or less: no clipping), step, and clear the gradients.
 
     Returns:
         The norm before clipping, the learning rate, and whether the step was taken.
@@ -69,13 +69,13 @@ def apply_gradients(
         optimizer.step()
         schedule.steps += 1
     else:
-        logger.error("gradient norm is %s: this optimizer step is skipped, the weights stay as they were", norm.item())
+        logger.error("gradient norm is %s: skipping this optimizer step, the weights stay unchanged", norm.item())
     optimizer.zero_grad(set_to_none=True)
     return float(norm), rate, taken
 
 
 def free_whole_parameters(model: nn.Module) -> None:
-    """Leave only this rank's shards of a model of any number of ranks; a forward pass leaves the root's parameters whole."""
+    """Reshard the root's parameters, which a forward pass leaves gathered."""
     if isinstance(model, FSDPModule):
         model.reshard()
 

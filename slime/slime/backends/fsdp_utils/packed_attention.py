@@ -1,7 +1,7 @@
 """Attention inside each sample of a packed sequence, with PyTorch's scaled dot product attention.
 
-A pack of samples of ``n_i`` tokens costs ``sum n_i^2`` instead of ``(sum n_i)^2`` and needs no mask: each sample is a causal
-call of its own. Registered with transformers as :data:`NAME`, for which transformers builds no mask.
+A pack of samples of ``n_i`` tokens costs ``sum n_i^2`` instead of ``(sum n_i)^2`` and needs no mask, because each
+sample is its own causal call. Registered with transformers as :data:`NAME`, for which transformers builds no mask.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def packed_sdpa(
 
 
 def register() -> None:
-    """Make :data:`NAME` known to transformers; calling it again changes nothing."""
+    """Register :data:`NAME` with transformers; idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_sdpa)
@@ -48,8 +48,8 @@ def register() -> None:
 def resolve(implementation: str, packed: bool, layer_types: list[str] | None) -> str:
     """Return the attention implementation to build the model with.
 
-    ``sdpa`` of a packed model without sliding windows becomes :data:`NAME`; everything else stays: flash attention gets
-    cumulative lengths, the others build a block-diagonal mask from positions that restart.
+    ``sdpa`` of a packed model without sliding windows becomes :data:`NAME`. Others stay: flash attention gets
+    cumulative lengths, and the rest build a block-diagonal mask from restarting positions.
     """
     sliding = any("sliding" in kind for kind in layer_types or [])
     if implementation != "sdpa" or not packed or sliding:

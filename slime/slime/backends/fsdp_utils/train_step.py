@@ -1,8 +1,8 @@
 """Forward passes over a shard, and one optimizer step.
 
-Guarantees: the gradient of a step is that of ``sum over all samples of all ranks / denominator``, whatever the number of
-ranks and micro-batches (FSDP averages over ranks, so the loss of a rank is multiplied by their number); every rank runs the
-same number of forward and backward passes.
+Guarantees: a step's gradient is that of ``sum over all samples of all ranks / denominator``, for any number of ranks
+and micro-batches. FSDP averages over ranks, so a rank's loss is multiplied by their number. Every rank runs the same
+number of forward and backward passes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def per_sample_pass(
     device: torch.device,
     forward: Callable[[MicroBatch], Tensor],
 ) -> list[Tensor]:
-    """Return ``[R_i]`` per sample of the shard, on the CPU, of what ``forward`` gives per response row of a micro-batch."""
+    """Return ``forward``'s value per response row as ``[R_i]`` per sample of the shard, on the CPU."""
     training = model.training
     model.eval()
     results: list[Tensor] = [torch.empty(0)] * shard.num_samples

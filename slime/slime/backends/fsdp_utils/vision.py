@@ -1,9 +1,9 @@
-"""A vision-language model on packed or padded samples: where images go, their positions, and one pass through tower and text.
+"""A vision-language model on packed or padded samples: image places, positions, and one pass through tower and text.
 
-Guarantees: an image takes the places of exactly as many placeholder tokens as it has merged patches, directly behind a start
-token, so that a placeholder the policy has written itself stays a token; positions are the model's own of each sample alone
-(three axes, Wang et al., "Qwen2-VL", 2024); a micro-batch without images runs the tower too, on one blank image of weight
-zero, because the tower's shards are gathered by all ranks together.
+Guarantees: an image fills exactly as many placeholder tokens as it has merged patches, directly after a start token, so
+a placeholder that the policy itself sampled stays a token. Positions are the model's own, per sample (three axes, Wang
+et al., "Qwen2-VL", 2024). A micro-batch without images still runs the tower, on one blank image of weight zero, because
+all ranks gather the tower's shards together.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from slime.backends.trainer.rollout_data import Images
 
 
 def has_tower(base: nn.Module) -> bool:
-    """Whether ``base`` is a language model with a vision tower."""
+    """Return whether ``base`` is a language model with a vision tower."""
     return hasattr(base, "visual") and hasattr(base, "language_model")
 
 
 def text_layers(base: Any) -> list[nn.Module]:
-    """The decoder layers of a language model, with or without a tower."""
+    """Return the decoder layers of a language model, with or without a tower."""
     return list(base.language_model.layers if has_tower(base) else base.layers)
 
 
 def tower_blocks(base: Any) -> list[nn.Module]:
-    """The blocks of the vision tower; none without one."""
+    """Return the blocks of the vision tower, if any."""
     return list(base.visual.blocks) if has_tower(base) else []
 
 
 def hidden_states(base: Any, batch: MicroBatch, attention: dict[str, Any]) -> Tensor:
-    """Return the last hidden states of ``batch``, which has ``images``, in the shape of its input with the width appended.
+    """Return the last hidden states of ``batch``, which has ``images``, in its input's shape plus the width.
 
     ``attention`` are the language model's keyword arguments for packed samples.
 
     Raises:
-        ValueError: when the model has no vision tower, or an image has no place among the tokens of its sample.
+        ValueError: the model has no vision tower, or an image has no place in its sample's tokens.
     """
     assert batch.images is not None
     if not has_tower(base):
         raise ValueError(
-            f"a sample has images, and {type(base).__name__} has no vision tower; use a vision-language model"
+            f"a sample has images, but {type(base).__name__} has no vision tower; use a vision-language model"
         )
     kinds = [token_kinds(base.config, *sample) for sample in zip(batch.images.tokens, batch.images.grids, strict=True)]
     features, deep = _features(base, batch.images, batch.input_ids.device)
@@ -62,10 +62,10 @@ def hidden_states(base: Any, batch: MicroBatch, attention: dict[str, Any]) -> Te
 
 
 def token_kinds(config: Any, tokens: Sequence[int], grids: Tensor) -> Tensor:
-    """Return ``[L]``: 1 where a token of the sample stands for a part of an image, 0 elsewhere.
+    """Return ``[L]``: 1 for tokens that are part of an image, 0 for all others.
 
     Raises:
-        ValueError: when the images of ``grids`` are not all found, in their order.
+        ValueError: an image of ``grids`` is missing or out of order.
     """
     merged = config.vision_config.spatial_merge_size**2
     start, part = config.vision_start_token_id, config.image_token_id
@@ -84,7 +84,7 @@ def token_kinds(config: Any, tokens: Sequence[int], grids: Tensor) -> Tensor:
 
 
 def _features(base: Any, images: Images, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Run the tower; return ``[merged patches, H]`` for the embeddings and for each text layer that takes more (DeepStack)."""
+    """Run the tower; return ``[merged patches, H]`` for the embeddings and for each DeepStack text layer."""
     if images.pixels is None:
         vision = base.config.vision_config
         side = vision.spatial_merge_size
@@ -97,7 +97,7 @@ def _features(base: Any, images: Images, device: torch.device) -> tuple[Tensor, 
 
 
 def _positions(base: Any, batch: MicroBatch, kinds: Sequence[Tensor]) -> Tensor:
-    """``[4, 1, T]`` of a pack, the first of the four restarting at every sample by one; ``[3, B, L]`` of padded samples."""
+    """Return ``[4, 1, T]`` for a pack, the first axis restarting at every sample; ``[3, B, L]`` for padded samples."""
     assert batch.images is not None
     samples = []
     for ids, kind, grids in zip(batch.images.tokens, kinds, batch.images.grids, strict=True):
@@ -111,7 +111,7 @@ def _positions(base: Any, batch: MicroBatch, kinds: Sequence[Tensor]) -> Tensor:
 
 
 def _laid_out(batch: MicroBatch, values: Sequence[Tensor]) -> Tensor:
-    """Values of each sample's tokens in the shape of the input, zero where there is no token."""
+    """Return per-token values in the input's shape, zero at padding."""
     result = torch.zeros(batch.input_ids.shape, dtype=torch.int64)
     result.view(-1)[batch.token_rows.cpu()] = torch.cat(list(values))
     return result

@@ -1,10 +1,11 @@
-"""Whole weights under the names of the Hugging Face checkpoint, one tensor at a time, and a LoRA adapter in PEFT's format.
+"""Whole weights under Hugging Face names, one tensor at a time, and a LoRA adapter in PEFT's format.
 
-A weight is cast before it is gathered, which moves half the bytes of float32 shards and gives the same bits, because a cast looks at
-one element at a time. Weights with an adapter are gathered and merged in float32 and cast last: the sum is rounded once.
+A weight is cast before it is gathered. That moves half the bytes of float32 shards and gives the same bits, because a
+cast is elementwise. Weights with an adapter are gathered and merged in float32 and cast last, so the sum is rounded
+once.
 
-Guarantees: the live parameters are not touched (LoRA is merged into a copy of one tensor); a tied LM head appears once, as
-the embedding; every rank sees the same names in the same order, so gathering is safe as a collective.
+Guarantees: the live parameters are not touched (LoRA is merged into a copy of one tensor). A tied LM head appears once,
+as the embedding. Every rank sees the same names in the same order, so gathering is safe as a collective.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Of = Callable[[Tensor], Tensor]
 
 
 def gather(parameter: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the whole tensor of a shard on ``device``, cast to ``dtype`` on the way; collective."""
+    """Return the whole tensor of a shard on ``device``, cast to ``dtype`` before gathering; collective."""
     value = parameter.detach().to(device).to(dtype or parameter.dtype)
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -34,9 +35,9 @@ def gather(parameter: Tensor, device: torch.device, dtype: torch.dtype | None = 
 def full_weights(
     policy: PolicyModel, *, dtype: torch.dtype, device: torch.device, of: Of = torch.Tensor.detach
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` of every weight, LoRA merged, cast to ``dtype``; collective, must be run to its end.
+    """Yield ``(name, tensor)`` of every weight, LoRA merged, cast to ``dtype``; collective, must be exhausted.
 
-    ``of`` says what a parameter's shard holds.
+    ``of`` returns the value of a parameter's shard.
     """
     adapters = lora.lora_layers(policy.hf)
     parameters = dict(policy.hf.named_parameters())
@@ -54,7 +55,7 @@ def full_weights(
 
 
 def adapter_weights(policy: PolicyModel, *, device: torch.device, of: Of = torch.Tensor.detach) -> dict[str, Tensor]:
-    """Return the adapter tensors under PEFT's file names, on the CPU; collective. ``of`` says what a parameter's shard holds."""
+    """Return the adapter tensors under PEFT's file names, on the CPU; collective. ``of`` returns a shard's value."""
     return {
         "base_model.model." + name.replace(f".{lora.ADAPTER}.", "."): gather(of(parameter), device).cpu()
         for name, parameter in policy.hf.named_parameters()

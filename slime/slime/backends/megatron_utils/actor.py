@@ -1,7 +1,7 @@
-"""One rank of the policy with Megatron: owns its part of the model and the optimizer, and a copy of the reference's weights.
+"""One rank of the policy with Megatron: owns its part of model and optimizer, and a copy of the reference's weights.
 
-The reference is a snapshot in host memory that the model takes on for its pass, so it costs no device memory; of a LoRA run it
-is the frozen base.
+The reference is a snapshot in host memory that the model loads for its pass, so it needs no device memory. For a LoRA
+run it is the frozen base.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MegatronTrainActor(MegatronRank, TrainActor):
     def _routing(
         self, data: RolloutShard, step: int | None, is_reference: bool = False
     ) -> AbstractContextManager[Around | None]:
-        """Where the experts of an optimizer step come from, or of a forward pass when ``step`` is None."""
+        """Return the source of experts for an optimizer step, or for a forward pass if ``step`` is None."""
         if self._replay is None:
             return nullcontext()
         if step is None and not (is_reference or self.args.use_rollout_routing_replay):

@@ -1,7 +1,8 @@
-"""The state of the Megatron back end in a checkpoint: Megatron's distributed checkpoint ("torch_dist").
+"""Checkpoint state of the Megatron back end: Megatron's distributed checkpoint ("torch_dist").
 
-Guarantees: weights and optimizer are stored by parameter with their place in the whole tensor, so other numbers of tensor,
-pipeline, context, expert and data parallel ranks can load them; of a LoRA run they are the adapters'; a checkpoint without an optimizer (a converted one) gives weights only.
+Guarantees: weights and optimizer are stored per parameter with their place in the whole tensor, so any number of
+tensor, pipeline, context, expert and data parallel ranks can load them. A LoRA run stores only its adapters. A
+checkpoint without an optimizer (a converted one) restores only weights.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FORMAT = "fully_reshardable"
 
 
 def _metadata() -> dict[str, Any]:
-    """Whole tensors of the optimizer too, so that any other split can read them."""
+    """Return metadata that stores optimizer tensors whole, so that any other split can read them."""
     copies = groups().get_data_parallel_group(with_context_parallel=True)
     return {
         "distrib_optim_sharding_type": _FORMAT,
@@ -48,17 +49,17 @@ def save_state(path: Path, model: Any, optimizer: Any | None, device: torch.devi
 
 
 def _trained(model: Any) -> Any:
-    """What a checkpoint holds of the unwrapped ``model``: all of it, or its adapters."""
+    """Return the part of the unwrapped ``model`` that a checkpoint stores: all of it, or its adapters."""
     adapters = adapters_of(model)
     return model if adapters is None else adapters
 
 
 @contextmanager
 def _results_in_this_process() -> Iterator[None]:
-    """Give Megatron-core a plain queue for what its writers return.
+    """Give Megatron-core a plain queue for its writers' results.
 
-    It would start a process for one, which takes seconds and outlives a rank that is killed; only a save that goes on in the
-    background needs that.
+    By default it starts a process for the queue, which takes seconds and survives a killed rank. Only an asynchronous
+    save needs that.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
@@ -71,17 +72,17 @@ def _results_in_this_process() -> Iterator[None]:
 
 
 def load_state(folder: Path, model: Any, optimizer: Any | None, device: torch.device) -> dict[str, Any]:
-    """Load the checkpoint ``folder`` into the unwrapped ``model`` and ``optimizer`` and return its meta; collective.
+    """Load checkpoint ``folder`` into the unwrapped ``model`` and ``optimizer``; return its metadata; collective.
 
     Raises:
-        CheckpointError: when another back end wrote it, or it holds adapters and the model has none, or the reverse.
+        CheckpointError: another back end wrote it, or only one of checkpoint and model has adapters.
     """
     meta = read_meta(folder)
     if meta.get("backend") != BACKEND:
         other = (
-            "begin a new critic with --critic-load of a Hugging Face folder"
+            "start a new critic from a Hugging Face folder with --critic-load"
             if meta.get("role") == "critic"
-            else "make a Hugging Face folder of it with slime/tools/convert_fsdp_to_hf.py"
+            else "convert it to a Hugging Face folder with slime/tools/convert_fsdp_to_hf.py"
         )
         raise CheckpointError(f"{folder} was not written by Megatron: use --train-backend fsdp, or {other}")
     if meta["lora"] != (adapters_of(model) is not None):
@@ -119,31 +120,31 @@ def load_state(folder: Path, model: Any, optimizer: Any | None, device: torch.de
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """The distributed optimizers inside: one, or with expert parallel ranks one for the experts besides."""
+    """Return the inner distributed optimizers: one, plus one for the experts with expert parallelism."""
     return getattr(optimizer, "chained_optimizers", [optimizer])
 
 
 def _saved_groups(state: dict[Any, Any]) -> list[dict[str, Any]]:
-    """The parameter groups of a checkpoint's optimizer, which was one part, or several by number."""
+    """Return the parameter groups of a checkpoint's optimizer, stored as one part or as several by number."""
     parts = [state, *(part for part in state.values() if isinstance(part, dict))]
     return [group for part in parts for group in part.get("optimizer", {}).get("param_groups", [])]
 
 
 def _as_saved(group: dict[str, Any], saved: list[dict[str, Any]]) -> dict[str, Any]:
-    """The saved group like ``group``; whether it was one of experts on ranks of their own does not matter."""
+    """Return the saved group that matches ``group``, whether or not its experts had their own ranks."""
     like = next(other for other in saved if other.get("wd_mult") == group.get("wd_mult"))
     return {**like, "is_expert_parallel": group["is_expert_parallel"]}
 
 
 def _torch_adams(optimizer: Any) -> list[Any]:
-    """The distributed optimizers inside that use torch's AdamW, as they do without Transformer Engine."""
+    """Return the inner distributed optimizers that use torch's AdamW, as without Transformer Engine."""
     return [part for part in _parts(optimizer) if isinstance(part.optimizer, torch.optim.AdamW)]
 
 
 def _start_moments(optimizer: Any) -> None:
-    """Give optimizers without a step the state that their first one starts from: a policy that waits for its critic has taken none.
+    """Create the initial state of optimizers that took no step, such as a policy waiting for its critic.
 
-    Transformer Engine's has a function of Megatron-core for that, which knows no steps and so is not for torch's AdamW.
+    Megatron-core's function for Transformer Engine sets no step counts, so it does not work for torch's AdamW.
     """
     for part in _parts(optimizer):
         if isinstance(part.optimizer, torch.optim.AdamW):
@@ -160,9 +161,9 @@ def _start_torch_adam(optimizer: torch.optim.AdamW) -> None:
 
 
 def _prepare_torch_adam(optimizer: Any) -> None:
-    """Make ready to load: AdamW has the state of its first step, and Megatron, which looks for a step per parameter, finds it.
+    """Prepare AdamW for loading: create its initial state and provide the step per parameter that Megatron expects.
 
-    Megatron-core 0.16.1 stores the step with the parameter groups and forgets it when it loads tensor by tensor.
+    Megatron-core 0.16.1 stores the step with the parameter groups and loses it when it loads tensor by tensor.
     """
     for part in _torch_adams(optimizer):
         _start_torch_adam(part.optimizer)
@@ -179,7 +180,7 @@ def _prepare_torch_adam(optimizer: Any) -> None:
 
 
 def _own_steps(optimizer: Any) -> None:
-    """Megatron gives all parameters one step tensor, which AdamW would count up once per parameter: a copy for each."""
+    """Give each parameter its own step tensor; AdamW would increment Megatron's shared one once per parameter."""
     for part in _torch_adams(optimizer):
         for state in part.optimizer.state.values():
             state["step"] = state["step"].clone()

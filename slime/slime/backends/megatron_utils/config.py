@@ -1,7 +1,7 @@
-"""From a checkpoint's ``config.json`` and the arguments to Megatron's ``TransformerConfig``.
+"""Build Megatron's ``TransformerConfig`` from a checkpoint's ``config.json`` and the arguments.
 
-The arguments of the model's shape have been checked against the checkpoint before (``slime.arguments.model_shape``), so the
-checkpoint is what is read here.
+``slime.arguments.model_shape`` has already checked the model-shape flags against the checkpoint, so only the checkpoint
+is read here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 
 @dataclass(frozen=True)
 class Shape:
-    """What conversion needs to know of a model.
+    """Model dimensions that weight conversion needs.
 
     Attributes:
         heads: query heads.
@@ -49,10 +49,10 @@ class Shape:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Return ``config.json`` of a checkpoint that Megatron's model can be built from.
+    """Return ``config.json`` of a checkpoint that Megatron can train.
 
     Raises:
-        ConfigurationError: for another kind of model.
+        ConfigurationError: Megatron cannot train this kind of model here.
     """
     config = json.loads((Path(path) / "config.json").read_text())
     kind = config.get("model_type")
@@ -61,12 +61,14 @@ def read_config(path: str | Path) -> dict[str, Any]:
             f"{path}: --train-backend megatron trains {', '.join(MODEL_TYPES)}, not {kind}; use --train-backend fsdp"
         )
     if config.get("use_sliding_window"):
-        raise ConfigurationError(f"{path}: sliding windows are not offered with megatron; use --train-backend fsdp")
+        raise ConfigurationError(f"{path}: sliding windows are not supported with megatron; use --train-backend fsdp")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ConfigurationError(f"{path}: scaled RoPE is not offered with megatron; use --train-backend fsdp")
+        raise ConfigurationError(f"{path}: scaled RoPE is not supported with megatron; use --train-backend fsdp")
     if kind == "qwen3_moe" and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
-        raise ConfigurationError(f"{path}: mixed dense and expert layers are not offered with --train-backend megatron")
+        raise ConfigurationError(
+            f"{path}: mixed dense and expert layers are not supported with --train-backend megatron; use a model whose layers are all alike"
+        )
     return config
 
 
@@ -87,17 +89,17 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 
 def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
-    """Rows of the embedding in Megatron: a multiple of the tensor-parallel size; added rows are zero and never predicted."""
+    """Return Megatron's embedding rows, a multiple of the tensor-parallel size; added rows are zero and never predicted."""
     return -(-vocab_size // tensor_parallel) * tensor_parallel
 
 
 def rope_theta(config: dict[str, Any]) -> float:
-    """Base of the rotary frequencies."""
+    """Return the base of the rotary frequencies."""
     return config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta", 10000.0)
 
 
 def transformer_config(args: Arguments, config: dict[str, Any], dtype: torch.dtype | None = None) -> TransformerConfig:
-    """Return Megatron's configuration; ``dtype`` of the weights is that of ``--train-dtype`` if not given."""
+    """Return Megatron's configuration; ``dtype`` of the weights defaults to ``--train-dtype``."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     shape = shape_of(config)
@@ -130,13 +132,13 @@ def transformer_config(args: Arguments, config: dict[str, Any], dtype: torch.dty
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
-        # The one that sends each token to its expert only needs CUDA streams; on a CPU every rank gets the tokens of all.
+        # The "alltoall" dispatcher needs CUDA streams; on a CPU every rank gathers all tokens.
         "moe_token_dispatcher_type": "alltoall" if cuda or not shape.experts else "allgather",
         "use_cpu_initialization": not cuda,
         "recompute_granularity": args.recompute_granularity,
         "recompute_method": args.recompute_method,
         "recompute_num_layers": args.recompute_num_layers,
-        # Fused kernels are Transformer Engine's or Apex'.
+        # Fused kernels need Transformer Engine or Apex.
         "gradient_accumulation_fusion": False,
         "bias_activation_fusion": engine,
         "bias_dropout_fusion": engine,
@@ -150,7 +152,7 @@ def transformer_config(args: Arguments, config: dict[str, Any], dtype: torch.dty
             "num_moe_experts": shape.experts,
             "moe_ffn_hidden_size": config["moe_intermediate_size"],
             "moe_router_topk": config["num_experts_per_tok"],
-            # Softmax over the chosen experts is the softmax over all, divided by its sum over the chosen.
+            # Softmax over the chosen experts equals the softmax over all, divided by its sum over the chosen.
             "moe_router_pre_softmax": not config.get("norm_topk_prob", False),
             "moe_router_load_balancing_type": "none",
             "moe_router_dtype": "fp32",
@@ -161,6 +163,6 @@ def transformer_config(args: Arguments, config: dict[str, Any], dtype: torch.dty
 
         values["attention_backend"] = AttnBackend[args.attention_backend]
     result = TransformerConfig(**values)
-    # Set afterwards: the constructor refuses it with "allgather", whose ranks our schedule gives equal lengths.
+    # Set after construction, which refuses it with "allgather"; our schedule gives the ranks equal lengths.
     result.variable_seq_lengths = args.pipeline_model_parallel_size > 1
     return result

@@ -1,6 +1,6 @@
-"""What one rank of a context-parallel group holds of a pack, and how the ranks' parts become whole again.
+"""Split a pack over a context-parallel group, and join the ranks' parts again.
 
-The layout is that of `slime.logprobs.context_parallel`. Pure functions, but for :func:`whole_responses`.
+The layout is that of `slime.logprobs.context_parallel`. All functions except :func:`whole_responses` are pure.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from slime.utils.vocab_parallel import megatron_state
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank holds of a micro-batch.
+    """One rank's part of a micro-batch.
 
     Attributes:
         input_ids: ``[1, T]``, padding is token 0.
-        position_ids: ``[1, T]`` in the whole sample.
-        padded_lengths: of the whole samples, over all ranks of the group.
+        position_ids: ``[1, T]`` positions in the whole sample.
+        padded_lengths: lengths of the whole samples, over all ranks of the group.
         rows: ``[M]`` positions in ``input_ids`` whose output predicts a response token.
-        owned: ``[M]`` which of the micro-batch's response tokens these are.
+        owned: ``[M]`` indices of these response tokens in the micro-batch.
     """
 
     input_ids: Tensor
@@ -40,7 +40,7 @@ class Share:
 
 
 def share_of(batch: MicroBatch, rank: int, ranks: int) -> Share:
-    """Return the part of the packed ``batch`` that ``rank`` of ``ranks`` holds."""
+    """Return the part of the packed ``batch`` on ``rank`` of ``ranks``."""
     assert batch.position_ids is not None
     device = batch.input_ids.device
     if ranks == 1:
@@ -68,7 +68,7 @@ def share_of(batch: MicroBatch, rank: int, ranks: int) -> Share:
 
 
 def joined_chunks(parts: Tensor) -> Tensor:
-    """Return the whole sample ``[2 n c, ...]`` from what each of ``n`` ranks holds of it, ``[n, 2 c, ...]``."""
+    """Return the whole sample ``[2 n c, ...]`` from the parts of ``n`` ranks, ``[n, 2 c, ...]``."""
     if len(parts) == 1:
         return parts[0]
     first, mirrored = parts.chunk(2, dim=1)
@@ -78,8 +78,8 @@ def joined_chunks(parts: Tensor) -> Tensor:
 def whole_responses(values: Tensor, owned: Tensor, count: int) -> Tensor:
     """Return ``[count]`` values from the ``[M]`` that each rank of the context-parallel group owns; collective.
 
-    The gradient is that of this rank's own values, so the gradients of a loss that every rank computes alike add up over
-    the ranks to the gradient of the loss.
+    The gradient is that of this rank's own values. If every rank computes the same loss, the ranks' gradients therefore
+    add up to the loss's gradient.
     """
     state = megatron_state()
     if state is None or state.get_context_parallel_world_size() == 1:
@@ -92,7 +92,7 @@ def whole_responses(values: Tensor, owned: Tensor, count: int) -> Tensor:
 def own_part(batch: TrainBatch, rank: int, ranks: int) -> TrainBatch:
     """Return the batch of a custom loss with this rank's part of every per-token list, of ``tokens`` and ``full_loss_masks``.
 
-    The mask sums stay those of whole samples, so that what the ranks' losses reduce to adds up to the whole loss.
+    The mask sums stay those of whole samples, so the ranks' reduced losses add up to the whole loss.
     """
     if ranks == 1:
         return batch

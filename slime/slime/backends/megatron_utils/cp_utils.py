@@ -1,7 +1,7 @@
-"""Context parallelism under the names that custom losses import: slice a response, gather it, reduce it.
+"""Context parallelism under the names that custom losses import: slice, gather and reduce a response.
 
-A rank has the response tokens that its positions predict (`slime.logprobs.context_parallel`); with one rank that is the whole response.
-Guarantee: `slice_log_prob_with_cp` and `all_gather_with_cp` are each other's inverse on every rank.
+A rank has the response tokens that its positions predict (`slime.logprobs.context_parallel`); a single rank has the
+whole response. Guarantee: `slice_log_prob_with_cp` and `all_gather_with_cp` are inverse on every rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def slice_log_prob_with_cp(log_prob: Values, total_length: int, response_length:
         response_length: R.
 
     Raises:
-        ValueError: when there are not R values.
+        ValueError: there are not R values.
     """
     if len(log_prob) != response_length:
         raise ValueError(f"got {len(log_prob)} values for a response of {response_length} tokens")
@@ -46,8 +46,8 @@ def slice_log_prob_with_cp(log_prob: Values, total_length: int, response_length:
 def all_gather_with_cp(tensor: Tensor, total_length: int, response_length: int) -> Tensor:
     """Return ``[R, ...]`` from the parts of all ranks; collective, forward and backward.
 
-    A part's gradient is the sum of what the losses of all ranks give it, because the losses of the ranks add up. So every
-    rank has to use the result in its loss, if only times zero.
+    A part's gradient sums over all ranks' losses, because these losses add up. So every
+    rank must use the result in its loss, if only times zero.
 
     Args:
         tensor: this rank's part, see `slice_log_prob_with_cp`.
@@ -55,7 +55,7 @@ def all_gather_with_cp(tensor: Tensor, total_length: int, response_length: int) 
         response_length: R.
 
     Raises:
-        ValueError: when this rank's part has another length.
+        ValueError: this rank's part has another length.
     """
     rank, ranks = own_place()
     owned = predicting_rows(total_length, response_length, rank, ranks)[1].to(tensor.device)
@@ -74,18 +74,18 @@ def get_sum_of_sample_mean(
     sample_denoms: Sequence[float] | None = None,
     calculate_per_token_loss: bool = False,
 ) -> Callable[[Tensor], Tensor]:
-    """Return the reducer that custom losses get: of this rank's values of all samples, what adds up over the ranks.
+    """Return the reducer for custom losses: it maps this rank's values to a number that adds up over ranks.
 
     Args:
         total_lengths: tokens of prompt and response of each sample.
         response_lengths: tokens of the response of each sample.
-        loss_masks: of each sample, of the whole response or of this rank's part, as the batch of a custom loss has them.
-        sample_denoms: what each sample's sum is divided by, but at least 1; default: the sum of its whole mask. With parts
+        loss_masks: mask of each sample, for the whole response or for this rank's part, as in a custom loss's batch.
+        sample_denoms: divisor of each sample's sum, at least 1; default: the sum of its whole mask. With parts
             and without ``sample_denoms`` the call is collective.
-        calculate_per_token_loss: sum over tokens instead of over samples' means.
+        calculate_per_token_loss: sum over tokens instead of over sample means.
 
     Raises:
-        ValueError: when a mask fits neither the response nor this rank's part of it.
+        ValueError: a mask matches neither the response nor this rank's part of it.
     """
     rank, ranks = own_place()
     masks = []
@@ -104,5 +104,5 @@ def get_sum_of_sample_mean(
 
 
 def _group() -> dist.ProcessGroup:
-    """Return the context-parallel group of a process that has more than one rank in it."""
+    """Return the context-parallel group, which has more than one rank."""
     return megatron_state().get_context_parallel_group()

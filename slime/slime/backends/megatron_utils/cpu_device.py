@@ -1,8 +1,8 @@
 """Megatron-core on a machine without CUDA.
 
-Megatron-core names the device "cuda" where it means "the device of the model": in tensors it makes itself, in
-``torch.cuda.current_device()`` and in checks of a tensor's type. Guarantee: inside :func:`model_device` on a CPU those names
-mean the CPU, and outside nothing of torch is changed but two functions of ``torch.cuda`` that have no meaning there.
+Megatron-core writes "cuda" for "the model's device": in tensors that it creates, in ``torch.cuda.current_device()`` and
+in checks of a tensor's type. Guarantee: inside :func:`model_device` on a CPU those names mean the CPU. Outside, only
+two ``torch.cuda`` functions, which have no meaning there, are changed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 
 def use_cpu() -> None:
-    """Let this process run Megatron-core on the CPU: its current device, and random states that are torch's own.
+    """Let this process run Megatron-core on the CPU: patch the current device and the random states.
 
-    Nothing here draws numbers on a CUDA device, so its random state, which recomputation keeps, is empty.
+    Nothing draws random numbers on a CUDA device here, so the CUDA state that recomputation saves is empty.
     """
     from megatron.core.tensor_parallel import random
 
@@ -44,5 +44,5 @@ def use_cpu() -> None:
 
 
 def model_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return the context to call Megatron-core in."""
+    """Return the context manager in which to call Megatron-core."""
     return contextlib.nullcontext() if device.type == "cuda" else _CudaMeansCpu()

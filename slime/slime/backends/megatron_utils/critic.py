@@ -1,9 +1,10 @@
-"""The critic: Megatron's model with a linear head that gives one number per token in the place of its output layer.
+"""The critic: Megatron's model with a linear head, one number per token, instead of its output layer.
 
-Guarantees: as of every critic, a value is read where the policy reads the token's probability, a new head starts at zero and
-computes in float32. Its weights have the dtype of the model's, because Megatron-core 0.16.1 cannot store an optimizer whose groups mix
-dtypes (the optimizer's own copy is float32), and are whole on every rank of the last pipeline stage. Tensor-parallel ranks
-compute the values alike, so their gradients are equal; those of context-parallel ranks add up.
+Guarantees, as for every critic: a value is read where the policy reads the token's probability, and a new head starts
+at zero and computes in float32. The head's weights have the model's dtype, because Megatron-core 0.16.1 cannot store an
+optimizer with mixed dtypes (the optimizer's own copy is float32), and are whole on every rank of the last pipeline
+stage. Tensor-parallel ranks compute the same values, so their gradients are equal; those of context-parallel ranks add
+up.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def build_critic(args: Arguments, path: str, *, device: torch.device) -> tuple[A
 
 
 def values_of(model: Any, hidden: Tensor, batch: MicroBatch) -> Tensor:
-    """Return the values ``[N]`` float32 of the response rows of ``batch``, on every rank of the last stage the same.
+    """Return the float32 values ``[N]`` of ``batch``'s response rows, equal on every rank of the last stage.
 
-    ``hidden`` ``[T, 1, H]`` is what the unwrapped ``model`` returned; with sequence parallelism this rank's part.
+    ``hidden`` ``[T, 1, H]`` is the unwrapped ``model``'s output; with sequence parallelism, this rank's part.
     """
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 

@@ -1,8 +1,8 @@
-"""What one router asks for its experts: its own choice, its own choice recorded, or experts that were recorded before.
+"""How one router chooses experts: freely, freely and recorded, or as recorded before.
 
-Guarantees: the values given to the router are its own scores of the experts, with their gradient; a layer that is computed
-again in a backward pass gets the experts of its own micro-batch; while experts are replayed nothing else is ever given,
-except to tokens that have none. A record that nobody asks for, or that runs out, is an error.
+Guarantees: the scores used are always the router's own, with their gradient. A layer recomputed in a backward pass gets
+the experts of its own micro-batch. During replay no other experts are used, except for tokens without a record. A
+record that is not used, or that runs out, is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime.utils.types import OWN_CHOICE
 
 
 class Mode(Enum):
-    """What a router does: chooses; chooses and keeps it; replays; replays with a backward pass that may compute it again."""
+    """What a router does: choose; choose and record; replay; replay with possible recomputation in the backward pass."""
 
     CHOOSE = "choose"
     RECORD = "record"
@@ -27,7 +27,7 @@ class Mode(Enum):
 
 
 class ExpertChoice:
-    """Stands where Megatron's router has its own ``RouterReplay``, which does not tell micro-batches from recomputation.
+    """Replacement for Megatron's ``RouterReplay``, which cannot tell micro-batches from recomputation.
 
     Call :meth:`start`, then for each micro-batch :meth:`begin_forward` and :meth:`end_forward`, and :meth:`finish`.
     """
@@ -36,18 +36,18 @@ class ExpertChoice:
         self.start(Mode.CHOOSE)
 
     def start(self, mode: Mode) -> None:
-        """Work in ``mode`` from now on, and forget everything before."""
+        """Switch to ``mode`` and forget all records."""
         self.mode = mode
         self._recorded: Tensor | None = None
         self._had: Tensor | None = None
         self._to_repeat: deque[Tensor] = deque()
 
     def begin_forward(self, recorded: Tensor | None = None) -> None:
-        """Begin the forward pass of a micro-batch; ``recorded`` ``[n, K]`` to replay, `OWN_CHOICE` where a token has none."""
+        """Begin a micro-batch's forward pass; replay ``recorded`` ``[n, K]``, with `OWN_CHOICE` for tokens without one."""
         self._recorded, self._had = recorded, None
 
     def end_forward(self) -> Tensor:
-        """End it, and return the experts ``[n, K]`` that the router had or was given; raises RuntimeError when it did not run."""
+        """End it and return the experts ``[n, K]`` that the router used; raise RuntimeError if it did not run."""
         had, self._recorded, self._had = self._had, None, None
         if had is None:
             raise RuntimeError(
@@ -56,7 +56,7 @@ class ExpertChoice:
         return had
 
     def finish(self) -> None:
-        """Raise RuntimeError when a layer that was to be computed again was not."""
+        """Raise RuntimeError if an expected recomputation of a layer did not happen."""
         if self._to_repeat:
             raise RuntimeError(
                 f"a router did not run again for {len(self._to_repeat)} micro-batches that were recomputed"
@@ -70,10 +70,10 @@ class ExpertChoice:
         group_topk: int | None = None,
         default_compute_topk: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return scores and numbers ``[n, K]`` of the experts, given the ``scores`` ``[n, E]`` of all; Megatron calls it.
+        """Return scores and indices ``[n, K]`` of the experts, from all ``scores`` ``[n, E]``; Megatron calls it.
 
         Raises:
-            RuntimeError: when no experts are recorded for these tokens.
+            RuntimeError: no experts are recorded for these tokens.
         """
         if self.mode in (Mode.CHOOSE, Mode.RECORD):
             values, chosen = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
@@ -88,13 +88,13 @@ class ExpertChoice:
         return scores.gather(1, experts), experts
 
     def _due(self) -> Tensor:
-        """Of the micro-batch that runs; outside of forward passes of the oldest that ran without gradients, computed again.
+        """Return the running micro-batch's experts; outside a forward pass, those of the oldest one to recompute.
 
-        Megatron runs a layer that it will compute again without gradients first, and micro-batches backward in order.
+        Megatron first runs a layer to be recomputed without gradients, and runs backward passes in micro-batch order.
         """
         if self._recorded is None:
             if not self._to_repeat:
-                raise RuntimeError("a router runs outside of the micro-batches whose experts are recorded")
+                raise RuntimeError("a router runs outside the micro-batches whose experts are recorded")
             return self._to_repeat.popleft()
         self._had = self._recorded
         if self.mode is Mode.REPLAY_AND_REPEAT and not torch.is_grad_enabled():

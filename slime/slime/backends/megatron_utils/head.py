@@ -1,9 +1,9 @@
-"""From final hidden states to log probabilities or logits, over a vocabulary that tensor-parallel ranks split.
+"""From final hidden states to log probabilities or logits, over a vocabulary split over tensor-parallel ranks.
 
-Context-parallel ranks each compute the rows that they hold, and exchange log probabilities, never logits.
+Context-parallel ranks each compute their own rows, and exchange log probabilities, never logits.
 
-Guarantees: the gradient that reaches the hidden states is the sum over the ranks' columns; rows that pad the vocabulary get
-no probability and no gradient; no more logits exist at a time than a chunk of positions has, unless logits are asked for.
+Guarantees: the gradient of the hidden states is the sum over the ranks' columns. Rows that pad the vocabulary get no
+probability and no gradient. At most one chunk of positions has logits at a time, unless the caller requests logits.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from slime.logprobs.context_parallel import own_place
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.vocab_parallel import tensor_parallel_group
 
-# Logit of a row that no token has: its probability is exactly 0 in float32.
+# Logit of a padding row: its probability is exactly 0 in float32.
 _NEVER = -1e9
 
 
 class Head:
-    """The LM head of one forward pass of the last pipeline stage; called as every back end's model is."""
+    """The LM head of one forward pass of the last pipeline stage; called like every back end's model."""
 
     def __init__(self, model: Any, hidden: Tensor, vocab_size: int) -> None:
-        """``hidden`` ``[T, 1, H]`` is what the unwrapped ``model`` returned; with sequence parallelism this rank's part."""
+        """``hidden`` ``[T, 1, H]`` is the unwrapped ``model``'s output; with sequence parallelism, this rank's part."""
         from megatron.core import tensor_parallel
 
         shared = model.share_embeddings_and_output_weights
@@ -42,7 +42,7 @@ class Head:
         self._hidden = hidden.squeeze(1)
 
     def _logits(self, rows: Tensor) -> Tensor:
-        """``[n, H]`` to this rank's ``[n, V/size]``."""
+        """Return this rank's logits ``[n, V/size]`` of ``rows`` ``[n, H]``."""
         logits = torch.nn.functional.linear(rows.to(self._weight.dtype), self._weight)
         width = self._weight.size(0)
         first = self._group.rank() * width if self._group is not None else 0
@@ -61,10 +61,10 @@ class Head:
         want_logits: bool = False,
         of_rows: Callable[[ResponseRows], Any] | None = None,
     ) -> Any:
-        """Return log probabilities and entropies ``[N]`` of the response rows, logits ``[1, T, V/size]`` float32, or what ``of_rows`` gives.
+        """Return log probabilities and entropies ``[N]`` of response rows, float32 logits, or ``of_rows``' result.
 
-        The logits are of all tokens that this rank holds, sample after sample (with context parallelism its two pieces of
-        each, padded), not divided by the temperature, and this rank's columns. ``of_rows`` gets the rows that this rank holds.
+        The logits ``[1, T, V/size]`` cover this rank's tokens and columns, sample after sample, without the
+        temperature. With context parallelism a sample has two padded pieces. ``of_rows`` gets this rank's rows.
         """
         share = share_of(batch, *own_place())
         if want_logits:

@@ -1,7 +1,7 @@
-"""Weights of a Hugging Face folder into this rank's part of Megatron's model.
+"""Load the weights of a Hugging Face folder into this rank's part of Megatron's model.
 
-Guarantee: every parameter gets its value or loading fails with the name that is missing; a rank maps the files and reads the
-tensors of its own stage only.
+Guarantee: every parameter gets its value, or loading fails with the missing name. A rank maps the files and reads only
+its own stage's tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class HfTensors:
-    """The tensors of a folder by name, read when asked for."""
+    """The tensors of a folder by name, read on demand."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import safe_open
@@ -67,12 +67,12 @@ def load_hf_weights(model: Any, folder: Path, shape: Shape) -> None:
 
 
 def first_layer(model: Any) -> int:
-    """Number of the first layer of this stage in the whole model."""
+    """Return the index of this stage's first layer in the whole model."""
     return model.decoder.layers[0].layer_number - 1
 
 
 def first_expert(shape: Shape) -> int:
-    """Number of this rank's first expert."""
+    """Return the index of this rank's first expert."""
     if not shape.experts:
         return 0
     return groups().get_expert_model_parallel_rank() * (

@@ -1,7 +1,7 @@
-"""Layers of plain torch for Megatron's model where Transformer Engine is not used: norm and packed attention.
+"""Plain torch layers for Megatron's model without Transformer Engine: norm and packed attention.
 
-With Megatron's own column and row parallel linears they give a model that runs on any device, takes packed sequences, and
-knows sequence parallelism.
+Combined with Megatron's own column and row parallel linears they give a model that runs on any device, takes packed
+sequences, and supports sequence parallelism.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PackedAttention(nn.Module):
         return torch.cat(outputs).flatten(1)
 
     def _sample(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """``[t, H, D]`` of the queries that this rank holds of a sample whose keys and values are whole."""
+        """Return attention ``[t, H, D]`` for this rank's queries of a sample with whole keys and values."""
         if len(query) == len(key):
             return self._attend(query, key, value, mask=None)
         rank, ranks = groups().get_context_parallel_rank(), groups().get_context_parallel_world_size()
@@ -69,7 +69,7 @@ class PackedAttention(nn.Module):
         return torch.cat(outputs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None) -> Tensor:
-        """Attention where ``mask`` ``[t, s]`` allows it; without one causal."""
+        """Return attention under ``mask`` ``[t, s]``, or causal attention without one."""
         key, value = (tensor.repeat_interleave(self.repeats, dim=1) for tensor in (key, value))
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
         found = nn.functional.scaled_dot_product_attention(
@@ -79,7 +79,7 @@ class PackedAttention(nn.Module):
 
 
 def _of_all_ranks(held: Tensor, ranks: int) -> Tensor:
-    """``[n, T, ...]`` of the ``n`` context-parallel ranks' ``[T, ...]``; gradients are summed back to where they belong."""
+    """Gather ``[n, T, ...]`` from the ``n`` context-parallel ranks; the backward pass sums gradients per owner."""
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
     if ranks == 1:
@@ -89,13 +89,13 @@ def _of_all_ranks(held: Tensor, ranks: int) -> Tensor:
 
 
 def local_layer_spec(config: Any) -> Any:
-    """Return the specification of a decoder layer made of these and Megatron's parallel linears."""
+    """Return a decoder layer specification of these layers and Megatron's parallel linears."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
     if config.num_moe_experts:
         from megatron.core.transformer.moe import moe_utils
 
-        # Megatron-core 0.16.1 asks for this name, which it defines with Transformer Engine only.
+        # Megatron-core 0.16.1 reads this name, but defines it only with Transformer Engine.
         if not hasattr(moe_utils, "te_general_gemm"):
             setattr(moe_utils, "te_general_gemm", None)  # noqa: B010  a name that the module does not declare
     spec = get_gpt_layer_local_spec(

@@ -1,11 +1,12 @@
-"""LoRA beside Megatron's parallel linears (plain torch): adapters under the names of the Hugging Face modules.
+"""LoRA on Megatron's parallel linears (plain torch), with adapters named after the Hugging Face modules.
 
-``y = W x + alpha / r * B A x`` (Hu et al. 2021), A and B in float32, W frozen. A linear that is made of several Hugging Face
-modules has an A and a B for each. Tensor-parallel ranks split of an adapter what they split of its linear: a column parallel
-linear (query, key and value; gate and up) the rows of B, a row parallel one (output, down) the columns of A; the other half
-is whole on every rank. Between the two the hidden values ``A x`` are exchanged: r numbers a token.
-Guarantees: ranks begin with the same adapter, whatever their number; the base is never changed; what is whole on every rank
-has the same gradient there, or, with sequence parallelism, one that Megatron sums (``sequence_parallel``).
+``y = W x + alpha / r * B A x`` (Hu et al. 2021), with A and B in float32 and W frozen. A linear that combines several
+Hugging Face modules has an A and a B for each. Tensor-parallel ranks split an adapter like its linear: a column
+parallel one (query, key and value; gate and up) splits the rows of B, a row parallel one (output, down) the columns of
+A. The other half is whole on every rank. Ranks exchange the hidden values ``A x``: r numbers per token.
+
+Guarantees: any number of ranks starts with the same adapter. The base never changes. A part that is whole on every rank
+has the same gradient there or, with sequence parallelism, one that Megatron sums (``sequence_parallel``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from slime.backends.megatron_utils.parallel import groups
 from slime.backends.trainer.lora import target_modules
 from slime.exceptions import ConfigurationError
 
-# The Hugging Face modules that a linear of a layer is made of, in the order of its outputs.
+# The Hugging Face modules that make up a linear, in output order.
 _COLUMN = {
     "self_attention.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.linear_fc1": ("mlp.gate_proj", "mlp.up_proj"),
@@ -38,7 +39,7 @@ class LinearLora(nn.Module):
     """The adapters of one Megatron linear.
 
     Attributes:
-        prefix: what precedes a module's name in the Hugging Face checkpoint.
+        prefix: prefix of a module's name in the Hugging Face checkpoint.
         targets: the Hugging Face modules with an adapter.
         is_row: whether the linear is row parallel.
         scale: ``alpha / r``.
@@ -81,7 +82,7 @@ class LinearLora(nn.Module):
         return self.lora_A[key], self.lora_B[key]
 
     def _begin(self, seed: int, name: str) -> None:
-        """PEFT's beginning: A uniform as a linear layer's weight, B zero."""
+        """Initialise as PEFT does: A uniform like a linear layer's weight, B zero."""
         rank, inner = self.pair(name)[0].shape
         whole = inner * (groups().get_tensor_model_parallel_world_size() if self.is_row else 1)
         generator = torch.Generator().manual_seed(seed + zlib.crc32(f"{self.prefix}{name}".encode()))
@@ -91,7 +92,7 @@ class LinearLora(nn.Module):
 
     @torch.no_grad()
     def put(self, name: str, lora_a: Tensor, lora_b: Tensor | None) -> None:
-        """Give the adapter of ``name`` these whole values, of which a rank keeps its part; B stays if it is None."""
+        """Set this rank's part of the adapter ``name`` from whole values; None leaves B unchanged."""
         rank, size = groups().get_tensor_model_parallel_rank(), groups().get_tensor_model_parallel_world_size()
         own_a, own_b = self.pair(name)
         own_a.copy_(lora_a.chunk(size, dim=1)[rank] if self.is_row else lora_a)
@@ -99,7 +100,7 @@ class LinearLora(nn.Module):
             own_b.copy_(lora_b if self.is_row else lora_b.chunk(size)[rank])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what to add to the linear's output for its input ``x``, both as the linear has them on this rank."""
+        """Return the addition to this rank's output of the linear for this rank's input ``x``."""
         from megatron.core import tensor_parallel as tp
 
         pairs = {name: self.pair(name) for name in self.targets}
@@ -122,7 +123,7 @@ class LinearLora(nn.Module):
         return self.scale * torch.cat(grouped, dim=-1).flatten(-2)
 
     def sharded_state_dict(self, prefix: str, metadata: dict[str, Any]) -> dict[str, Any]:
-        """The adapters as Megatron's checkpoints take them."""
+        """Return the adapters in the form of Megatron's checkpoints."""
         from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
         state = self.state_dict(keep_vars=True)
@@ -142,16 +143,16 @@ def _reduce(values: Tensor) -> Tensor:
 
 
 class Adapters(nn.ModuleDict):
-    """All adapters of a pipeline stage, by Megatron's name of the linear with the number of its layer in the whole model."""
+    """All adapters of a pipeline stage, by Megatron's name of the linear with the whole model's layer index."""
 
     def linears(self) -> Iterator[LinearLora]:
-        """The adapters of each linear, layer after layer."""
+        """Yield the adapters of each linear, layer by layer."""
         for linear in self.values():
             assert isinstance(linear, LinearLora)
             yield linear
 
     def sharded_state_dict(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        """All of them as Megatron's checkpoints take them."""
+        """Return all adapters in the form of Megatron's checkpoints."""
         parts = [
             linear.sharded_state_dict(f"{name}.", metadata) for name, linear in zip(self, self.linears(), strict=True)
         ]
@@ -159,10 +160,10 @@ class Adapters(nn.ModuleDict):
 
 
 def add_adapters(args: Arguments, model: Any, shape: Shape) -> None:
-    """Freeze the unwrapped ``model`` of this stage and give it ``adapters``, which add to what its linears return.
+    """Freeze the unwrapped stage ``model`` and give it ``adapters`` that add to its linears' outputs.
 
     Raises:
-        ConfigurationError: for a model whose linears are not Megatron's own.
+        ConfigurationError: the model's linears are not Megatron's own.
     """
     model.requires_grad_(False)
     adapters = Adapters()
@@ -174,19 +175,19 @@ def add_adapters(args: Arguments, model: Any, shape: Shape) -> None:
                 adapters[f"{number}_{name.replace('.', '_')}"] = lora
                 linear.register_forward_hook(_adding(lora))
     model.adapters = adapters
-    if model.pre_process:  # recomputation needs an input with a gradient, which a frozen embedding does not give
+    if model.pre_process:  # recomputation needs an input that requires a gradient, but the embedding is frozen
         model.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())
 
 
 def _own_linear(layer: nn.Module, name: str) -> Any:
-    """The linear ``name`` of ``layer``. One with a norm inside, as Transformer Engine has, would show an adapter what precedes the norm."""
+    """Return linear ``name``; refuse Transformer Engine's, whose fused norm would give an adapter the unnormed input."""
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
     linear = layer.get_submodule(name)
     if not isinstance(linear, ColumnParallelLinear | RowParallelLinear):
         raise ConfigurationError(
             f"--use-lora: {name} of this model is a {type(linear).__name__}, not one of Megatron's own linears; "
-            "remove --spec and --custom-model-provider-path, or give layers of --transformer-impl local"
+            "remove --spec and --custom-model-provider-path, or use --transformer-impl local layers in them"
         )
     return linear
 
@@ -201,13 +202,13 @@ def _adding(lora: LinearLora) -> Any:
 
 
 def adapters_of(model: Any) -> Adapters | None:
-    """The adapters of the unwrapped ``model``, None when all its weights are trained."""
+    """Return the adapters of the unwrapped ``model``, or None if all its weights are trained."""
     return getattr(model, "adapters", None)
 
 
 @contextmanager
 def adapters_off(model: Any) -> Iterator[None]:
-    """Within the context the unwrapped ``model`` is its frozen base: the reference policy of a LoRA run."""
+    """Run the block with the frozen base of the unwrapped ``model``: the reference policy of a LoRA run."""
     linears = list(model.adapters.linears())
     for linear in linears:
         linear.enabled = False

@@ -1,11 +1,11 @@
-"""Which Hugging Face tensors a Megatron parameter is made of, and how.
+"""Map between Megatron parameters and the Hugging Face tensors they are made of.
 
 Pure functions, exact both ways. Kinds:
 
 ``whole``    the same tensor on every tensor-parallel rank;
 ``vocab``    rows, split over ranks, padded with zero rows to :func:`padded_vocab_size`;
 ``qkv``      per key/value head its query heads, the key head, the value head, in this order; split over ranks by those groups;
-``pair``     gate above up; each is split over ranks on its own;
+``pair``     gate above up; each is split over ranks separately;
 ``columns``  split over ranks by columns (the input of a row parallel linear).
 """
 
@@ -29,7 +29,7 @@ _TOP = {
     "decoder.final_layernorm.weight": ("whole", ("model.norm.weight",)),
 }
 _QKV = ("q_proj", "k_proj", "v_proj")
-# The names without and with Transformer Engine, which keeps a norm in the linear that follows it.
+# Names without and with Transformer Engine, which fuses a norm into the linear that follows it.
 _IN_LAYER = {
     "input_layernorm.weight": ("whole", ("input_layernorm.weight",)),
     "self_attention.linear_qkv.layer_norm_weight": ("whole", ("input_layernorm.weight",)),
@@ -52,7 +52,7 @@ _IN_EXPERT = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a parameter is made: its kind and the Hugging Face names, in order."""
+    """How to build a parameter: its kind and the Hugging Face names, in order."""
 
     kind: str
     names: tuple[str, ...]
@@ -63,13 +63,13 @@ def recipe(name: str, shape: Shape, *, first_layer: int = 0, first_expert: int =
     """Return the recipe of the parameter ``name`` of a pipeline stage.
 
     Args:
-        name: as the unwrapped model has it.
-        shape: of the model.
-        first_layer: number of this stage's first layer in the whole model.
-        first_expert: number of this rank's first expert.
+        name: name in the unwrapped model.
+        shape: dimensions of the model.
+        first_layer: index of this stage's first layer in the whole model.
+        first_expert: index of this rank's first expert.
 
     Raises:
-        KeyError: for a parameter that no Hugging Face model of a known kind has.
+        KeyError: no known Hugging Face model has this parameter.
     """
     if name in _TOP:
         kind, names = _TOP[name]
@@ -91,7 +91,7 @@ def recipe(name: str, shape: Shape, *, first_layer: int = 0, first_expert: int =
 
 
 def to_megatron(kind: str, tensors: Sequence[Tensor], shape: Shape, rank: int, size: int) -> Tensor:
-    """Return rank ``rank``'s part, of ``size`` ranks, of the parameter made of Hugging Face's ``tensors``."""
+    """Return the part on ``rank`` of ``size`` ranks of the parameter built from Hugging Face ``tensors``."""
     if kind == "whole":
         return tensors[0]
     if kind == "vocab":
@@ -109,7 +109,7 @@ def to_megatron(kind: str, tensors: Sequence[Tensor], shape: Shape, rank: int, s
 
 
 def from_megatron(kind: str, parts: Sequence[Tensor], shape: Shape) -> list[Tensor]:
-    """Return the Hugging Face tensors of the parameter whose ``parts`` the tensor-parallel ranks hold, in order."""
+    """Return the Hugging Face tensors of a parameter from its tensor-parallel ``parts``, in rank order."""
     if kind == "whole":
         return [parts[0]]
     if kind == "vocab":

@@ -1,7 +1,7 @@
-"""Megatron's GPT model of this rank: built, given weights, and wrapped for data parallelism.
+"""Build this rank's Megatron GPT model, load its weights, and wrap it for data parallelism.
 
-Guarantees: on the last pipeline stage the model returns final hidden states, so that no caller holds the logits of a whole
-sequence unless it asks for them; the model has the checkpoint's weights on every rank.
+Guarantees: on the last pipeline stage the model returns final hidden states, so no caller holds the logits of a whole
+sequence unless it requests them. The model has the checkpoint's weights on every rank.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from slime.backends.megatron_utils.load_hf import load_hf_weights
 from slime.backends.megatron_utils.parallel import groups
 from slime.utils.misc import load_function
 
-# Positions have no table; Megatron wants a number.
+# There is no position table, but Megatron requires a number.
 _MAX_SEQUENCE_LENGTH = 4096
 
 
 def layer_spec(args: Arguments, config: Any) -> Any:
-    """Return the layers' specification: ``--spec``, Transformer Engine's or plain torch's.
+    """Return the layer specification: ``--spec``, Transformer Engine's or plain torch's.
 
     ``--spec MODULE NAME`` is a specification, or a function of ``(args, config, vp_stage)`` that returns one.
     """
@@ -52,7 +52,7 @@ def layer_spec(args: Arguments, config: Any) -> Any:
 
 
 def _block_spec(args: Arguments, config: Any) -> Any:
-    """The specification of this stage's layers; without Transformer Engine with our final norm."""
+    """Return this stage's layer specification; without Transformer Engine it has our final norm."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 
     spec = layer_spec(args, config)
@@ -116,14 +116,14 @@ def _hidden_states(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def unwrapped(model: Any) -> Any:
-    """The GPT model inside of wrappers."""
+    """Return the GPT model inside its wrappers."""
     while hasattr(model, "module"):
         model = model.module
     return model
 
 
 def data_parallel(model: nn.Module, config: Any, *, device: torch.device) -> Any:
-    """Wrap ``model`` so that gradients are averaged over the copies, in one buffer that the optimizer shards."""
+    """Wrap ``model`` to average gradients over its copies, in one buffer that the optimizer shards."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
     ddp = DistributedDataParallelConfig(

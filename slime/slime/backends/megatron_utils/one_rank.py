@@ -20,7 +20,7 @@ from slime.backends.megatron_utils.model import build_model, unwrapped
 
 @contextmanager
 def one_rank(path: Path, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, Shape, torch.device]]:
-    """Give the unwrapped model with the weights of the Hugging Face folder ``path``, its shape, and its device."""
+    """Yield the unwrapped model with the weights of Hugging Face folder ``path``, its shape and its device."""
     args = Arguments(train_backend="megatron", device="cpu", transformer_impl="local")
     shape = shape_of(read_config(path))
     with tempfile.TemporaryDirectory() as folder:

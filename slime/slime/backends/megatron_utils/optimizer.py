@@ -1,7 +1,7 @@
 """Megatron's distributed AdamW: each data-parallel rank owns a slice of the moments and of the float32 weights.
 
 Guarantees: a step with a NaN or infinite gradient norm changes nothing (weights, moments, schedule) on any rank, because the
-decision is taken on the global norm; weight decay applies to matrices only.
+global norm decides. Weight decay applies to matrices only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def build_optimizer(args: Arguments, model: Any, *, device: torch.device) -> Any
             config_overrides=get_standard_config_overrides(config),
             use_gloo_process_groups=device.type == "cuda",
         )
-    for group in optimizer.param_groups:  # what Megatron's own schedule would do
+    for group in optimizer.param_groups:  # as Megatron's own schedule would
         group["weight_decay"] = args.weight_decay * group.get("wd_mult", 1.0)
     return optimizer
 
@@ -55,7 +55,7 @@ def build_optimizer(args: Arguments, model: Any, *, device: torch.device) -> Any
 def apply_gradients(
     model: Any, optimizer: Any, schedule: Schedule, clip_grad: float, *, device: torch.device
 ) -> tuple[float, float, bool]:
-    """Clip to the global norm ``clip_grad`` (not positive: do not clip), step, and clear the gradients.
+    """Clip to the global norm ``clip_grad`` (0 or less: no clipping), step, and clear the gradients.
 
     Returns:
         The norm before clipping, the learning rate, and whether the step was taken.
@@ -77,7 +77,7 @@ def apply_gradients(
             optimizer.step_with_ready_grads()
             schedule.steps += 1
         else:
-            logger.error("gradient norm is %s: this optimizer step is skipped, the weights stay as they were", norm)
+            logger.error("gradient norm is %s: skipping this optimizer step, the weights stay unchanged", norm)
         optimizer.zero_grad()
         model.zero_grad_buffer()
     return norm, rate, taken

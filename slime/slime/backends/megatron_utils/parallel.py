@@ -1,4 +1,4 @@
-"""Megatron's process groups, joined and left. Nothing is imported from Megatron before it is used."""
+"""Join and leave Megatron's process groups. Megatron is imported only on use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def groups() -> Any:
-    """Megatron's process groups and this rank's place in them: ``megatron.core.parallel_state``."""
+    """Return ``megatron.core.parallel_state``: the process groups and this rank's place in them."""
     from megatron.core import parallel_state
 
     return parallel_state
 
 
 def join(args: Arguments, device: torch.device) -> None:
-    """Make Megatron's groups out of the default group, and seed what they split."""
+    """Create Megatron's groups from the default group, and seed their random states."""
     from megatron.core import tensor_parallel
 
     from slime.backends.megatron_utils.cpu_device import use_cpu

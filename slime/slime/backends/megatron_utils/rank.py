@@ -1,4 +1,4 @@
-"""What every Megatron rank has, whether it trains the policy or the critic: a place in Megatron's groups, hooks, a state to store."""
+"""Base of every Megatron rank, for policy or critic: process groups, hooks and checkpoint state."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class MegatronRank(TrainRank):
     """Owner of this rank's part of the model and the optimizer."""
 
     def _join_groups(self) -> None:
-        """Make Megatron's groups, and call the hook that waits for them."""
+        """Create Megatron's groups, then call ``--custom-megatron-init-path``."""
         parallel.join(self.args, self.device)
         if self.args.custom_megatron_init_path:
             load_function(self.args.custom_megatron_init_path)(self.args)
 
     def _wrap(self, model: Any, config: Any) -> None:
-        """Take ``model``, wrapped for data parallelism, and make its optimizer."""
+        """Wrap ``model`` for data parallelism and create its optimizer."""
         model = data_parallel(model, config, device=self.device)
         self._set_model(model, build_optimizer(self.args, model, device=self.device))
 

@@ -1,4 +1,4 @@
-"""What a rank with Megatron has in the memory of its device, copies of it in host memory, and running the model with those."""
+"""A Megatron rank's device tensors, host copies of its weights, and running the model with such a copy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slime.backends.megatron_utils.model import unwrapped
 
 
 def tensors_of(model: Any, optimizer: Any) -> Iterator[Tensor]:
-    """Yield the parameters, which are views of Megatron's flat ones, the module's buffers, and the optimizer's weights and moments."""
+    """Yield parameters (views of Megatron's flat buffers), module buffers, and the optimizer's weights and moments."""
     yield from model.parameters()
     yield from unwrapped(model).buffers()
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         inner = part.optimizer
-        if inner is None:  # a rank whose part of the model has nothing to train
+        if inner is None:  # this rank's part of the model has nothing to train
             continue
         for group in inner.param_groups:
             yield from group["params"]
@@ -42,14 +42,14 @@ def take(model: Any) -> Snapshot:
 
 @torch.no_grad()
 def put(model: Any, snapshot: Snapshot) -> None:
-    """Give ``model`` the values of ``snapshot``, in place."""
+    """Copy the values of ``snapshot`` into ``model`` in place."""
     for name, parameter in model.named_parameters():
         parameter.copy_(snapshot[name])
 
 
 @contextmanager
 def weights_of(model: Any, snapshot: Snapshot) -> Iterator[None]:
-    """Within the context ``model`` has the weights of ``snapshot``; afterwards exactly its own."""
+    """Run the block with the weights of ``snapshot``, then restore the model's own exactly."""
     own = take(model)
     put(model, snapshot)
     try:

@@ -1,9 +1,9 @@
-"""Routing replay: tokens go to the experts that were recorded for them, in every pass of the policy over a rollout.
+"""Routing replay: every policy pass over a rollout routes tokens to the experts recorded for them.
 
-Recorded are the experts of this rank's own pass of old log probabilities (``--use-routing-replay``), or those that the engines
-sampled with (``--use-rollout-routing-replay``). The gates are the current router's at these experts, normalised as the model
-does, and carry its gradient. Only tokens without a record choose for themselves: the last of a sample, padding, and what
-follows the last trained token; no loss reads what comes of them. State: the records of one rollout, in host memory.
+The record comes from this rank's own pass of old log probabilities (``--use-routing-replay``) or from the engines
+(``--use-rollout-routing-replay``). The gates are the current router's scores for these experts, normalised as the model
+does, and carry its gradient. Only tokens without a record choose freely: the last of a sample, padding, and tokens
+after the last trained one. No loss depends on these. State: the records of one rollout, in host memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from slime.utils.types import EXPERTS, OWN_CHOICE
 
 
 class RoutingReplay:
-    """The routers of the layers that this rank holds, and the experts recorded for each micro-batch of a rollout."""
+    """The routers of this rank's layers, and the experts recorded for each micro-batch of a rollout."""
 
     def __init__(self, model: Any, *, from_engines: bool) -> None:
-        """Take over the routers of ``model``.
+        """Hook the routers of ``model``.
 
         Raises:
-            ConfigurationError: when it has none, or one whose choice cannot be replaced.
+            ConfigurationError: there is no router, or one whose choice cannot be replaced.
         """
         from megatron.core.transformer.moe.router import TopKRouter
 
@@ -55,11 +55,13 @@ class RoutingReplay:
                 self._choices.append(choice)
                 self._layers.append(module.layer_number - 1)  # pyright: ignore[reportOptionalOperand]
         if not self._choices:
-            raise ConfigurationError("routing replay needs a mixture of experts, and this model has no router")
+            raise ConfigurationError(
+                "routing replay needs a mixture of experts, but this model has no router; remove --use-routing-replay"
+            )
 
     @contextmanager
     def recording(self) -> Iterator[Around]:
-        """Keep what the routers choose in a forward pass over all micro-batches of a rollout."""
+        """Record the routers' choices in a forward pass over all micro-batches of a rollout."""
         self._recorded = []
         with self._mode(Mode.RECORD):
             yield self._record
@@ -69,14 +71,14 @@ class RoutingReplay:
         """Replay in a forward pass over all micro-batches of ``shard``, or in the forward and backward passes of a step.
 
         Raises:
-            ValueError: when the engines' experts are not in the data.
-            RuntimeError: when other micro-batches are recorded than those that run, or not every router gets their experts.
+            ValueError: the data lack the engines' experts.
+            RuntimeError: the recorded micro-batches differ from those that run, or a router does not get their experts.
         """
         if self._from_engines and shard.experts is None:
             raise ValueError(f"--use-rollout-routing-replay needs {EXPERTS} in the training data")
         counts = [len(batches) for batches in shard.micro_batches]
         if not self._from_engines and len(self._recorded) != sum(counts):
-            raise RuntimeError(f"experts of {len(self._recorded)} micro-batches are recorded, and {sum(counts)} run")
+            raise RuntimeError(f"experts of {len(self._recorded)} micro-batches are recorded, but {sum(counts)} run")
         first, count = (0, sum(counts)) if step is None else (sum(counts[:step]), counts[step])
         to_run = set(range(count))
         with self._mode(Mode.REPLAY if step is None else Mode.REPLAY_AND_REPEAT):
@@ -128,7 +130,7 @@ class RoutingReplay:
             choice.end_forward()
 
     def _of_engines(self, given: Sequence[Tensor], batch: MicroBatch, length: int) -> Tensor:
-        """``[layers here, n, K]`` of the ``length`` tokens that this rank holds, or of its part under sequence parallelism."""
+        """Return ``[layers here, n, K]`` for this rank's ``length`` tokens, or its sequence-parallel part."""
         rank, ranks = own_place()
         rows = packed_rows(given, batch.sequence_lengths, self._layers, self._per_token)
         sources = held_sources(batch.sequence_lengths, rank, ranks)
@@ -140,13 +142,13 @@ class RoutingReplay:
 
 
 def packed_rows(given: Sequence[Tensor], lengths: Sequence[int], layers: Sequence[int], per_token: int) -> Tensor:
-    """Return ``[T + 1, layers, K]``, a row for each token of a pack, and one of `OWN_CHOICE` that -1 finds.
+    """Return ``[T + 1, layers, K]``: a row per token of a pack, and a last `OWN_CHOICE` row for index -1.
 
     Args:
-        given: ``[length - 1, all layers, K]`` of each sample; none for a filler.
-        lengths: of the samples of the pack.
-        layers: which to take.
-        per_token: experts of a token, ``K``.
+        given: ``[length - 1, all layers, K]`` per sample; empty for a filler.
+        lengths: lengths of the pack's samples.
+        layers: layers to select.
+        per_token: experts per token, ``K``.
     """
     rows = torch.full((sum(lengths) + 1, len(layers), per_token), OWN_CHOICE, dtype=torch.int16)
     start = 0

@@ -1,9 +1,9 @@
 """Micro-batches through the pipeline with Megatron's schedules.
 
-Inputs are packed ("thd"): the samples of a micro-batch one after the other, with cumulative lengths. Context-parallel ranks
-each get their part of every sample, with the cumulative lengths of the whole ones. Where sequence parallelism splits the
-pack, it is padded to a multiple of the ranks with a sequence of its own that nothing reads; where ranks gather the tokens of
-their experts in equal parts (the CPU), to the longest of them.
+Inputs are packed ("thd"): the samples of a micro-batch in a row, with cumulative lengths. Each context-parallel rank
+gets its part of every sample, with the cumulative lengths of whole samples. If sequence parallelism splits the pack, an
+extra sequence that nothing reads pads it to a multiple of the ranks. If ranks gather their experts' tokens in equal
+parts (the CPU), it pads the pack to the longest rank's.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from slime.logprobs.context_parallel import held_positions, own_place
 
 Finish = Callable[[list[int], Tensor], Any]
 Around = Callable[[int, list[int], MicroBatch, int], AbstractContextManager[None]]
-"""Around the forward pass of a micro-batch: its number, its samples, its input, the tokens of this rank with padding."""
+"""Context of a micro-batch's forward pass, from its number, samples, input, and this rank's padded token count."""
 
 
 def held_length(batch: MicroBatch, multiple: int) -> int:
-    """Tokens that this rank holds of ``batch``, padded to a multiple of ``multiple``."""
+    """Return this rank's tokens of ``batch``, padded to a multiple of ``multiple``."""
     _, ranks = own_place()
     held = sum(padded_length(length, ranks) for length in batch.sequence_lengths) // ranks
     return held + -held % (multiple if ranks == 1 else math.lcm(2, multiple))
@@ -59,7 +59,7 @@ def packed_arguments(batch: MicroBatch, length: int) -> dict[str, Any]:
 
 
 def longest_of_experts(lengths: list[int], device: torch.device) -> list[int]:
-    """Return per micro-batch the longest of the ranks that share experts, which gather tokens in equal parts; collective."""
+    """Return, per micro-batch, the longest length over ranks that share experts; collective."""
     longest = torch.tensor(lengths, device=device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=groups().get_expert_tensor_and_model_parallel_group())
     return longest.tolist()
@@ -78,13 +78,13 @@ def run(
     """Run all micro-batches forward, and backward unless ``forward_only``; collective over the ranks of a model copy.
 
     Args:
-        micro_batches: the samples of each, and the model input they make.
-        finish: gets the samples and the final hidden states on the last stage. For a backward pass it returns the loss,
+        micro_batches: the samples of each, and their model input.
+        finish: called on the last stage with samples and final hidden states. For a backward pass it returns the loss,
             which is divided by the number of micro-batches, and anything; forward only it returns anything.
-        around: what each forward pass runs inside of.
+        around: context manager for each forward pass.
 
     Returns:
-        On the last stage what ``finish`` returned besides the loss, per micro-batch; nothing elsewhere.
+        On the last stage, ``finish``'s result other than the loss per micro-batch; empty elsewhere.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -105,7 +105,7 @@ def run(
             data_iterator=enumerate(zip(micro_batches, lengths, strict=True)),
             model=[model],
             num_microbatches=len(micro_batches),
-            seq_length=1,  # lengths vary and travel with the activations
+            seq_length=1,  # lengths vary and are sent with the activations
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,

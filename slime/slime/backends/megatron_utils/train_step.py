@@ -1,9 +1,10 @@
 """Forward passes over a shard, and one optimizer step, through Megatron's schedules.
 
-Guarantees: the gradient of a step is that of ``sum over all samples of all ranks / denominator``, whatever the numbers of ranks
-and micro-batches (Megatron divides by the micro-batches and averages over the data-parallel ranks, so the loss is multiplied
-by both; over context-parallel ranks it sums); every rank gets the same log probabilities and metrics as the last pipeline
-stage. Context-parallel ranks compute a built-in loss alike, from whole responses; of a custom loss each computes its part.
+Guarantees: a step's gradient is that of ``sum over all samples of all ranks / denominator``, for any number of ranks
+and micro-batches. Megatron divides by the micro-batches and averages over data-parallel ranks, so the loss is
+multiplied by both; over context-parallel ranks it sums. Every rank gets the last pipeline stage's log probabilities and
+metrics. Context-parallel ranks all compute a built-in loss from whole responses, but each computes only its part of a
+custom loss.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from slime.backends.trainer.schedule import Schedule
 from slime.logprobs.context_parallel import own_place
 
 LossOfHidden = Callable[[list[int], Tensor], tuple[Tensor, dict[str, Tensor]]]
-"""From samples and the last stage's hidden states of them to their summed loss and metrics."""
+"""Function from samples and their last-stage hidden states to their summed loss and metrics."""
 
 
 def from_last_stage(value: Any) -> Any:
@@ -62,7 +63,7 @@ def per_sample_pass(
     *,
     around: Around | None = None,
 ) -> list[Tensor]:
-    """Return ``[R_i]`` per sample of the shard, on the CPU, of what ``of_hidden`` gives per response row of a micro-batch.
+    """Return ``of_hidden``'s value per response row as ``[R_i]`` per sample of the shard, on the CPU.
 
     ``of_hidden`` gets the last stage's hidden states of the micro-batch.
     """
@@ -103,7 +104,7 @@ def log_prob_pass(
 def policy_loss_of(
     args: Arguments, model: Any, shard: RolloutShard, device: torch.device, vocab_size: int
 ) -> LossOfHidden:
-    """Return what gives the loss of ``--loss-type``, of which a custom one is that of this rank's part of the logits."""
+    """Return the function for the loss of ``--loss-type``; a custom loss gets only this rank's part of the logits."""
 
     def loss_of(indices: list[int], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         head: Any = Head(unwrapped(model), hidden, vocab_size)
@@ -127,7 +128,7 @@ def backward_pass(
 ) -> Metrics:
     """Fill the gradients of optimizer step ``step`` and return the metrics of its loss, equal on all ranks.
 
-    ``in_parts`` says that what ``loss_of`` gives is that of a context-parallel rank's part.
+    ``in_parts``: ``loss_of`` returns only the part of a context-parallel rank.
     """
     counts = shard.global_token_counts if args.calculate_per_token_loss else shard.global_batch_sizes
     denominator = max(1, counts[step])

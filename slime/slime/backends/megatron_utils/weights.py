@@ -1,11 +1,11 @@
-"""Whole weights under the names of the Hugging Face checkpoint, one parameter at a time.
+"""Whole weights under Hugging Face names, one parameter at a time.
 
-A weight is cast before it is gathered, which gives the same bits with fewer bytes. The weights of a LoRA run are gathered and
-merged in their own type and cast last, so that the sum is rounded once.
+A weight is cast before it is gathered, which gives the same bits with fewer bytes. Weights of a LoRA run are gathered
+and merged in their own type and cast last, so the sum is rounded once.
 
-Guarantees: names, shapes and values are those of the checkpoint that the weights came from, padding of the vocabulary
-removed, a tied LM head left out and LoRA merged into a copy; every rank sees the same names in the same order, so gathering is safe as a collective;
-at most one parameter is whole at a time, and of a LoRA run the adapters of the pipeline stage besides.
+Guarantees: names, shapes and values are those of the original checkpoint, without vocabulary padding, without a tied LM
+head, and with LoRA merged into a copy. Every rank sees the same names in the same order, so gathering is safe as a
+collective. At most one parameter is whole at a time, plus a LoRA run's adapters of one pipeline stage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Of = Callable[[Tensor], Tensor]
 
 
 def _gathered(value: Tensor, group: Any) -> list[Tensor]:
-    """``value`` of every rank of ``group``, in order."""
+    """Return ``value`` of every rank of ``group``, in order."""
     size = dist.get_world_size(group)
     if size == 1:
         return [value]
@@ -38,7 +38,7 @@ def _gathered(value: Tensor, group: Any) -> list[Tensor]:
 
 
 def _stage_adapters(model: Any, of: Of) -> Iterator[tuple[str, float, Tensor, Tensor]]:
-    """Module, scale and whole A and B of this pipeline stage's adapters; collective over its tensor parallel ranks."""
+    """Yield module, scale and whole A and B of this stage's adapters; collective over tensor-parallel ranks."""
     group = groups().get_tensor_model_parallel_group()
     for linear in model.adapters.linears():
         for name in linear.targets:
@@ -51,14 +51,14 @@ def _stage_adapters(model: Any, of: Of) -> Iterator[tuple[str, float, Tensor, Te
 
 
 def _merged_stage(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tensor]]:
-    """As :func:`_stage_weights`, with the adapters merged."""
+    """Yield the weights of :func:`_stage_weights` with adapters merged."""
     adapters = {f"{name}.weight": (a, b, scale) for name, scale, a, b in _stage_adapters(model, of)}
     for name, value in _stage_weights(model, shape, of):
         yield name, merged_weight(value, *adapters[name]) if name in adapters else value
 
 
 def _stage_weights(model: Any, shape: Shape, of: Of) -> Iterator[tuple[str, Tensor]]:
-    """The Hugging Face tensors of this pipeline stage; collective over its tensor and expert parallel ranks."""
+    """Yield this stage's Hugging Face tensors; collective over tensor and expert parallel ranks."""
     for name, parameter in model.named_parameters():
         if (name == "output_layer.weight" and shape.tied) or name.startswith("adapters."):
             continue
@@ -85,7 +85,7 @@ def full_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` of every weight of the unwrapped ``model``, cast to ``dtype``; collective over all ranks.
 
-    ``of`` chooses something else of each parameter than its value, of the same shape. Must be run to its end.
+    ``of`` selects another tensor of each parameter, of the same shape. The iterator must be exhausted.
     """
     if adapters_of(model) is not None:
         yield from _of_all_stages(model, lambda: _merged_stage(model, shape, of), dtype)
@@ -113,7 +113,7 @@ def adapter_weights(model: Any, *, of: Of = torch.Tensor.detach) -> dict[str, Te
 def _of_all_stages(
     model: Any, stage_tensors: Callable[[], Iterator[tuple[str, Tensor]]], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What ``stage_tensors`` gives on each pipeline stage in turn, cast to ``dtype``; collective over all ranks."""
+    """Yield ``stage_tensors`` of each pipeline stage in turn, cast to ``dtype``; collective over all ranks."""
     group = groups().get_pipeline_model_parallel_group()
     mine = groups().get_pipeline_model_parallel_rank()
     for stage in range(dist.get_world_size(group)):

@@ -1,10 +1,10 @@
-"""One SGLang engine: its processes, and the calls the trainer and the manager make on it.
+"""One SGLang engine: its processes, and the calls that the trainer and the manager make on it.
 
-Guarantees: the server listens on one port for the engine's whole life, also after a crash and a restart; ``start`` returns when it
-serves, or raises with the last lines of its log; nothing of it is left after ``stop`` or after the death of the actor. An engine
-of several machines is one: it starts, ends and is dead as a whole. A call that SGLang refuses raises
-:class:`~slime.exceptions.EngineError` with its words. :class:`SGLangEngine` is a plain class; ``slime.ray.engines`` makes a Ray actor
-of it.
+Guarantees: the server keeps its port for the engine's whole life, across crashes and restarts. ``start`` returns once
+it serves, or raises with the last lines of its log. ``stop`` or the actor's death leaves nothing behind. An engine that
+spans machines starts, ends and dies as a whole. A call that SGLang refuses raises
+:class:`~slime.exceptions.EngineError` with SGLang's message. :class:`SGLangEngine` is a plain class;
+``slime.ray.engines`` makes a Ray actor of it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _HEALTH_SECONDS = 5.0
 
 
 class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
-    """Owns one server process. Methods block until the server has answered; they may be called from several threads."""
+    """Owns one server process. Methods block until the server answers; thread-safe."""
 
     def __init__(self, args: Arguments, spec: EngineSpec, port: int = 0, others: Sequence[Any] = ()) -> None:
-        """``others``: actors of `EngineProcess` on the engine's other machines, in their order."""
+        """``others``: actors of `EngineProcess` on the engine's other machines, in order."""
         super().__init__(args, spec)
         self._port = port
         self._others = OtherNodes(spec.name, others)
@@ -50,12 +50,12 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         patience = max(CALL_TIMEOUT_SECONDS, 60.0 * args.distributed_timeout_minutes)
         self._client = httpx.Client(timeout=patience, trust_env=False)
 
-    # Life of the processes
+    # Processes
 
     def start(self, hold: bool = False) -> str:
         """Start the server unless it runs, wait until it serves, and return its URL.
 
-        ``hold``: it holds its requests from its first moment until ``continue_generation``.
+        ``hold``: hold all requests from the start until ``continue_generation``.
         """
         with self._lock:
             if self.alive():
@@ -88,34 +88,34 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         raise EngineError(self._explain(f"did not serve within {timeout:.0f} s"))
 
     def _explain(self, problem: str) -> str:
-        """``problem`` with the ends of the logs on all machines."""
+        """Return ``problem`` with the ends of the logs on all machines."""
         return "\n".join(filter(None, (self.explain(problem), self._others.explain())))
 
     def _statuses(self) -> str:
-        """Exit status of the process on each machine; None of one that runs."""
+        """Return the exit status of the process on each machine, None for a running one."""
         return ", ".join(map(str, (self.returncode(), *self._others.returncodes())))
 
     def is_dead(self) -> bool:
-        """Whether the server's process is gone or hangs."""
+        """Return whether the server's process is gone or hangs."""
         with self._lock:
             return not self.alive() or self.hangs()
 
     def restart_if_dead(self, hold: bool = False) -> bool:
-        """Start the server again on its port if :meth:`is_dead`; True when that happened. ``hold``: see :meth:`start`."""
+        """Restart the server on its port if :meth:`is_dead`; return whether it was. ``hold``: see :meth:`start`."""
         with self._lock:
             if not self.is_dead():
                 return False
             logger.warning(
-                "%s is dead (status %s), starting it again on port %d", self._spec.name, self._statuses(), self._port
+                "%s is dead (status %s); restarting it on port %d", self._spec.name, self._statuses(), self._port
             )
             self.kill()
             self.start(hold)
             return True
 
     def hangs(self) -> bool:
-        """Whether no look has found the server healthy for ``--rollout-health-check-timeout`` seconds.
+        """Return whether no health check has succeeded for ``--rollout-health-check-timeout`` seconds.
 
-        For ``--rollout-health-check-first-wait`` seconds after its start it is given time.
+        Returns False during the first ``--rollout-health-check-first-wait`` seconds after the start.
         """
         if self.health():
             self._silent_since = 0.0
@@ -126,25 +126,25 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         return not patient and now - self._silent_since >= self._args.rollout_health_check_timeout
 
     def stop(self) -> None:
-        """End the server and everything it started, on all machines at once; harmless when it is not running."""
+        """End the server and everything it started, on all machines at once; a no-op if it is not running."""
         with self._lock:
             others = self._others.ending("stop")
             super().stop()
             others.unanswered(ANSWER_SECONDS)
 
     def kill(self) -> None:
-        """End the server with SIGKILL, on all machines, as a crash would; it can be started again."""
+        """Kill the server with SIGKILL on all machines, like a crash; it can be restarted."""
         with self._lock:
             others = self._others.ending("kill")
             super().kill()
             others.unanswered(ANSWER_SECONDS)
 
     def starts(self) -> int:
-        """How often the server was started."""
+        """Number of starts of the server."""
         return self._starts
 
     def end_failed_update(self, starts: int) -> None:
-        """End the server with SIGKILL if it is the one of that start: its weights may be half new.
+        """Kill the server if it is still that of ``starts``, because it may hold a mix of old and new weights.
 
         No-op during start or stop. Waits for a running health check, also of its other machines.
         """
@@ -158,33 +158,33 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
             self._lock.release()
 
     def alive(self) -> bool:
-        """Whether the server's process runs, and those on the other machines."""
+        """Return whether the processes on all machines run."""
         return super().alive() and self._others.alive()
 
     def has_ended(self) -> bool:
-        """Whether a process of the engine has ended, on any of its machines; does not ask the server, which may be busy."""
+        """Return whether any process of the engine has ended, without calling the server, which may be busy."""
         try:
             return not self.alive()
         except EngineNodeLostError:
             return True
 
     def hosts(self) -> list[str]:
-        """Names of the machines (and containers) that the engine's ranks run in."""
+        """Return the names of the machines (and containers) of the engine's ranks."""
         return super().hosts() + self._others.hosts()
 
     def health(self) -> bool:
-        """Whether the server answers on its port right now."""
+        """Return whether the server answers on its port right now."""
         try:
             return self._client.get(f"{self.url()}/health", timeout=_HEALTH_SECONDS).status_code == 200
         except httpx.TransportError:
             return False
 
     def url(self) -> str:
-        """Address of the server, the same for the engine's whole life; empty before the first start."""
+        """Return the server's URL, constant for the engine's life; empty before the first start."""
         return f"http://{self._spec.host}:{self._port}" if self._port else ""
 
     def status(self) -> dict[str, Any]:
-        """Facts for logs and tests: name, url, pid, number of starts, log file."""
+        """Return facts for logs and tests: name, url, pid, number of starts, log file."""
         return {
             "name": self._spec.name,
             "url": self.url(),
@@ -194,7 +194,7 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         }
 
     def abort_all(self) -> None:
-        """Abort every request; clients get what was generated."""
+        """Abort every request; clients get the text generated so far."""
         self._post("/abort_request", abort_all=True)
 
     def _get(self, route: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""An engine's process on one machine: the whole engine, or of an engine of several machines the ranks of this one.
+"""An engine's process on one machine: the whole engine, or this machine's ranks of an engine that spans several.
 
-Guarantees: it logs to ``<run_dir>/logs/<name>.log``; nothing of it is left after ``stop`` or ``kill``, or after the death of who
-owns it. :class:`EngineProcess` is a plain class; ``slime.ray.engines`` makes a Ray actor of it on each machine of an engine but the
-first.
+Guarantees: it logs to ``<run_dir>/logs/<name>.log``. ``stop``, ``kill`` or its owner's death leaves nothing behind.
+:class:`EngineProcess` is a plain class; ``slime.ray.engines`` makes a Ray actor of it on each of an engine's machines
+except the first.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from slime.utils.http_utils import find_available_port
 from slime.utils.machine import this_host
 from slime.utils.process import ChildProcess, spawn
 
-# SGLang's workers end at SIGTERM; its server takes that for a crash of theirs and sleeps five seconds before it ends.
+# SIGTERM also ends SGLang's workers, which the server mistakes for a crash: it sleeps five seconds before it ends.
 _STOP_SECONDS = 1.0
 
 
 def process_environment(args: Arguments, spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an engine's process on one machine.
+    """Return the environment of an engine's process on one machine.
 
     Args:
-        args: of the run.
-        spec: of the engine on this machine.
-        base: variables of the engine's actor.
+        args: arguments of the run.
+        spec: the engine's part on this machine.
+        base: environment of the engine's actor.
     """
     cpu = args.device == "cpu"
     environment = engine_environment({**base, **own_of_machine(base)}, cpu=cpu)
@@ -42,13 +42,13 @@ def process_environment(args: Arguments, spec: EngineSpec, base: Mapping[str, st
     if spec.gpu_ids and not cpu:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.gpu_ids))
     if saver:
-        environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"  # that of CUDA graphs too
+        environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"  # covers CUDA graphs too
     if spec.nodes > 1:
-        # It would be a file in shared memory that a killed process leaves; between machines it is a socket of its own at a
+        # It would be a shared-memory file that a killed process leaves behind; between machines it is its own socket at a
         # guessed address.
         environment["SGLANG_USE_MESSAGE_QUEUE_BROADCASTER"] = "0"
         if cpu:
-            # Without it SGLang wants a NUMA node of this machine for each rank of all machines. One entry: one rank is here.
+            # Without it SGLang expects a NUMA node here for each rank of all machines. One entry, because one rank is here.
             cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
             environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cores)
     return environment
@@ -65,11 +65,11 @@ class EngineProcess:
         self._child: ChildProcess | None = None
 
     def launch(self, port: int = 0, *, rendezvous: str = "", hold: bool = False) -> None:
-        """Start the process, and do not wait until it is of use.
+        """Start the process without waiting until it is ready.
 
         Args:
-            port: where it listens; 0 for any.
-            rendezvous: ``host:port`` where the ranks of an engine of several machines meet.
+            port: port to listen on; 0 for any.
+            rendezvous: ``host:port`` where the ranks of an engine that spans machines meet.
             hold: see `server_hooks.hold_from_start`.
         """
         port = port or find_available_port(host=self._spec.host)
@@ -86,29 +86,29 @@ class EngineProcess:
         )
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._child is not None and self._child.alive()
 
     def stop(self) -> None:
-        """End the process and everything it started; harmless when it does not run."""
+        """End the process and everything it started; a no-op if it is not running."""
         if self._child is not None:
             self._child.stop(_STOP_SECONDS)
             self._child = None
 
     def kill(self) -> None:
-        """End the process with SIGKILL, as a crash would; it can be started again."""
+        """Kill the process with SIGKILL, like a crash; it can be restarted."""
         if self._child is not None:
             self._child.kill()
 
     def hosts(self) -> list[str]:
-        """Names of the machines (and containers) that the ranks run in."""
+        """Return the names of the machines (and containers) of the ranks."""
         return [this_host()]
 
     def returncode(self) -> int | None:
-        """Exit status of the process (negative: the signal); None while it runs, or before its first start."""
+        """Return the exit status of the process (negative: the signal); None while it runs or before its first start."""
         return self._child.returncode if self._child else None
 
     def explain(self, problem: str) -> str:
-        """``problem`` with the end of the log."""
+        """Return ``problem`` with the end of the log."""
         tail = self._child.log_tail() if self._child else "(it was never started)"
         return f"{self._spec.name} {problem}. Log: {self._log_path}. Its last lines:\n{tail}"

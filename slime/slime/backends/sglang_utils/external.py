@@ -1,8 +1,8 @@
-"""A policy engine that somebody else runs: ``--rollout-external-engine-addrs host:port ...``.
+"""An external policy engine: ``--rollout-external-engine-addrs host:port ...``.
 
-Guarantees: its facts come from its ``/server_info``; it gets the trainer's weights like an engine of our own; it is never
-started, restarted or ended from here. When the run ends while it holds the engine, however it ends, the engine continues its requests
-(`external_release`).
+Guarantees: its facts come from its ``/server_info``. It gets the trainer's weights like an engine of our own, but is
+never started, restarted or ended from here. If the run ends, however it ends, while it holds the engine, the engine
+continues its requests (`external_release`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slime.weight_sync import LOADER
 
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
 STALE_IMAGES = (
-    "it must run with SGLANG_VLM_CACHE_SIZE_MB=0 in its environment, which it does not tell: it would see pictures with the vision "
+    "it must run with SGLANG_VLM_CACHE_SIZE_MB=0, which cannot be checked from here; otherwise it encodes pictures with the vision "
     "tower of older weights"
 )
 
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 def external_url(address: str) -> str:
-    """Return the base URL of ``host:port``; a URL stays what it is.
+    """Return the base URL of ``host:port``; return a URL unchanged.
 
     Raises:
-        ConfigurationError: when there is no port in it.
+        ConfigurationError: the address has no port.
     """
     url = httpx.URL(address if "://" in address else f"http://{address}")
     if not url.host or not url.port:
@@ -47,7 +47,7 @@ def external_url(address: str) -> str:
 
 
 class ExternalEngine(SGLangEngine):
-    """The calls of `SGLangEngine` on a server that is not ours."""
+    """The calls of `SGLangEngine` on an external server."""
 
     def __init__(self, args: Arguments, spec: EngineSpec, address: str) -> None:
         super().__init__(args, spec)
@@ -56,10 +56,10 @@ class ExternalEngine(SGLangEngine):
         self._helper: subprocess.Popen[str] | None = None
 
     def start(self, hold: bool = False) -> str:
-        """Ask the server what it is, and return its URL; its requests are its operator's, whatever ``hold`` says.
+        """Check the server and return its URL; ``hold`` is ignored, because its requests belong to its operator.
 
         Raises:
-            EngineError: when it does not answer, not as an SGLang server, or cannot take this run's weights.
+            EngineError: it does not answer like an SGLang server, or cannot take this run's weights.
         """
         info = self._get("/server_info")
         try:
@@ -74,7 +74,7 @@ class ExternalEngine(SGLangEngine):
         if uses_loader(self._args) and LOADER not in (info.get("custom_weight_loader") or []):
             raise EngineError(
                 self._explain(
-                    f"does not know how this run sends weights; start it with --custom-weight-loader {LOADER}"
+                    f"cannot load weights the way this run sends them; start it with --custom-weight-loader {LOADER}"
                 )
             )
         if self._args.multimodal_keys:
@@ -83,56 +83,56 @@ class ExternalEngine(SGLangEngine):
         return self.url()
 
     def url(self) -> str:
-        """Address of the server."""
+        """Return the server's URL."""
         return self._address
 
     def alive(self) -> bool:
-        """Whether the server answers."""
+        """Return whether the server answers."""
         return self.health()
 
     def has_ended(self) -> bool:
-        """Never known: the processes are not ours, and a server that loads weights may not answer."""
+        """Return False: the processes are external, and a server that loads weights may not answer."""
         return False
 
     def hosts(self) -> list[str]:
-        """Name of this machine, if the server is on it."""
+        """Return this machine's name if the server is on it, else a description of the server's machine."""
         local = httpx.URL(self._address).host in LOCAL_HOSTS
         return [this_host() if local else f"the machine of {self._address}"]
 
     def num_weight_ranks(self) -> int:
-        """How many ranks the server has in the weight update group."""
+        """Return the server's number of ranks in the weight update group."""
         return self._ranks
 
     def pause_generation(self, mode: PauseMode = "retract") -> None:
-        """Hold all requests, until ``continue_generation`` or the end of this process."""
+        """Hold all requests until ``continue_generation`` or the end of this process."""
         self._note("held")
         super().pause_generation(mode)
 
     def begin_weight_update(self) -> None:
-        """Open an update session; until it is closed the weights may be half new."""
+        """Open an update session; until it closes, the engine may hold a mix of old and new weights."""
         self._note("loading")
         super().begin_weight_update()
 
     def end_weight_update(self, weight_version: str | None = None) -> None:
-        """Close the session; the weights are whole."""
+        """Close the session; the weights are complete."""
         super().end_weight_update(weight_version)
         self._note("loaded")
 
     def continue_generation(self) -> None:
-        """Continue what ``pause_generation`` held."""
+        """Continue the requests that ``pause_generation`` held."""
         super().continue_generation()
         self._note("free")
 
     def _note(self, word: str) -> None:
-        """Tell `external_release` what is done to the engine; it is started when there is something to tell."""
+        """Tell `external_release` the engine's state; start it on the first call."""
         if self._helper is None:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             self._helper = start_script(Path(external_release.__file__), self.url(), str(self._log_path))
-            self._helper.wait()  # it goes on in a process that is no child of this one
+            self._helper.wait()  # it continues in a process that is not a child of this one
         tell(self._helper, word)
 
     def restart_if_dead(self, hold: bool = False) -> bool:
-        """Never: the server is not ours."""
+        """Return False: the server's operator restarts it."""
         return False
 
     def stop(self) -> None:
@@ -142,16 +142,16 @@ class ExternalEngine(SGLangEngine):
         """Leave the server as it is."""
 
     def end_failed_update(self, starts: int) -> None:
-        """Say what the operator has to do; the server may hold half new weights."""
+        """Log what the operator must do, because the server may hold a mix of old and new weights."""
         logger.error(
-            "%s at %s failed in a weight update; start it again, then this run with --resume",
+            "%s at %s failed in a weight update; restart it, then this run with --resume",
             self._spec.name,
             self.url(),
         )
 
     def status(self) -> dict[str, Any]:
-        """Name and URL."""
+        """Return name and URL."""
         return {"name": self._spec.name, "url": self.url()}
 
     def _explain(self, problem: str) -> str:
-        return f"{self._spec.name} at {self.url()} {problem}; it is not ours to start (--rollout-external-engine-addrs)"
+        return f"{self._spec.name} at {self.url()} {problem}; restart it yourself, because the run does not manage --rollout-external-engine-addrs"

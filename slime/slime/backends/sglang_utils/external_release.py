@@ -1,10 +1,11 @@
-"""Lets an external engine answer again when the run that held it is gone: ``python -I -S external_release.py URL LOG``.
+"""Release an external engine after the run that held it is gone: ``python -I -S external_release.py URL LOG``.
 
-It is told on stdin, a word a line, what the run does: ``held`` (requests wait), ``loading`` (the weights may be half new), ``loaded`` and
-``free``. Guarantee: when stdin ends, which is when the run's actor does, however it ends, requests that wait are continued within
-seconds if the weights are whole, else once the engine has read the model that its server was started with again, as version
-``default``. A trainer that has come meanwhile keeps the engine. An engine that does not answer stays as it is, and LOG says so.
-Imports little, because it stays in memory for the whole run.
+It reads the run's state from stdin, one word per line: ``held`` (requests wait), ``loading`` (the engine may hold a mix
+of weights), ``loaded`` and ``free``. Guarantee: when stdin closes, because the run's actor ended in any way, waiting
+requests continue within seconds if the weights are complete. Otherwise they continue once the engine has reloaded the
+model that its server was started with, as version ``default``. An engine that a new trainer has taken over stays with
+it. An engine that does not answer stays as it is, and LOG says so. Imports little, because it stays in memory for the
+whole run.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from collections.abc import Iterable
 
 CALL_SECONDS = 600.0
 DEFAULT_VERSION = "default"
-"""What SGLang calls the weights that it was started with."""
+"""SGLang's name for its initial weights."""
 
 
 class Refused(Exception):
-    """The engine did not do what it was asked for."""
+    """The engine refused a request or did not answer."""
 
 
 def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
-    """GET ``url``, or POST ``body`` to it, and return the answer's JSON.
+    """GET ``url``, or POST ``body`` to it, and return the JSON answer.
 
     Raises:
-        Refused: with the engine's words, or why there are none.
+        Refused: the engine refused, with its message, or did not answer.
     """
     import http.client
     import json
@@ -59,15 +60,15 @@ def close_session(url: str) -> None:
 
 
 def release(url: str, *, half_new: bool) -> str:
-    """Have the engine continue its requests, with whole weights; return what was done.
+    """Let the engine continue its requests with complete weights; return what was done.
 
     Raises:
-        Refused: when it cannot be done.
+        Refused: the engine cannot be released.
     """
     close_session(url)
     done = "with the weights of the last update"
     if half_new:
-        call(f"{url}/pause_generation", {"mode": "retract"})  # another mode would not let the prefix cache be emptied
+        call(f"{url}/pause_generation", {"mode": "retract"})  # other modes do not allow emptying the prefix cache
         model = call(f"{url}/model_info").get("model_path")
         if model is None:
             raise Refused(f"{url}/model_info names no model_path")
@@ -80,13 +81,13 @@ def release(url: str, *, half_new: bool) -> str:
                 return "is with a new trainer"
             raise
         close_session(url)
-        done = f"with the weights of {model}: the update of the run that is gone was not whole"
+        done = f"with the weights of {model}: the lost run's update was incomplete"
     call(f"{url}/continue_generation", {"torch_empty_cache": False})
     return f"answers again, {done}"
 
 
 def follow(url: str, lines: Iterable[str]) -> str | None:
-    """Take note of the run's words until they end, and release the engine if it is held then; return what became of it."""
+    """Follow the run's state until stdin closes, then release a held engine; return the outcome."""
     held = half_new = False
     for line in lines:
         word = line.strip()
@@ -97,15 +98,15 @@ def follow(url: str, lines: Iterable[str]) -> str | None:
     try:
         return release(url, half_new=half_new)
     except Refused as error:
-        return f"may wait with its requests for ever; start it again ({error})"
+        return f"may hold its requests forever; restart it ({error})"
 
 
 def main() -> None:
-    """Wait for the run's end, then release its engine."""
+    """Wait until the run ends, then release its engine."""
     if os.fork():
         return
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # who ends the run may tell all that it finds
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whatever ends the run may signal all its processes
         signal.signal(number, signal.SIG_IGN)
     url, log = sys.argv[1:]
     said = follow(url, sys.stdin)

@@ -1,8 +1,8 @@
-"""An engine that gives its GPU memory away for a while, and takes it back in two parts (``--offload-rollout``).
+"""An engine that releases its GPU memory for a while and takes it back in two parts (``--offload-rollout``).
 
-Guarantees: requests are held from :meth:`MemoryCalls.sleep` until all memory is back, none is refused or run without it; each part is
-asked back once (SGLang's server ends when it is asked twice), so both calls may be repeated. A server that was started again has all
-its memory. What is away belongs to the server that runs; the methods are called one at a time.
+Guarantees: requests are held from :meth:`MemoryCalls.sleep` until all memory is back; none is refused or runs without
+it. Each part is requested back once (SGLang's server dies when asked twice), so both calls may be repeated. A restarted
+server has all its memory. The state belongs to the running server; call the methods one at a time.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 WEIGHTS: tuple[str, ...] = ("weights",)
 CACHE: tuple[str, ...] = ("kv_cache", "cuda_graph")
-"""Parts of the memory, as SGLang's routes name them. Weights come back empty unless they have a copy on the host."""
+"""SGLang's names of the memory parts. Weights come back empty unless they have a host copy."""
 
 
 class MemoryCalls:
-    """What an engine's class offers, over ``_post`` and ``pause_generation`` of that class."""
+    """Mixin for an engine's class, built on its ``_post`` and ``pause_generation``."""
 
     _away: set[str]
 
@@ -29,7 +29,7 @@ class MemoryCalls:
         raise NotImplementedError
 
     def sleep(self) -> None:
-        """Hold all requests, and give away what memory is there; the prefix cache is emptied."""
+        """Hold all requests, empty the prefix cache, and release all memory."""
         present = [part for part in WEIGHTS + CACHE if part not in self._away]
         if not present:
             return
@@ -38,7 +38,7 @@ class MemoryCalls:
         self._away.update(present)
 
     def wake(self, parts: tuple[str, ...]) -> None:
-        """Take ``parts`` back, and continue the requests if that was the last of what was away."""
+        """Take ``parts`` back; continue the requests once no memory is released any more."""
         back = [part for part in parts if part in self._away]
         if not back:
             return

@@ -1,7 +1,7 @@
-"""The other machines of an engine, for its first one, which serves.
+"""The other machines of an engine, for its first machine, which serves.
 
-Guarantees: ``launch`` waits ``CREATE_SECONDS`` at most, any other call ``ANSWER_SECONDS``; a machine whose actor is gone or silent is
-named. Holds actor handles of `EngineProcess`, none for an engine on one machine.
+Guarantees: ``launch`` waits at most ``CREATE_SECONDS``, any other call ``ANSWER_SECONDS``. Errors name a machine whose
+actor is gone or silent. Holds actor handles of `EngineProcess`; none for an engine on one machine.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from slime.weight_sync.engine_calls import EngineCalls
 
 ANSWER_SECONDS = 60.0
 CREATE_SECONDS = 300.0
-"""Until an actor that was just asked for is there: its process imports this package, perhaps from a slow shared folder."""
+"""Time limit for a new actor, whose process imports this package, perhaps from a slow shared folder."""
 
 
 class OtherNodes:
-    """See the module; ``name`` is the engine's."""
+    """Calls on the actors of the engine ``name``; see the module."""
 
     def __init__(self, name: str, handles: Sequence[Any] = ()) -> None:
         self._name = name
         self._handles = list(handles)
 
     def launch(self, rendezvous: str) -> None:
-        """Start the processes; raises EngineNodeLostError."""
+        """Start the processes; raise EngineNodeLostError if a machine is lost."""
         self._all("launch", seconds=CREATE_SECONDS, rendezvous=rendezvous)
 
     def alive(self) -> bool:
-        """Whether all processes run; raises EngineNodeLostError."""
+        """Return whether all processes run; raise EngineNodeLostError if a machine is lost."""
         return all(self._all("alive"))
 
     def returncodes(self) -> list[int | None]:
-        """Exit status of each process, None while it runs; raises EngineNodeLostError."""
+        """Return each process's exit status, None while it runs; raise EngineNodeLostError if a machine is lost."""
         return self._all("returncode")
 
     def explain(self) -> str:
-        """The ends of the logs, or who does not give them."""
+        """Return the ends of the logs, or which machine does not answer."""
         try:
             return "\n".join(self._all("explain", "is a part of it"))
         except EngineNodeLostError as error:
             return str(error)
 
     def hosts(self) -> list[str]:
-        """Names of the machines; raises EngineNodeLostError."""
+        """Return the machines' names; raise EngineNodeLostError if a machine is lost."""
         return [host for hosts in self._all("hosts") for host in hosts]
 
     def ending(self, method: Literal["stop", "kill"]) -> EngineCalls:
-        """Begin to end the processes that can be reached; wait with ``unanswered(ANSWER_SECONDS)``."""
+        """Start ending the reachable processes; wait with ``unanswered(ANSWER_SECONDS)``."""
         return EngineCalls(self._handles, method)
 
     def _all(self, method: str, *arguments: Any, seconds: float | None = None, **keywords: Any) -> list[Any]:

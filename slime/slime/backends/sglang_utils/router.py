@@ -1,7 +1,7 @@
-"""The address that serves a role: the engine itself when there is one, a router in front of several.
+"""The address that serves a role: a single engine itself, or a router in front of several.
 
-Guarantee: what is not possible fails at start with the flag to change. The router is ``sglang-router`` in a process of its
-own group with a lifeline (``python -m slime.backends.sglang_utils.router`` is that process); it logs to
+Guarantee: an impossible configuration fails at start with the flag to change. The router is ``sglang-router`` in a
+process of its own with a lifeline (``python -m slime.backends.sglang_utils.router``). It logs to
 ``<run_dir>/logs/router-<role>.log``.
 """
 
@@ -27,7 +27,7 @@ from slime.utils.http_utils import find_available_port, is_port_available
 from slime.utils.process import ChildProcess, spawn, watch_lifeline
 
 ROUTER_PACKAGE = "sglang_router"
-# The router cannot read prompts that come as ids, so what a conversation's prefix is has to be said: a request with the header
+# The router cannot read prompts given as ids, so requests name their conversation: a request with the header
 # X-SMG-Routing-Key goes to the engine that had the key before, a new key to the one with the fewest requests.
 _POLICIES: dict[Role, dict[str, object]] = {
     "policy": {"policy": "manual", "assignment_mode": "min_load"},
@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Address:
-    """Where a role is served, and the router process when there is one."""
+    """Where a role is served, and its router process, if any."""
 
     host: str
     port: int
@@ -47,39 +47,39 @@ class Address:
 
 
 def check_router(choice: str, num_engines: int) -> bool:
-    """Whether a router is needed; raises :class:`ConfigurationError` when ``--router`` cannot work."""
+    """Return whether a router is needed; raise :class:`ConfigurationError` if ``--router`` cannot work."""
     if choice == "direct" and num_engines > 1:
         raise ConfigurationError(
-            f"--router direct addresses one engine and there are {num_engines}; use --router sglang, or one engine: "
+            f"--router direct needs a single engine, but there are {num_engines}; use --router sglang, or one engine: "
             "--rollout-num-gpus-per-engine equal to --rollout-num-gpus"
         )
     needed = choice == "sglang" or (choice == "auto" and num_engines > 1)
     if needed and importlib.util.find_spec(ROUTER_PACKAGE) is None:
         raise ConfigurationError(
-            f"{num_engines} engines need a router and the package sglang-router is not installed: "
+            f"{num_engines} engines need a router, but the package sglang-router is not installed: "
             "pip install sglang-router, or use one engine"
         )
     return needed
 
 
 def requested_port(args: Arguments, role: Role) -> int | None:
-    """Return the port that ``--sglang-router-port`` without an ip asks for: that of the address which serves the policy.
+    """Return the port to serve the policy on: ``--sglang-router-port`` without an ip.
 
     Raises:
-        ConfigurationError: when something else listens there.
+        ConfigurationError: something else listens there.
     """
     port = args.sglang_router_port
     if role != "policy" or not port or args.sglang_router_ip:
         return None
     if not is_port_available(port):
         raise ConfigurationError(
-            f"--sglang-router-port {port}: the port is in use on this machine; give another one, or leave it out for any"
+            f"--sglang-router-port {port}: the port is in use on this machine; give another one, or remove the flag for any free port"
         )
     return port
 
 
 def serve_behind_one_address(args: Arguments, role: Role, urls: list[str]) -> Address:
-    """Return the address of a role's engines, having started a router if they need one."""
+    """Start a router if a role's engines need one, and return their address."""
     if not check_router(args.router, len(urls)):
         parts = urlsplit(urls[0])
         return Address(parts.hostname or "127.0.0.1", parts.port or 80)
@@ -123,7 +123,7 @@ def _answers(client: httpx.Client, url: str) -> bool:
 def main() -> None:
     """Run the router with the arguments of the command line until it is told to stop.
 
-    It is a process of its own in our group: inside this one it would keep the interpreter from watching the lifeline.
+    The router is a separate process in our group, because inside this one it would block the lifeline's thread.
     """
     watch_lifeline()
     sys.exit(subprocess.call([sys.executable, "-m", "sglang_router.launch_router", *sys.argv[1:]]))

@@ -1,7 +1,7 @@
 """The engine process: ``python -m slime.backends.sglang_utils.server <SGLang arguments>``.
 
-Guarantees: the process and everything it starts ends with the engine actor that started it, and a CPU engine finds the
-import stand-ins, in the scheduler and detokenizer processes too. Otherwise this is ``sglang.launch_server``.
+Guarantees: the process and everything it starts end with the engine actor that started it. A CPU engine finds the
+import stand-ins, also in the scheduler and detokenizer processes. Otherwise this is ``sglang.launch_server``.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ CPU_STANDINS = Path(__file__).parent / "cpu_standins"
 
 
 def engine_environment(base: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
-    """The environment of an engine process and of its children.
+    """Return the environment of an engine process and its children.
 
-    ``PYTHONPATH`` starts with the stand-ins on a CPU, because SGLang starts its workers as fresh interpreters, and has the
-    folder of the ``slime`` package, so that the module is found from any working directory.
+    On a CPU ``PYTHONPATH`` starts with the stand-ins, because SGLang starts its workers as fresh interpreters. It also
+    has the folder of the ``slime`` package, so that the module is found from any working directory.
     """
     environment = {name: value for name, value in base.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     package_root = str(Path(__file__).resolve().parents[3])
     paths = [str(CPU_STANDINS)] if cpu else []
     paths += [package_root, *filter(None, base.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    # Health is a look at the process; a generation would wait while an update holds the engine.
+    # Check health without generating, which would wait while an update holds the engine.
     environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
-    # What the vision tower made of an image would outlive the tower's weights: a flush of the prefix cache leaves it.
+    # Cached image embeddings would outlive the tower's weights, because flushing the prefix cache keeps them.
     environment["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
     environment["PYTHONUNBUFFERED"] = "1"
-    # SGLang compiles kernels by `ninja`, which is beside the interpreter; a shell may not have activated that folder.
+    # SGLang compiles kernels with the `ninja` beside the interpreter, which may not be on the shell's PATH.
     environment["PATH"] = with_programs(base.get("PATH", os.defpath))
     if cpu:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        # The compiler would look for Triton and never come back; one request with a penalty would stop the engine.
+        # The compiler would hang looking for Triton, so one request with a penalty would stop the engine.
         environment["TORCHDYNAMO_DISABLE"] = "1"
         environment.setdefault("OMP_NUM_THREADS", "1")
-        # Large pages: what a weight update receives is fresh memory each time, and small ones cost more than the transfer.
+        # Large pages: a weight update receives into fresh memory, and small pages cost more than the transfer.
         environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     return environment
 

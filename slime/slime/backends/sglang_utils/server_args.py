@@ -1,8 +1,8 @@
 """The command line of an engine, from the run's arguments.
 
-Guarantee: pure and complete; what an engine is started with is :func:`server_command` and nothing else. A policy engine
-and a judge engine differ in model, tensor parallelism and seed. Every ``--sglang-x-y`` of the run becomes ``--x-y``, except
-what the run itself decides (``OWNED``).
+Guarantee: pure and complete; an engine starts with exactly :func:`server_command`. Policy and judge engines differ in
+model, tensor parallelism and seed. Every ``--sglang-x-y`` of the run becomes ``--x-y``, except those that the run sets
+(``OWNED``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slime.arguments.weight_sync import uses_loader
 from slime.weight_sync import LOADER
 
 SERVER_MODULE = "slime.backends.sglang_utils.server"
-# Attributes of the run that start with sglang_ but are not server options, or that the run decides itself.
+# Attributes with the prefix sglang_ that are not server options, or that the run sets itself.
 OWNED = frozenset(
     {
         "router_ip",
@@ -50,23 +50,23 @@ CPU_OPTIONS: dict[str, object] = {
 
 
 def model_path(args: Arguments, role: Role) -> str:
-    """The checkpoint that a role serves; a judge without one serves the policy's start weights."""
+    """Return the checkpoint that a role serves; a judge without one serves the policy's start weights."""
     if role == "prm" and args.prm_model_path:
         return args.prm_model_path
     return args.hf_checkpoint
 
 
 def gives_memory_away(args: Arguments, spec: EngineSpec) -> bool:
-    """Whether the engine can give its GPU memory away for a while; a judge has GPUs of its own."""
+    """Return whether the engine can release its GPU memory; a judge has its own GPUs."""
     return spec.role == "policy" and bool(args.offload_rollout)
 
 
 def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, rendezvous: str = "") -> list[str]:
-    """Program and arguments of the engine's process; ``rendezvous``: where the ranks of several machines meet."""
+    """Return the engine's command line; ``rendezvous``: where the ranks of several machines meet."""
     options: dict[str, object] = dict(CPU_OPTIONS) if cpu else {}
     options.update(pass_through(args, cpu=cpu))
     if args.weight_update_mode == "in_place" and spec.role == "policy":
-        # The prefix cache cannot be emptied while requests run; old prefixes must not serve new requests.
+        # The prefix cache cannot be emptied while requests run, but old prefixes must not serve new requests.
         options["disable_radix_cache"] = True
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
@@ -84,16 +84,16 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     if gives_memory_away(args, spec):
         options["enable_memory_saver"] = True
         if args.update_weights_interval > 1 or args.update_weight_mode != "full":
-            # A push does not bring every weight each time.
+            # A push does not send every weight each time.
             options["enable_weights_cpu_backup"] = True
         if args.sglang_speculative_algorithm:
-            # No push brings those of the draft model.
+            # Pushes do not include the draft model.
             options["enable_draft_weights_cpu_backup"] = True
     options.update(
         model_path=model_path(args, spec.role),
         trust_remote_code=True,
         random_seed=args.seed + 1000 * (spec.role == "prm") + spec.index,
-        # On a CPU one rank serves on each machine, whatever the number of logical GPUs.
+        # On a CPU each machine runs one rank, whatever the number of logical GPUs.
         tp_size=spec.nodes if cpu else tensor_parallel_size(args, spec.num_gpus),
         host=spec.host,
         port=port,
@@ -106,7 +106,7 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
 
 
 def pass_through(args: Arguments, *, cpu: bool) -> dict[str, object]:
-    """Server options given as ``--sglang-*``; on a CPU the kernels cannot be chosen."""
+    """Return the server options given as ``--sglang-*``; on a CPU the kernels are fixed."""
     fixed_on_cpu = {"device", "dtype", "attention_backend", "sampling_backend", "disable_cuda_graph"} if cpu else set()
     if cpu:
         fixed_on_cpu |= {"mem_fraction_static", *STAGES}
@@ -120,7 +120,7 @@ def pass_through(args: Arguments, *, cpu: bool) -> dict[str, object]:
 
 
 def command_line(options: dict[str, object]) -> list[str]:
-    """``{"tp_size": 2, "flag": True}`` as ``["--tp-size", "2", "--flag"]``; lists become several values."""
+    """Convert ``{"tp_size": 2, "flag": True}`` to ``["--tp-size", "2", "--flag"]``; lists become several values."""
     words: list[str] = []
     for name, value in options.items():
         if value is None or value is False:

@@ -1,13 +1,13 @@
-"""Hooks around SGLang's tokenizer manager, in the process of the server.
+"""Hooks around SGLang's tokenizer manager, in the server process.
 
-:func:`hold_from_start` lets a server hold its requests from its first moment until it is told to continue: an engine that is
-started again in a run has the start weights, and its old clients reach it as soon as it listens.
+:func:`hold_from_start` lets a server hold its requests from the start until it is told to continue. An engine restarted
+during a run has the start weights, and its old clients reach it as soon as it listens.
 
-:func:`serve_newest_adapter` lets requests use the newest adapter of the trainer without knowing its name. Guarantees: a request
-that names no adapter takes the newest one that was loaded under a name of `slime.weight_sync.adapter` when it is admitted, and
-keeps it to its end, so no reply mixes weights or key/value caches of two versions (SGLang's prefix cache is per adapter); what it
-reports as its weight version is that adapter's; an adapter that a request uses is not unloaded. State: one name per server, in
-SGLang's tokenizer manager.
+:func:`serve_newest_adapter` lets requests use the trainer's newest adapter without knowing its name. Guarantees: a
+request without an adapter gets, on admission, the newest one loaded under a name of `slime.weight_sync.adapter`, and
+keeps it to its end. So no reply mixes weights or key/value caches of two versions (SGLang's prefix cache is per
+adapter). The reported weight version is that adapter's. An adapter in use is not unloaded. State: one name per server,
+in SGLang's tokenizer manager.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 
 def hook(functions: Mapping[str, Callable[..., Any]], need: str) -> None:
-    """Call each of ``functions`` around the function of SGLang it is listed under, with that one as its first argument.
+    """Wrap each SGLang function named in ``functions``; the wrapper gets the original as its first argument.
 
     Raises:
-        RuntimeError: when this SGLang has not what is hooked; ``need`` says what it then cannot do.
+        RuntimeError: this SGLang lacks a hooked function; ``need`` says what it cannot do without.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -37,11 +37,11 @@ def hook(functions: Mapping[str, Callable[..., Any]], need: str) -> None:
 
 
 HOLD = "--hold-requests"
-"""On the server's command line, beside SGLang's options."""
+"""Our own option on the server's command line."""
 
 
 def begin_paused(original: Callable[..., Any], manager: Any, *arguments: Any, **keywords: Any) -> None:
-    """Around the making of a tokenizer manager: it begins as after a pause."""
+    """Wrap the construction of a tokenizer manager, so that it starts paused."""
     original(manager, *arguments, **keywords)
     manager.is_pause = True
 
@@ -61,7 +61,7 @@ IN_USE = "requests use it"
 async def answer_with_newest(
     original: Callable[..., Any], manager: Any, request: Any, *rest: Any
 ) -> AsyncIterator[Any]:
-    """Around a request: give it the newest adapter once requests are no longer held, and tag its answers."""
+    """Wrap a request: give it the newest adapter once requests are no longer held, and tag its answers."""
     if not request.lora_path:
         async with manager.is_pause_cond:
             await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
@@ -82,7 +82,7 @@ def _tag(meta: dict[str, Any], version: str) -> None:
 
 
 async def remember_newest(original: Callable[..., Any], manager: Any, request: Any, *rest: Any) -> Any:
-    """Around the loading of an adapter."""
+    """Wrap the loading of an adapter to remember the newest."""
     result = await original(manager, request, *rest)
     if result.success and adapter_version(request.lora_name) is not None:
         manager.newest_adapter = request.lora_name
@@ -90,7 +90,7 @@ async def remember_newest(original: Callable[..., Any], manager: Any, request: A
 
 
 async def keep_while_used(original: Callable[..., Any], manager: Any, request: Any, *rest: Any) -> Any:
-    """Around the unloading of an adapter: refuse at once instead of waiting, with later loads, for its last request."""
+    """Wrap the unloading of an adapter: refuse while it is in use, instead of blocking later loads."""
     from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqOutput
 
     found = manager.lora_registry.get_all_adapters().get(request.lora_name)

@@ -1,15 +1,14 @@
-"""The server's process on its machine: its files, and on a CPU its forked workers.
+"""The server's process on its machine: cleanup of its files and, on a CPU, forked workers.
 
-SGLang would leave five socket files per start, and its load counters when it is killed. :func:`remove_leftovers` has all of it
-removed when the server's process is gone, however it ended. The socket files are put into a folder of the server's own; only
-the server's process names them, so its workers' caches stay where they are.
+SGLang leaves five socket files per start, and its load counters when it is killed. :func:`remove_leftovers` removes all
+of them once the server's process is gone. The socket files go to a folder of the server's own. Only the server's
+process uses that folder, so its workers' caches stay where they are.
 
-On a CPU the scheduler and the detokenizer are forks of the server, which has imported SGLang already.
-
-SGLang spawns them as fresh interpreters, because a CUDA context does not survive a fork; each imports all of SGLang again,
-which is half of what an engine's start costs. Guarantees: a worker differs from a spawned one in that alone; what the server
-set for itself (its folder for temporary files, its signal handlers) does not reach a worker. No worker is forked from a server
-with threads, of which one might hold a lock that the worker would wait for; such a server spawns its workers.
+On a CPU the scheduler and the detokenizer are forks of the server, which has already imported SGLang. By default SGLang
+spawns fresh interpreters, because a CUDA context does not survive a fork; importing SGLang again takes half of an
+engine's start. Guarantees: a forked worker differs from a spawned one in nothing else. The server's own settings (its
+temporary folder, its signal handlers) do not reach a worker. A server with threads spawns its workers instead, because
+a thread might hold a lock that a forked worker would wait for.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 def remove_leftovers() -> None:
-    """Have the files of the server that this process is about to start removed at its end.
+    """Arrange the removal of the server's files at this process's end; call it before the server starts.
 
     Raises:
-        AttributeError: for an SGLang whose names are others, so that a change is noticed.
+        AttributeError: this SGLang uses other names, so that a change is noticed.
     """
     from sglang.srt.managers.load_snapshot import shm_path_for
     from sglang.srt.server_args import PortArgs
@@ -70,10 +69,10 @@ class _ForkWithoutThreads(ForkContext):
 
 
 def fork_workers() -> None:
-    """Have SGLang fork the workers of the server that this process is about to start.
+    """Make SGLang fork the server's workers; call it before the server starts.
 
     Raises:
-        AttributeError: for an SGLang whose names are others, so that a change is noticed.
+        AttributeError: this SGLang uses other names, so that a change is noticed.
     """
     from sglang.srt.entrypoints import engine
 
@@ -88,13 +87,13 @@ def fork_workers() -> None:
 
 
 def _other_threads() -> list[str]:
-    """Names of this process's threads, those of libraries included, but for this one and the lifeline, which holds no lock while it reads."""
+    """Return the names of this process's other threads, except the lifeline, which holds no lock while it reads."""
     harmless = {thread.native_id for thread in threading.enumerate() if thread.name == LIFELINE_THREAD}
     harmless.add(threading.get_native_id())
     found = []
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) not in harmless:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
                 found.append((task / "comm").read_text().strip())
     return found
 

@@ -1,7 +1,7 @@
-"""The calls of a weight update on an engine's server, as SGLang's routes have them.
+"""The calls of a weight update on an engine's server, through SGLang's routes.
 
-Guarantees: a call returns when the server has done what it says; what the server refuses raises
-:class:`~slime.exceptions.EngineError` with its words. Holds no state.
+Guarantees: a call returns once the server has done the work. A refused call raises
+:class:`~slime.exceptions.EngineError` with the server's message. Holds no state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PauseMode = Literal["retract", "in_place", "abort"]
 
 
 class WeightCalls:
-    """What an engine's class offers to the trainer, over ``_post`` and ``_get`` of that class."""
+    """Mixin for an engine's class, built on its ``_post`` and ``_get``."""
 
     _cpu: bool
     _spec: Any
@@ -29,13 +29,13 @@ class WeightCalls:
         raise NotImplementedError
 
     def num_weight_ranks(self) -> int:
-        """How many ranks this engine has in the weight update group."""
+        """Return this engine's number of ranks in the weight update group."""
         return self._spec.nodes if self._cpu else self._spec.num_gpus
 
     def init_weights_update_group(
         self, master_addr: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
     ) -> None:
-        """Join the trainer's group; returns when all ranks have joined. One of that name is left by a trainer that died."""
+        """Join the trainer's group and wait for all ranks; first leave a dead trainer's group of the same name."""
         self.destroy_weights_update_group(group_name)
         self._post(
             "/init_weights_update_group",
@@ -48,7 +48,7 @@ class WeightCalls:
         )
 
     def destroy_weights_update_group(self, group_name: str) -> None:
-        """Leave the trainer's group. No-op for a restarted engine, which is in no group."""
+        """Leave the trainer's group; a no-op for a restarted engine, which is in no group."""
         try:
             self._post("/destroy_weights_update_group", group_name=group_name)
         except EngineError as error:
@@ -60,14 +60,14 @@ class WeightCalls:
         self._post("/pause_generation", mode=mode)
 
     def continue_generation(self) -> None:
-        """Continue what ``pause_generation`` held; an engine whose memory is away goes on holding until it has woken."""
+        """Continue held requests; an engine with released memory keeps holding until it wakes."""
         if not self._away:
             self._post("/continue_generation", torch_empty_cache=False)
 
     def begin_weight_update(self) -> None:
         """Open an update session; weights can be loaded until ``end_weight_update``.
 
-        A session that a trainer left open when it died is closed first.
+        First closes a session that a dead trainer left open.
         """
         try:
             self._post("/begin_weight_update")
@@ -78,7 +78,7 @@ class WeightCalls:
             self._post("/begin_weight_update")
 
     def close_left_session(self) -> None:
-        """Close the session that a trainer left open when it died, if there is one."""
+        """Close a session that a dead trainer left open, if any."""
         try:
             self._post("/end_weight_update")
         except EngineError as error:
@@ -97,7 +97,7 @@ class WeightCalls:
     ) -> None:
         """Receive one bucket from rank 0 of the group, which must broadcast while this call is in flight.
 
-        ``flush_cache`` on the last bucket empties the prefix cache for free; it is refused while requests run.
+        ``flush_cache`` on the last bucket empties the prefix cache at no extra cost; refused while requests run.
         """
         self._post(
             "/update_weights_from_distributed",
@@ -117,7 +117,7 @@ class WeightCalls:
         flush_cache: bool = False,
         weight_version: str | None = None,
     ) -> None:
-        """Load named tensors, a pickled list of pairs that every rank of the engine gets."""
+        """Load named tensors, a pickled list of pairs, on every rank of the engine."""
         payload = base64.b64encode(serialized).decode()
         self._post(
             "/update_weights_from_tensor",
@@ -134,9 +134,9 @@ class WeightCalls:
     def load_lora_adapter_from_tensors(
         self, name: str, config: dict[str, Any], serialized: bytes, checksums: dict[str, str] | None
     ) -> None:
-        """Load an adapter (a pickled dict of tensors under PEFT's names) beside those that are there.
+        """Load an additional adapter, a pickled dict of tensors under PEFT's names.
 
-        ``checksums``: SHA-256 of each tensor; a server where one differs ends.
+        ``checksums``: SHA-256 of each tensor; a server with a mismatch exits.
         """
         payload = base64.b64encode(serialized).decode()
         self._post(
@@ -148,7 +148,7 @@ class WeightCalls:
         )
 
     def unload_lora_adapter(self, name: str) -> bool:
-        """Unload an adapter; False when requests use it still. One that is not there is as good as unloaded."""
+        """Unload an adapter; return False if requests still use it, True also if it is already gone."""
         try:
             self._post("/unload_lora_adapter", lora_name=name)
         except EngineError as error:
@@ -159,31 +159,31 @@ class WeightCalls:
         return True
 
     def lora_adapters(self) -> list[str]:
-        """Names of what the server can be asked for: its model and the adapters it has loaded."""
+        """Return the names that the server serves: its model and its loaded adapters."""
         return [str(model["id"]) for model in self._get("/v1/models")["data"]]
 
     def set_weight_version(self, version: str) -> None:
-        """Say which version the server reports for itself; no weight changes."""
+        """Set the version that the server reports, without changing weights."""
         self._post("/update_weight_version", new_version=version, abort_all_requests=False)
 
     def end_weight_update(self, weight_version: str | None = None) -> None:
-        """Close the session; requests in flight and later ones report ``weight_version`` from here on."""
+        """Close the session; running and later requests report ``weight_version`` from now on."""
         if weight_version is not None:
             self.set_weight_version(weight_version)
         self._post("/end_weight_update")
 
     def flush_cache(self) -> None:
-        """Empty the prefix cache; refused while requests run, allowed while they are paused by ``retract``. 0.4 s."""
+        """Empty the prefix cache in 0.4 s; refused while requests run, allowed while ``retract`` pauses them."""
         self._post("/flush_cache")
 
     def hold_after_failed_update(self) -> None:
-        """Close what an update that failed left open, and keep requests waiting: the weights may be half new.
+        """Close a failed update's session and keep holding requests, because the weights may be mixed.
 
-        The next update continues them.
+        The next update continues the requests.
         """
         self.pause_generation("retract")
         self.close_left_session()
 
     def get_weight_version(self) -> str:
-        """The version that the server reports for new tokens."""
+        """Return the version that the server reports for new tokens."""
         return str(self._get("/model_info")["weight_version"])

@@ -1,1 +1,1 @@
-"""What the training back ends share: the actors, their data and micro-batches, the schedule, offloading. FSDP2 and Megatron build on it."""
+"""Shared base of the training back ends: actors, data, micro-batches, schedule and offloading."""

@@ -1,11 +1,11 @@
-"""One rank of the policy, whatever the back end: owns its weight version, besides what every rank owns.
+"""One rank of the policy, for any back end: adds the weight version to what every rank owns.
 
-A back end fills in the abstract methods: building the policy, log probabilities, a step, whole weights, and the state of a
-checkpoint.
+A back end implements the abstract methods: building the policy, log probabilities, a step, whole weights, and
+checkpoint state.
 
-The old log probabilities are computed by one forward pass over the whole rollout before the first optimizer step, always,
-unless ``--use-rollout-logprobs`` takes the engine's: exact for any number of steps, at the price of one forward pass.
-The weight version counts the pushes of changed weights: a push after no successful step repeats the version.
+One forward pass over the whole rollout before the first optimizer step computes the old log probabilities. This is
+exact for any number of steps. ``--use-rollout-logprobs`` uses the engine's instead and saves the pass. The weight
+version counts pushes of changed weights: a push after no successful step repeats the version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TrainActor(TrainRank):
     """See the module. Call ``init`` first.
 
     Attributes:
-        data_group: the ranks that hold different samples; None is all of them.
+        data_group: the ranks with different samples; None means all.
     """
 
     data_group: dist.ProcessGroup | None = None
@@ -60,19 +60,19 @@ class TrainActor(TrainRank):
 
     @abstractmethod
     def _build(self) -> None:
-        """Make policy, optimizer and, where :meth:`_needs_reference`, the reference."""
+        """Build policy, optimizer and, if :meth:`_needs_reference`, the reference."""
 
     @abstractmethod
     def _log_probs(self, data: RolloutShard, *, reference: bool) -> list[torch.Tensor]:
-        """``[R_i]`` log probabilities of every sample on the CPU, under the policy or the reference."""
+        """Return ``[R_i]`` log probabilities of every sample on the CPU, under the policy or the reference."""
 
     @abstractmethod
     def _optimizer_step(self, data: RolloutShard, rollout_id: int, step: int) -> Metrics:
-        """Take a step; metrics with ``grad_norm``, ``lr-pg_0`` and ``skipped_steps``, equal on all ranks."""
+        """Take a step; return metrics with ``grad_norm``, ``lr-pg_0`` and ``skipped_steps``, equal on all ranks."""
 
     @abstractmethod
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole weights under Hugging Face's names; every rank runs it to its end, rank 0's values count."""
+        """Yield whole weights under Hugging Face names; every rank must exhaust it, rank 0's values count."""
 
     @abstractmethod
     def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
@@ -81,13 +81,13 @@ class TrainActor(TrainRank):
     # Start and end
 
     def init(self, args: Arguments) -> int:
-        """Build everything, load a checkpoint if there is one to load, and return the first rollout to train on."""
+        """Build everything, load a checkpoint if given, and return the first rollout to train on."""
         self._begin(args)
         args = self.args
         if args.record_memory_history:
             self._history = MemoryHistory(args, self.rank)
         if args.loss_type == "custom_loss":
-            load_function(args.custom_loss_function_path)  # what is wrong with it shows before the model is read
+            load_function(args.custom_loss_function_path)  # report its problems before reading the model
         self._build()
         self._seed()
         start = self._load_checkpoint()
@@ -114,9 +114,9 @@ class TrainActor(TrainRank):
         """Take this rank's data and compute what the loss needs.
 
         Args:
-            rollout_id: whose data it is.
+            rollout_id: rollout of the data.
             shard: the data, or a Ray reference to it.
-            values: what each rank of the critic gave for the rollout, or references; empty without a critic.
+            values: result of each critic rank for the rollout, or references; empty without a critic.
 
         Returns:
             With a critic, the returns of this rank's samples by their position in the rollout.
@@ -139,7 +139,7 @@ class TrainActor(TrainRank):
         return data.by_position("returns") if values else {}
 
     def step(self, rollout_id: int, learn: bool = True) -> dict[str, Any] | None:
-        """Take the optimizer steps of the data that :meth:`prepare` took; without ``learn`` only describe them.
+        """Take the optimizer steps on the data of :meth:`prepare`; without ``learn`` only compute rollout metrics.
 
         Returns:
             On rank 0 the metrics of each step in a list under ``STEPS``, their means ``train/*``, and those of the rollout;
@@ -159,7 +159,7 @@ class TrainActor(TrainRank):
         rollout = self._describe(data)
         if steps and self.rank == 0:
             rollout |= self._speeds(data)
-        seconds = self._take_seconds()  # on every rank: each logs its own
+        seconds = self._take_seconds()  # on every rank, because each logs its own
         if self.rank != 0:
             return None
         return {STEPS: [named(step) for step in steps], **named(mean_of_steps(steps)), **rollout, **seconds}
@@ -168,7 +168,7 @@ class TrainActor(TrainRank):
         return nullcontext() if self._history is None else self._history.watched()
 
     def _choose_old_log_probs(self, data: RolloutShard) -> None:
-        """Set ``log_probs``, the old policy's, which advantages and loss read: the engine's, or those of a pass."""
+        """Set ``log_probs`` of the old policy for advantages and loss: the engine's, or from a forward pass."""
         if self.args.use_rollout_logprobs:
             if "rollout_log_probs" not in data.fields:
                 raise ValueError("--use-rollout-logprobs needs rollout_log_probs on every sample")
@@ -181,7 +181,7 @@ class TrainActor(TrainRank):
                     data.set_computed("entropy", entropy)
 
     def _compute_advantages(self, data: RolloutShard) -> None:
-        """Set the reference's log probabilities, where they are needed, then advantages and returns."""
+        """Set the reference's log probabilities, if needed, then advantages and returns."""
         if self._needs_reference():
             with self._timed("ref_log_probs"):
                 data.set_computed("ref_log_probs", self._log_probs(data, reference=True))
@@ -190,7 +190,7 @@ class TrainActor(TrainRank):
         data.set_computed("returns", returns)
 
     def _policy_pass(self, data: RolloutShard) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """The policy's log probabilities, and its entropies with ``--use-rollout-entropy``."""
+        """Return the policy's log probabilities, and its entropies with ``--use-rollout-entropy``."""
         return self._log_probs(data, reference=False), None
 
     def _sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -199,7 +199,7 @@ class TrainActor(TrainRank):
         return total
 
     def _describe(self, data: RolloutShard) -> Metrics:
-        """Token-weighted means of the per-token streams and the token count, over all ranks."""
+        """Return token-weighted means of the per-token streams and the token count, over all ranks."""
         sums: dict[str, list[float]] = {"tokens": [float(sum(data.fields["total_lengths"])), 1.0]}
         for name in [stream.name for stream in streams.STREAMS if stream.logged]:
             if name == "kl" and not self.args.kl_coef:  # all zero
@@ -222,7 +222,7 @@ class TrainActor(TrainRank):
         return result
 
     def _speeds(self, data: RolloutShard) -> Metrics:
-        """TFLOP/s of this rank in each phase, and tokens per second of its copy of the model."""
+        """Return this rank's TFLOP/s in each phase, and the tokens per second of its model copy."""
         lengths, responses = data.fields["total_lengths"], data.fields["response_lengths"]
         copy = dist.get_world_size() / dist.get_world_size(self.data_group)
         config = read_config(Path(self.args.hf_checkpoint))
@@ -233,12 +233,12 @@ class TrainActor(TrainRank):
     # Weights
 
     def connect_rollout_engines(self, engine_handles: list[Any]) -> None:
-        """Build the weight update group of rank 0 and the engines; again after an engine was started again."""
+        """Build the weight update group of rank 0 and the engines; call again after an engine restart."""
         assert self._sync is not None
         self._sync.connect(engine_handles)
 
     def update_weights(self) -> str:
-        """Make the current weights live on the engines and return their version, also while memory is on the host."""
+        """Push the current weights to the engines and return their version; works while offloaded."""
         assert self._sync is not None
         version = self._next_version()
         with self._timed("update_weights"):
@@ -248,7 +248,7 @@ class TrainActor(TrainRank):
         return str(version)
 
     def _sync_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What a push sends; as :meth:`_weights`."""
+        """Yield the weights that a push sends; like :meth:`_weights`."""
         return self._weights()
 
     def _next_version(self) -> int:
@@ -259,7 +259,7 @@ class TrainActor(TrainRank):
     def save(self, rollout_id: int) -> str:
         """Write a checkpoint that contains the step of ``rollout_id`` and return its folder; see :meth:`publish`."""
         if not self.args.save:
-            raise CheckpointError("there is nowhere to save to: add --save DIR")
+            raise CheckpointError("there is no folder to save to: add --save DIR")
         self._check_memory()
         root, iteration = self._save_folder(), rollout_id + 1
         with self._timed("save_model"):
@@ -272,7 +272,7 @@ class TrainActor(TrainRank):
         return Path(required("--save", self.args.save))
 
     def publish(self, rollout_id: int) -> None:
-        """Name the checkpoint of ``rollout_id`` as the latest one and delete those beyond --save-keep."""
+        """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond --save-keep."""
         root = self._save_folder()
         on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
 
@@ -284,7 +284,7 @@ class TrainActor(TrainRank):
         return self._common_meta(rollout_id) | {"weight_version": self._next_version()}
 
     def _load_checkpoint(self) -> int:
-        """Load what --resume or --load names and return the rollout to start with."""
+        """Load the checkpoint of --resume or --load and return the first rollout."""
         args = self.args
         root = args.save if args.resume else args.load
         folder = checkpoint_folder.find(Path(root)) if root else None
@@ -300,5 +300,5 @@ class TrainActor(TrainRank):
 
 
 def named(metrics: Metrics) -> Metrics:
-    """Metrics of the policy's steps under the names that are logged."""
+    """Return the metrics of the policy's steps under their logged names."""
     return {f"train/{name}": value for name, value in metrics.items()}

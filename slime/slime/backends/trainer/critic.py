@@ -1,11 +1,11 @@
-"""One rank of the critic of PPO, whatever the back end: values before the policy's step, and a step of its own towards the returns.
+"""One rank of PPO's critic, for any back end: values before the policy's step, and its own step towards the returns.
 
-A back end fills in the abstract methods: building the critic, its values, a step, and the state of a checkpoint.
+A back end implements the abstract methods: building the critic, its values, a step, and checkpoint state.
 
-The order for a rollout: ``values``, then the policy's ``prepare`` with them, then ``step`` with the returns that gave. The
-policy's step does not wait for the critic's, nor the other way round. The critic has its own learning rate, warm-up and
-checkpoints, and shares every other setting of the trainer. A checkpoint gets its final name by ``save`` and is the one to
-resume from when the policy's checkpoint of the same rollout is; ``publish`` then deletes the older ones.
+The order for a rollout is ``values``, then the policy's ``prepare`` with them, then ``step`` with the resulting
+returns. The steps of policy and critic do not wait for each other. The critic has its own learning rate, warm-up and
+checkpoints, and shares all other trainer settings. ``save`` gives a checkpoint its final name. A run resumes from it
+once the policy's checkpoint of the same rollout is published; ``publish`` then deletes older ones.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ class CriticActor(TrainRank):
 
     @abstractmethod
     def _build(self, folder: str) -> None:
-        """Make critic and optimizer, with the backbone of the Hugging Face folder ``folder``."""
+        """Build critic and optimizer, with the backbone of the Hugging Face folder ``folder``."""
 
     @abstractmethod
     def _values(self, data: RolloutShard) -> list[torch.Tensor]:
-        """``[R_i]`` values of every sample on the CPU."""
+        """Return ``[R_i]`` values of every sample on the CPU."""
 
     @abstractmethod
     def _optimizer_step(self, data: RolloutShard, rollout_id: int, step: int) -> Metrics:
-        """Take a step; metrics with ``grad_norm``, ``lr-pg_0`` and ``skipped_steps``, equal on all ranks."""
+        """Take a step; return metrics with ``grad_norm``, ``lr-pg_0`` and ``skipped_steps``, equal on all ranks."""
 
     @abstractmethod
     def _write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         """Write a checkpoint and return its folder, not yet published."""
 
     def init(self, args: Arguments) -> None:
-        """Build the critic with the backbone that --critic-load names, or the policy's start weights."""
+        """Build the critic from the backbone of --critic-load, or from the policy's start weights."""
         self._begin(critic_arguments(args))
         start = self.args.critic_load
         self._build(start if start and (Path(start) / "config.json").exists() else self._start_weights())
         self._seed()
 
     def load_checkpoint(self, start_rollout_id: int) -> None:
-        """Load what --resume or --critic-load names; on --resume the state of the rollout before ``start_rollout_id``."""
+        """Load the checkpoint of --critic-load, or with --resume that of the rollout before ``start_rollout_id``."""
         args = self.args
         if args.resume:
             folder = checkpoint_folder.folder_of(self._save_folder(), start_rollout_id)
             if not (folder / "meta.json").exists():
                 raise CheckpointError(
-                    f"--resume needs the critic's checkpoint {folder}: give --critic-save the folder it is in"
+                    f"--resume needs the critic's checkpoint {folder}: set --critic-save to its folder"
                 )
         else:
             folder = checkpoint_folder.find(Path(args.critic_load)) if args.critic_load else None
@@ -82,11 +82,11 @@ class CriticActor(TrainRank):
         return data.by_position("values")
 
     def step(self, rollout_id: int, returns: Sequence[Any]) -> dict[str, Any] | None:
-        """Take the optimizer steps of the rollout that ``values`` saw.
+        """Take the optimizer steps of the rollout last given to ``values``.
 
         Args:
-            rollout_id: whose data it is.
-            returns: what each rank of the policy gave for the rollout, or references.
+            rollout_id: rollout of the data.
+            returns: result of each policy rank for the rollout, or references.
 
         Returns:
             On rank 0 the metrics of each step in a list under ``STEPS``, and their means; None elsewhere.
@@ -112,20 +112,20 @@ class CriticActor(TrainRank):
         return Path(required("--critic-save", self.args.critic_save))
 
     def publish(self, rollout_id: int) -> None:
-        """Name the checkpoint of ``rollout_id`` as the latest one and delete those beyond --save-keep."""
+        """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond --save-keep."""
         root = self._save_folder()
         on_rank_zero(lambda: checkpoint_folder.publish(root, rollout_id + 1, self.args.save_keep))
 
 
 def named(metrics: Metrics) -> Metrics:
-    """Metrics of the critic's steps under the names that are logged."""
+    """Return the metrics of the critic's steps under their logged names."""
     return {
         f"train/{name if name.startswith('value_') else f'critic-{name}'}": value for name, value in metrics.items()
     }
 
 
 def critic_arguments(args: Arguments) -> Arguments:
-    """Return ``args`` with the critic's learning rate and warm-up in the place of the policy's."""
+    """Return ``args`` with the critic's learning rate and warm-up instead of the policy's."""
     changed = {
         "lr": args.lr if args.critic_lr is None else args.critic_lr,
         "lr_warmup_iters": args.critic_lr_warmup_iters,

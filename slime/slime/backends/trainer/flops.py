@@ -1,10 +1,10 @@
-"""Arithmetic of a forward pass and of a training step, for the ``*_tflops`` metrics: what matrices and causal attention need.
+"""FLOPs of a forward pass and of a training step, for the ``*_tflops`` metrics: matrices and causal attention.
 
-A token through a matrix of n weights takes 2n, and backward 2n for the gradient of its input and, unless the weights are
-frozen, 2n for their own; causal attention of a sample of n tokens ``2 n^2`` times query heads times head size per layer and
-pass, the masked half not counted; the LM head counts for response tokens only (Chowdhery et al., "PaLM", 2022, appendix B).
-What is computed again for a backward pass does not count, nor do norms, rotary embeddings and the embedding. Of experts those
-count that a token is sent to. Linear attention counts as full attention.
+A token through a matrix of n weights takes 2n FLOPs. Backward takes 2n for the gradient of its input and, unless the
+weights are frozen, 2n for their own. Causal attention of a sample of n tokens takes ``2 n^2`` times query heads times
+head size per layer and pass, without the masked half. The LM head counts for response tokens only (Chowdhery et al.,
+"PaLM", 2022, appendix B). Not counted: recomputation, norms, rotary embeddings and the embedding. Only experts that a
+token is sent to count. Linear attention counts as full attention.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def forward_flops(config: Mapping[str, Any], lengths: Sequence[int], responses: Sequence[int]) -> float:
-    """FLOPs of a forward pass over samples of ``lengths`` tokens, ``responses`` of them scored.
+    """Return the FLOPs of a forward pass over samples of ``lengths`` tokens, ``responses`` of them scored.
 
     ``config`` is a Hugging Face ``config.json``; of a vision model its ``text_config`` counts.
     """
@@ -24,7 +24,7 @@ def forward_flops(config: Mapping[str, Any], lengths: Sequence[int], responses: 
 def step_flops(
     config: Mapping[str, Any], lengths: Sequence[int], responses: Sequence[int], *, lora_rank: int = 0
 ) -> float:
-    """FLOPs of forward and backward, as `forward_flops`; with ``lora_rank`` the base is frozen and all its matrices have adapters."""
+    """Return the FLOPs of forward and backward; with ``lora_rank`` the base is frozen and all matrices have adapters."""
     products = _products(config, lengths, responses)
     if not lora_rank:
         return 3.0 * (products + _attention(config, lengths))
@@ -44,7 +44,7 @@ def _attention(config: Mapping[str, Any], lengths: Sequence[int]) -> float:
 
 
 def _matrices(config: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-    """How many matrices of which two sizes a token goes through, in all layers, without the LM head."""
+    """Return (count, rows, columns) of the matrices a token passes in all layers, without the LM head."""
     queries, keys = _widths(config)
     config = _text(config)
     hidden, layers, experts = config["hidden_size"], config["num_hidden_layers"], config.get("num_experts_per_tok")
@@ -57,7 +57,7 @@ def _matrices(config: Mapping[str, Any]) -> list[tuple[int, int, int]]:
 
 
 def _widths(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Width of all query heads, and of all key heads."""
+    """Return the width of all query heads, and of all key heads."""
     config = _text(config)
     heads = config["num_attention_heads"]
     head_size = config.get("head_dim") or config["hidden_size"] // heads

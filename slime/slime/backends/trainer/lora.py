@@ -1,4 +1,4 @@
-"""What LoRA is on every back end: its configuration, its merged weights, and the folder of an adapter in PEFT's format."""
+"""LoRA for every back end: configuration, merged weights, and adapter folders in PEFT's format."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def lora_config(args: Arguments):
 
 
 def shape_of_adapters(args: Arguments) -> dict[str, Any] | None:
-    """What a checkpoint says of its adapters; None without LoRA."""
+    """Return the adapter metadata of a checkpoint; None without LoRA."""
     if not args.use_lora:
         return None
     return {"rank": args.lora_rank, "alpha": args.lora_alpha, "target_modules": sorted(target_modules(args))}
 
 
 def check_same_adapters(args: Arguments, meta: dict[str, Any]) -> None:
-    """Raise CheckpointError when the adapters of a checkpoint have another rank, scale or place than the run's.
+    """Raise CheckpointError if a checkpoint's adapters differ from the run's in rank, scale or target modules.
 
-    The tensors alone do not tell: another alpha would scale what was learnt.
+    The tensors alone do not reveal it: another alpha would rescale the learned update.
     """
     then, now = meta.get("adapters"), shape_of_adapters(args)
     if not then or not now or then == now:
         return
     changed = [name for name in now if then[name] != now[name]]
     flags = " ".join(f"--lora-{name.replace('_', '-')} {_as_typed(then[name])}" for name in changed)
-    raise CheckpointError(f"the checkpoint was written with {flags}; go on with the same")
+    raise CheckpointError(f"the checkpoint was written with {flags}; use the same flags")
 
 
 def _as_typed(value: Any) -> str:
@@ -68,7 +68,7 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
 def write_adapter(args: Arguments, tensors: dict[str, Tensor], path: Path) -> None:
     """Write ``adapter_model.safetensors`` and ``adapter_config.json`` as ``PeftModel.from_pretrained`` reads them.
 
-    The folder appears whole, by rename, or not at all. ``tensors`` have PEFT's names and lie on the CPU.
+    The folder appears whole, by rename, or not at all. ``tensors`` have PEFT's names and are on the CPU.
     """
     temporary = fresh_folder(path)
     save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -24,7 +24,7 @@ Metrics = dict[str, float]
 
 
 class Model(Protocol):
-    """What a back end offers for one forward pass."""
+    """A back end's model for one forward pass."""
 
     def __call__(
         self,
@@ -37,13 +37,14 @@ class Model(Protocol):
     ) -> Any:
         """Return log probabilities and entropies ``[N]`` of the response rows.
 
-        With ``want_logits`` the logits ``[1, T, V]`` float32 of all tokens, with ``of_rows`` what that gives of the response rows.
+        With ``want_logits`` return float32 logits ``[1, T, V]`` of all tokens, with ``of_rows`` its result for the
+        response rows.
         """
         ...
 
 
 def model_input(args: Arguments, shard: RolloutShard, indices: list[int], device: torch.device) -> MicroBatch:
-    """The model input of the samples ``indices`` of ``shard``."""
+    """Return the model input of the samples ``indices`` of ``shard``."""
     lengths, images = shard.fields["response_lengths"], shard.fields.get(IMAGES)
     return build(
         [shard.tokens[i] for i in indices],
@@ -55,7 +56,7 @@ def model_input(args: Arguments, shard: RolloutShard, indices: list[int], device
 
 
 def reducer_of(args: Arguments, batch: TrainBatch, response_lengths: list[int]) -> Reducer:
-    """The reducer of a micro-batch, which may be empty."""
+    """Return the reducer of a micro-batch, which may be empty."""
     masks, sums = batch.get("loss_masks", []), batch.get("rollout_mask_sums")
     return make_reducer(args.calculate_per_token_loss, response_lengths, masks, sums)
 
@@ -71,8 +72,8 @@ def micro_batch_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the summed loss of a micro-batch and its summed metrics; an empty one gives zero with a gradient path.
 
-    ``part_of_logits`` is for a model whose logits are those of a part of the tokens: it takes from the batch of a custom loss
-    what belongs to them. The custom loss and its metrics are then that part's.
+    ``part_of_logits`` is for a model whose logits cover part of the tokens: it selects from a custom loss's batch
+    the entries of these tokens. The custom loss and its metrics then cover that part only.
     """
     inputs = model_input(args, shard, indices, device)
     batch = shard.batch(indices, device, images=args.loss_type == "custom_loss")
@@ -134,7 +135,7 @@ def value_micro_batch_loss(
 
 
 def mean_over_ranks(sums: dict[str, Tensor], denominator: int, group: dist.ProcessGroup | None = None) -> Metrics:
-    """Sum each metric over the ranks of ``group`` and divide; a rank without samples contributes nothing, whatever its names."""
+    """Sum each metric over the ranks of ``group`` and divide; a rank without samples contributes nothing."""
     local = {name: float(value) for name, value in sums.items()}
     gathered: list[Metrics | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, local, group=group)

@@ -1,8 +1,9 @@
-"""Tensors whose device memory is given away for a while (``--offload-train``).
+"""Tensors whose device memory is released for a while (``--offload-train``).
 
-Guarantees: a tensor stays the same object, with its shape, its views and who refers to it; only its storage is emptied, and filled again
-with the same bytes, as Megatron-core does with its buffers. So optimizer, FSDP2 and Megatron need not know. The host memory is pinned,
-one piece, and kept for the next time. A tensor that is away must not be used, except by :meth:`HostMemory.value`.
+Guarantees: a tensor stays the same object, with its shape, views and references; only its storage is emptied and later
+filled with the same bytes, as Megatron-core does with its buffers. So optimizer, FSDP2 and Megatron need not know. The
+host memory is pinned, one block, and kept for the next time. An offloaded tensor must not be used, except through
+:meth:`HostMemory.value`.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ class _Away:
     storage: torch.UntypedStorage
     size: int
     start: int | None
-    """Where its bytes are in the host memory; None: they were all zero."""
+    """Offset of its bytes in host memory; None: they were all zero."""
 
 
 class HostMemory:
-    """Owns the host memory of one rank, and knows what is away."""
+    """Owns one rank's host memory, and tracks the offloaded tensors."""
 
     def __init__(self, device: torch.device) -> None:
-        """``device``: whose memory is given away; what is elsewhere stays there."""
+        """``device``: device whose memory is released; other tensors stay in place."""
         self._device = device
         self._segment: Segment | None = None
         self._away: dict[int, _Away] = {}
 
     @property
     def is_used(self) -> bool:
-        """Whether tensors are away."""
+        """Return whether tensors are offloaded."""
         return bool(self._away)
 
     def take(self, tensors: Iterable[Tensor], zeros: Iterable[Tensor] = ()) -> int:
-        """Give away the memory of ``tensors``, and of ``zeros``, which hold nothing but zeros; return how many bytes.
+        """Release the memory of ``tensors``, and of ``zeros``, which are all zero; return the number of bytes.
 
-        Nothing may be away. Where the host has no room for them, everything stays and the error of the allocation is raised.
+        Nothing may be offloaded before. If the host lacks memory, nothing moves and the allocation error is raised.
         """
         gc.collect()
         empty = {storage._cdata: storage for storage in map(storage_of, zeros) if self._takes(storage)}
@@ -59,7 +60,7 @@ class HostMemory:
                 total += -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
         leaving |= {key: _Away(storage, storage.nbytes(), None) for key, storage in empty.items()}
         host = self._room(total)
-        self._synchronize()  # what other streams still do with them
+        self._synchronize()  # other streams may still use them
         for away in leaving.values():
             if away.start is not None:
                 host[away.start : away.start + away.size].copy_(_bytes(away.storage), non_blocking=True)
@@ -72,7 +73,7 @@ class HostMemory:
         return sum(away.size for away in leaving.values())
 
     def give_back(self) -> None:
-        """Give every tensor its memory and its values back."""
+        """Restore the memory and values of every tensor."""
         for away in self._away.values():
             away.storage.resize_(away.size)
             if away.start is None:
@@ -83,7 +84,7 @@ class HostMemory:
         self._away = {}
 
     def value(self, tensor: Tensor) -> Tensor:
-        """Return what ``tensor`` holds, on its device, whether it is away or not; a copy if it is."""
+        """Return the values of ``tensor`` on its device; a copy if it is offloaded."""
         tensor = tensor.detach()
         if not self._away:
             return tensor
@@ -95,7 +96,7 @@ class HostMemory:
         )
 
     def close(self) -> None:
-        """Let go of the host memory; what is away is lost."""
+        """Free the host memory; offloaded values are lost."""
         if self._segment is not None:
             self._segment.close()
         self._segment, self._away = None, {}
@@ -135,7 +136,7 @@ class HostMemory:
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """Return the memory behind ``tensor``; of this rank's part where it is spread over ranks."""
+    """Return the storage of ``tensor``, or of this rank's part if it is sharded."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach().untyped_storage()
 

@@ -1,7 +1,7 @@
 """A micro-batch of samples as one model input.
 
-Guarantees: no token of one sample sees another sample; the response rows come out in the order of the samples; a
-micro-batch always has at least one row, so that every rank runs the same collectives even where it has no sample.
+Guarantees: no token of one sample sees another sample. Response rows come out in sample order. A micro-batch always has
+at least one row, so that every rank runs the same collectives even without a sample.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class MicroBatch:
         rows: ``[N]`` positions in the flattened input whose output predicts a response token.
         targets: ``[N]`` those response tokens.
         token_rows: ``[T]`` positions of the real tokens in the flattened input.
-        is_filler: True when there is no sample and the input is a stand-in without effect.
-        images: of the samples, in a rollout that has images; None in one of text.
+        is_filler: True if there is no sample and the input is a dummy without effect.
+        images: images of the samples; None in a text-only rollout.
     """
 
     input_ids: Tensor
@@ -54,7 +54,7 @@ def build(
     device: torch.device,
     images: Sequence[SampleImages | None] | None = None,
 ) -> MicroBatch:
-    """Return the model input of the samples ``tokens`` (prompt and response ids of each) and their ``images``."""
+    """Return the model input of samples given by ``tokens`` (prompt and response ids) and ``images``."""
     is_filler = not tokens
     sequences = [list(ids) for ids in tokens] or [[0, 0]]
     lengths = [len(ids) for ids in sequences]

@@ -1,4 +1,4 @@
-"""What a rank spends: traces of PyTorch's profiler, and who allocated what on its GPU.
+"""Measure a rank's time and memory: PyTorch profiler traces, and its GPU allocations.
 
 Guarantee: without ``--use-pytorch-profiler`` and ``--record-memory-history`` nothing is measured. A trace is a file that
 ``chrome://tracing`` and Perfetto read; a memory snapshot one that https://pytorch.org/memory_viz reads.
@@ -18,13 +18,13 @@ from slime.args import Arguments
 
 logger = logging.getLogger(__name__)
 
-# Phase of the trainer, and the value of --profile-target that means it.
+# Phase of the trainer, and its value of --profile-target.
 TARGETS = {"train": "train_overall", "actor_train": "train_actor", "log_probs": "train_log_probs"}
 
 
 @contextlib.contextmanager
 def profiled(args: Arguments, phase: str, rollout_id: int, rank: int) -> Iterator[None]:
-    """Write ``<run-dir>/profile/<target>_rollout<r>_rank<k>.json`` when this phase of this rollout is asked for."""
+    """Write ``<run-dir>/profile/<target>_rollout<r>_rank<k>.json`` if flags request this phase and rollout."""
     target = TARGETS[phase]
     if args.profile_target != target or not args.profile_step_start <= rollout_id < args.profile_step_end:
         yield
@@ -38,11 +38,11 @@ def profiled(args: Arguments, phase: str, rollout_id: int, rank: int) -> Iterato
 
 
 MAX_ENTRIES = 1_000_000
-"""Events that are kept, the newest."""
+"""Number of newest events to keep."""
 
 
 class MemoryHistory:
-    """Owned by one rank.
+    """Record a rank's GPU allocations: ``--record-memory-history``. Owned by one rank.
 
     Who allocated what on a rank's GPU: ``--record-memory-history``.
 
@@ -52,7 +52,7 @@ class MemoryHistory:
     """
 
     def __init__(self, args: Arguments, rank: int) -> None:
-        """Begin to record."""
+        """Start recording."""
         self._file = Path(args.memory_snapshot_dir).resolve() / f"rank{rank}_{args.memory_snapshot_path}"
         self._left = args.memory_snapshot_num_steps or 1
         self._records = True
@@ -60,7 +60,7 @@ class MemoryHistory:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Write the snapshot when what is done within the context runs out of memory."""
+        """Write the snapshot if the block runs out of memory."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -68,7 +68,7 @@ class MemoryHistory:
             raise
 
     def trained(self) -> None:
-        """A rollout was trained on."""
+        """Count a trained rollout, and write the snapshot when it is due."""
         self._left -= 1
         if self._left <= 0:
             self._write()

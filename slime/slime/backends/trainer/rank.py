@@ -1,7 +1,7 @@
-"""What every training rank has, whether it trains the policy or the critic: a group, a model, an optimizer, a schedule.
+"""What every training rank has, for policy or critic: a group, a model, an optimizer, a schedule.
 
-A plain class; the trainer makes its subclasses Ray actors. All methods are collective over the ranks of a role unless they
-say otherwise.
+A plain class; the trainer makes Ray actors of its subclasses. Unless stated otherwise, all methods are collective over
+the ranks of a role.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TrainRank(ABC):
     _host_memory: HostMemory | None = None
 
     def __init__(self, world_size: int, rank: int, master_addr: str, master_port: int = 0) -> None:
-        """``master_addr`` is rank 0's machine; its port is ``master_port``, or one that :meth:`open_rendezvous` finds."""
+        """``master_addr`` is rank 0's machine; its port is ``master_port``, or chosen by :meth:`open_rendezvous`."""
         self.world_size = world_size
         self.rank = rank
         self._master = (master_addr, master_port)
@@ -60,7 +60,7 @@ class TrainRank(ABC):
         remove_at_the_end()
 
     def _begin(self, args: Arguments) -> None:
-        """Settle the arguments and join the group."""
+        """Set the arguments and join the group."""
         default_dtype = "bfloat16" if args.device == "cuda" else "float32"
         self.args = args.changed(train_dtype=args.train_dtype or default_dtype)
         logging.basicConfig(level=logging.INFO, format=f"[rank {self.rank}] %(levelname)s %(name)s: %(message)s")
@@ -71,14 +71,14 @@ class TrainRank(ABC):
             torch.backends.cudnn.benchmark = False
 
     def open_rendezvous(self) -> int:
-        """Listen for the other ranks and return the port, a free one unless it was given; rank 0 only."""
+        """Listen for the other ranks and return the port, by default a free one; rank 0 only."""
         address, port = self._master
         self._store = TCPStore(address, port, is_master=True, wait_for_workers=False)
         self.meet_at(self._store.port)
         return self._store.port
 
     def meet_at(self, port: int) -> None:
-        """Take note of rank 0's port, before ``init``; plugins of this process read it as ``MASTER_PORT``."""
+        """Set rank 0's port, before ``init``; plugins in this process read it as ``MASTER_PORT``."""
         address, _ = self._master
         self._master = (address, port)
         os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
@@ -106,7 +106,7 @@ class TrainRank(ABC):
         return device
 
     def _set_model(self, model: Any, optimizer: Any) -> None:
-        """Take ``model`` and its ``optimizer``, and make a schedule."""
+        """Set ``model`` and ``optimizer``, and create the schedule."""
         args = self.args
         self.model = model
         self.optimizer = optimizer
@@ -120,14 +120,14 @@ class TrainRank(ABC):
         torch.manual_seed(seed)
 
     def _start_weights(self) -> str:
-        """The Hugging Face folder that training starts from: --load when it is one, --ref-load, --hf-checkpoint."""
+        """Return the Hugging Face folder to start from: --load if it is one, else --ref-load, else --hf-checkpoint."""
         args = self.args
         if args.load and (Path(args.load) / "config.json").exists():
             return args.load
         return args.ref_load or args.hf_checkpoint
 
     def _restore(self, folder: Path) -> dict[str, Any]:
-        """Load model, optimizer, schedule and random state of a checkpoint and return its meta."""
+        """Load model, optimizer, schedule and random state of a checkpoint and return its metadata."""
         meta = read_meta(folder)
         if meta.get("role", self.role) != self.role:
             raise CheckpointError(
@@ -142,7 +142,7 @@ class TrainRank(ABC):
 
     @abstractmethod
     def _read(self, folder: Path) -> dict[str, Any]:
-        """Load model, optimizer and random state of the checkpoint ``folder`` and return its meta."""
+        """Load model, optimizer and random state of the checkpoint ``folder`` and return its metadata."""
 
     def _common_meta(self, rollout_id: int) -> dict[str, Any]:
         return {
@@ -160,10 +160,10 @@ class TrainRank(ABC):
 
     @abstractmethod
     def _device_tensors(self) -> tuple[Iterator[torch.Tensor], Iterator[torch.Tensor]]:
-        """The tensors of model, optimizer and reference; and those that hold only zeros between two steps."""
+        """Return the tensors of model, optimizer and reference, and those that are all zero between steps."""
 
     def offload(self) -> None:
-        """Move what this rank has on its device to the host; until :meth:`onload` it can push its weights, nothing else."""
+        """Move this rank's device memory to the host; until :meth:`onload` only weight pushes work."""
         if self._is_away():
             return
         assert self._host_memory is not None, "call init first"
@@ -172,7 +172,7 @@ class TrainRank(ABC):
         logger.info("%.2f GB are on the host, %.3f s", moved / 1e9, self._seconds["offload"])
 
     def onload(self) -> None:
-        """Move it back."""
+        """Move this rank's memory back to its device."""
         assert self._host_memory is not None, "call init first"
         with self._timed("onload"):
             self._host_memory.give_back()
@@ -181,11 +181,11 @@ class TrainRank(ABC):
         return self._host_memory is not None and self._host_memory.is_used
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What ``tensor`` holds, on the device, also while the memory is on the host."""
+        """Return the values of ``tensor`` on the device, even while offloaded."""
         return tensor.detach() if self._host_memory is None else self._host_memory.value(tensor)
 
     def _check_memory(self) -> None:
-        """Raise TrainerError when the memory is on the host: tensors without storage would be read."""
+        """Raise TrainerError while offloaded, because tensors have no storage then."""
         if self._is_away():
             raise TrainerError("the memory of this rank is on the host: call onload first")
 
@@ -211,7 +211,7 @@ class TrainRank(ABC):
 
 
 def mean_of_steps(steps: list[Metrics]) -> Metrics:
-    """Means over the optimizer steps of a rollout; the last learning rate, and the sum of skipped steps."""
+    """Return means over a rollout's optimizer steps, the last learning rate, and the sum of skipped steps."""
     names = sorted({name for step in steps for name in step})
     result = {}
     for name in names:

@@ -1,7 +1,7 @@
-"""One rank's shard of a rollout, as tensors on the CPU, and the batch dictionary of a micro-batch on the device.
+"""One rank's shard of a rollout, as CPU tensors, and the batch dictionary of a micro-batch on the device.
 
-Guarantees: every per-token list has the length of its response, checked once on arrival; values reach the device one
-micro-batch at a time; the images of a micro-batch are joined for one pass of the vision tower.
+Guarantees: every per-token list has its response's length, checked once on arrival. Values reach the device one
+micro-batch at a time. The images of a micro-batch are joined for one pass of the vision tower.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SampleImages = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Images:
-    """Present in every micro-batch of a rollout that has an image anywhere, so that all ranks run the tower or none does.
+    """Images of a micro-batch; present in all micro-batches if any sample has one, so that all ranks run the tower.
 
     Attributes:
-        pixels: ``[patches, D]`` of all images, sample after sample; None when no sample of this micro-batch has one.
+        pixels: ``[patches, D]`` of all images, sample after sample; None if this micro-batch has none.
         grids: ``[images, 3]`` of each sample on the CPU: frames, rows and columns of patches.
         tokens: the token ids of each sample.
     """
@@ -40,7 +40,7 @@ class Images:
 
 
 def join_images(tokens: Sequence[Sequence[int]], images: Sequence[SampleImages | None], device: torch.device) -> Images:
-    """Return the images of samples, of which some may have none."""
+    """Return the joined images of samples, some of which may have none."""
     pixels = [sample[PIXELS] for sample in images if sample]
     return Images(
         pixels=torch.cat(pixels).to(device) if pixels else None,
@@ -49,7 +49,7 @@ def join_images(tokens: Sequence[Sequence[int]], images: Sequence[SampleImages |
     )
 
 
-# How many images a sample has.
+# Number of images per sample.
 NUM_IMAGES = "multimodal_num_items"
 
 
@@ -73,7 +73,7 @@ class RolloutShard:
                 entries = enumerate(data[stream.name])
                 self.fields[stream.name] = [self._entry(stream, index, values) for index, values in entries]
         self.experts: list[Tensor] | None = None
-        """Of each sample ``[total length - 1, layers, K]`` int16, where engines recorded them; see ``routed_experts``."""
+        """``[total length - 1, layers, K]`` int16 per sample, if engines recorded experts; see ``routed_experts``."""
         if EXPERTS in data:
             self.experts = [torch.tensor(array) for array in data[EXPERTS]]
         if IMAGES in data:
@@ -96,7 +96,7 @@ class RolloutShard:
         return len(self.tokens)
 
     def set_computed(self, name: str, values: list[Tensor]) -> None:
-        """Store per-sample ``[R_i]`` results; ``name`` is a per-token stream that the trainer computes."""
+        """Store ``[R_i]`` results per sample; ``name`` is a per-token stream that the trainer computes."""
         if name not in streams.computed():
             raise KeyError(f"{name} is not one of {', '.join(streams.computed())}")
         self.fields[name] = values
@@ -110,18 +110,18 @@ class RolloutShard:
         torch.save({**data, "global_batch_sizes": self.global_batch_sizes, **self.fields}, file)
 
     def by_position(self, name: str) -> dict[int, Tensor]:
-        """Return the values of a computed field by the position of their sample in the whole rollout."""
+        """Return a computed field's values by their sample's position in the whole rollout."""
         return dict(zip(self.partition, self.fields[name], strict=True))
 
     def set_from_positions(self, name: str, parts: Sequence[dict[int, Tensor]]) -> None:
-        """Store what other ranks' ``by_position`` gave; together ``parts`` have every sample of this shard."""
+        """Store results of other ranks' ``by_position``; together ``parts`` must cover this shard."""
         values = {position: value for part in parts for position, value in part.items()}
         self.set_computed(name, [values[position] for position in self.partition])
 
     def batch(self, indices: list[int], device: torch.device, *, images: bool = True) -> TrainBatch:
         """Return the per-sample lists of ``indices``, tensors on ``device``, and ``unconcat_tokens``.
 
-        Without ``images`` the batch has no pixel values, which the model input has on the device already.
+        Without ``images`` the batch has no pixel values, because the model input already has them on the device.
         """
 
         def moved(value: Any) -> Any:
@@ -142,12 +142,10 @@ def _tensors(arrays: dict[str, Any] | None) -> SampleImages | None:
 def postprocess(args: Arguments, rollout_id: int, data: RolloutShard) -> None:
     """Call the function of ``--rollout-data-postprocess-path`` on the rank's data, if there is one.
 
-    The plugin that sees a training rank's data after log probabilities and advantages, before the first optimizer
-    step.
+    The plugin runs after log probabilities and advantages, before the first optimizer step.
 
-    ``fn(args, rollout_id, rollout_data)``; a function of older methods that takes fewer than three values is called
-    as ``fn(args)``. ``rollout_data`` maps names to per-sample lists; what the plugin changes in place is what the
-    steps train on.
+    ``fn(args, rollout_id, rollout_data)``; an older function with fewer than three parameters is called as
+    ``fn(args)``. ``rollout_data`` maps names to per-sample lists; the steps train on the plugin's in-place changes.
     """
     path = args.rollout_data_postprocess_path
     if not path:

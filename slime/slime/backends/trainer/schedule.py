@@ -1,4 +1,4 @@
-"""The learning rate by number of finished optimizer steps."""
+"""The learning rate as a function of finished optimizer steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slime.args import Arguments
 from slime.exceptions import CheckpointError
 
 STYLES = ("constant", "linear", "cosine", "WSD")
-# What is left of peak minus floor, by the progress of the decay from 0 to 1.
+# Remaining share of (peak - floor), as a function of decay progress from 0 to 1.
 _SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
@@ -21,27 +21,27 @@ _FROM_FLAGS = ("style", "peak", "floor", "start", "decay_steps", "warmup_steps",
 
 
 class Schedule:
-    """Learning rate by number of finished steps: warm-up from ``lr_warmup_init``, then ``--lr-decay-style``.
+    """Learning rate after a number of steps: warm-up from ``lr_warmup_init``, then ``--lr-decay-style``.
 
     ``WSD`` (warm-up, stable, decay; Hu et al. 2024) stays at the peak until ``lr_wsd_decay_iters`` steps before the end.
     """
 
     def __init__(self, args: Arguments, total_steps: int | None) -> None:
-        """``total_steps``: steps of the run, used when ``args.lr_decay_iters`` is None; may be None for a constant rate."""
+        """``total_steps``: steps of the run, used without ``args.lr_decay_iters``; may be None for a constant rate."""
         self.style = args.lr_decay_style
         if self.style not in STYLES:
             raise ValueError(f"--lr-decay-style {self.style!r} is not one of: {', '.join(STYLES)}")
         self.peak, self.floor, self.start = args.lr, args.min_lr, args.lr_warmup_init
         self.decay_steps = args.lr_decay_iters or total_steps
         if self.decay_steps is None and (self.style != "constant" or args.lr_warmup_fraction):
-            raise ValueError(f"--lr-decay-style {self.style} with no known length: set --lr-decay-iters")
+            raise ValueError(f"--lr-decay-style {self.style} needs a known length: add --lr-decay-iters N")
         fraction = args.lr_warmup_fraction
         self.warmup_steps = args.lr_warmup_iters if fraction is None else int(fraction * (self.decay_steps or 0))
         self.wsd_style, self.wsd_steps = args.lr_wsd_decay_style, args.lr_wsd_decay_iters
         self.steps = 0
 
     def lr(self) -> float:
-        """The rate of the next step."""
+        """Return the learning rate of the next step."""
         if self.steps < self.warmup_steps:
             return self.start + (self.peak - self.start) * (self.steps + 1) / self.warmup_steps
         if self.style == "constant":
@@ -57,7 +57,7 @@ class Schedule:
         return {name: getattr(self, name) for name in ("steps", *_FROM_FLAGS)}
 
     def load_state_dict(self, state: dict[str, Any], *, everything: bool = False) -> None:
-        """Restore the number of steps; with ``everything`` also what the flags of the earlier run said."""
+        """Restore the number of steps; with ``everything`` also the earlier run's schedule flags."""
         self.steps = int(state["steps"])
         if not everything:
             return

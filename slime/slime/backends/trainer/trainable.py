@@ -1,6 +1,6 @@
-"""Which parameters are trained: ``--only-train-params-name-list`` and ``--freeze-params-name-list``.
+"""Select the trained parameters: ``--only-train-params-name-list`` and ``--freeze-params-name-list``.
 
-Guarantee: every pattern names at least one parameter and at least one parameter stays trainable, else it is an error.
+Guarantee: every pattern must match a parameter and at least one parameter must stay trainable, else it is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
 
 
 def choose_trainable(args: Arguments, model: nn.Module) -> None:
-    """Freeze the parameters of ``model`` whose Hugging Face name the patterns (regular expressions, anywhere in it) exclude."""
+    """Freeze the parameters of ``model`` whose Hugging Face names the patterns (``re.search``) exclude."""
     only = args.only_train_params_name_list
     patterns = only or args.freeze_params_name_list
     if not patterns:
@@ -33,14 +33,14 @@ def choose_trainable(args: Arguments, model: nn.Module) -> None:
 
 
 def check_same_parameters(args: Arguments, meta: dict[str, Any]) -> None:
-    """Raise CheckpointError when a checkpoint was written with other patterns: its optimizer knows other parameters."""
+    """Raise CheckpointError if a checkpoint was written with other patterns, because its optimizer does not fit."""
     for name in PATTERNS:
         then, now = meta.get(name), getattr(args, name)
         if (then or None) != (now or None):
             flag = f"--{name.replace('_', '-')}"
             raise CheckpointError(
                 f"the checkpoint was written {f'with {flag} ' + ' '.join(then) if then else f'without {flag}'}; "
-                "go on with the same, or start from its weights: --load the folder of --save-hf"
+                "use the same patterns, or start from its weights: --load the folder of --save-hf"
             )
 
 
@@ -52,6 +52,6 @@ def _matches(flag: str, patterns: Sequence[str], names: Sequence[str]) -> set[st
         except re.error as error:
             raise ConfigurationError(f"{flag} {pattern}: not a regular expression: {error}") from error
         if not matching:
-            raise ConfigurationError(f"{flag} {pattern} names no parameter; names look like {names[0]}")
+            raise ConfigurationError(f"{flag} {pattern} matches no parameter; names look like {names[0]}")
         found |= matching
     return found

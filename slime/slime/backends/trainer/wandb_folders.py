@@ -1,7 +1,7 @@
-"""The two temporary folders that Weights & Biases makes when it is imported, as megatron-core does in each rank.
+"""The two temporary folders that Weights & Biases creates on import, which megatron-core does in each rank.
 
-Guarantee: they are removed when this process is gone, also when it was killed, as ranks are: the library itself removes them in an
-exit handler.
+Guarantee: they are removed after this process ends, even if it was killed, as ranks are. The library itself removes
+them only in an exit handler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FOLDERS = (("wandb.sdk.data_types._private", "MEDIA_TMP"), ("wandb.sdk.artifact
 
 
 def wandb_folders() -> list[str]:
-    """Return the paths of those that this process has; a version of the library that makes others has none."""
+    """Return this process's folders; empty for a library version with other folders."""
     found = []
     for module, path in _FOLDERS:
         folder: Any = sys.modules.get(module)
@@ -30,9 +30,9 @@ def wandb_folders() -> list[str]:
 
 @functools.cache
 def remove_at_the_end() -> subprocess.Popen[str] | None:
-    """Have a janitor remove them, if there are any by now, and return it; a second call changes nothing.
+    """Start a janitor that removes the folders, if there are any, and return it; a second call is a no-op.
 
-    The janitor takes the end of its pipe for this process's end, so the cache keeps it.
+    The cache keeps the janitor alive, because it treats the end of its pipe as this process's end.
     """
     folders = wandb_folders()
     if not folders:

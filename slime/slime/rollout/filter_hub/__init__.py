@@ -1,1 +1,1 @@
-"""Filters that come with the core, and what a filter returns."""
+"""Built-in filters, and the type that a filter returns."""

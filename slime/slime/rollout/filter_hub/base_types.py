@@ -1,4 +1,4 @@
-"""What a dynamic sampling filter returns, the one way it is called, and when its verdict drops a group."""
+"""What a dynamic sampling filter returns, how it is called, and when its verdict drops a group."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class DynamicFilterOutput:
     """The verdict on a group.
 
     Attributes:
-        keep: whether it is trained on.
-        reason: why not; counted as ``rollout/dynamic_filter/drop_<reason>``.
-        keep_when_insufficient: it may fill up a batch for which the prompts that were asked for gave too few.
+        keep: whether the group is trained on.
+        reason: why it is not kept; counted as ``rollout/dynamic_filter/drop_<reason>``.
+        keep_when_insufficient: whether it may fill a batch if the requested prompts yield too few groups.
     """
 
     keep: bool
@@ -26,10 +26,10 @@ class DynamicFilterOutput:
 
 
 def call_dynamic_filter(function: Callable[..., Any] | None, args: Arguments, group: list[Any]) -> DynamicFilterOutput:
-    """Return the verdict of ``function`` on ``group``; a bare bool will do, and without a function everything is kept.
+    """Return the verdict of ``function``, possibly a bare bool, on ``group``; keep everything without a function.
 
     Raises:
-        PluginError: when it returned something else.
+        PluginError: the filter returned something else.
     """
     if function is None:
         return DynamicFilterOutput(keep=True)
@@ -38,9 +38,11 @@ def call_dynamic_filter(function: Callable[..., Any] | None, args: Arguments, gr
         return verdict
     if not hasattr(verdict, "keep"):
         try:
-            return DynamicFilterOutput(keep=bool(verdict))  # NumPy's bool too
+            return DynamicFilterOutput(keep=bool(verdict))  # also accepts NumPy's bool
         except (TypeError, ValueError) as error:
-            raise PluginError(f"the dynamic sampling filter returned {type(verdict).__name__}, not a bool") from error
+            raise PluginError(
+                f"the dynamic sampling filter returned {type(verdict).__name__}, not a bool; return True or False"
+            ) from error
     spare = bool(getattr(verdict, "keep_when_insufficient", False))
     return DynamicFilterOutput(bool(verdict.keep), getattr(verdict, "reason", None), spare)
 
@@ -50,12 +52,12 @@ def should_drop_dynamic_filter_output(
 ) -> bool:
     """Return whether a finished group is dropped.
 
-    A rejected group with ``keep_when_insufficient`` is needed while dropping it would leave fewer than a batch.
+    A rejected group with ``keep_when_insufficient`` stays if dropping it would leave less than a batch.
 
     Args:
         output: the filter's verdict on the group.
-        remaining_batch_size: groups asked for and not dropped so far, this one included.
-        target_data_size: groups of a batch.
+        remaining_batch_size: requested groups not dropped so far, this one included.
+        target_data_size: groups per batch.
     """
     if output.keep:
         return False

@@ -1,4 +1,4 @@
-"""``--rollout-sample-filter-path`` of the core: samples that stay in the batch without carrying loss."""
+"""Built-in ``--rollout-sample-filter-path``: keep samples in the batch without loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from slime.utils.types import Sample
 
 
 def mask_truncated(args: Arguments, groups: list[Any]) -> None:
-    """Take the loss off truncated samples, as in DAPO (arXiv:2503.14476, overlong filtering); they count as before."""
+    """Mask the loss of truncated samples, as in DAPO (arXiv:2503.14476, overlong filtering); they still count."""
     for sample in flatten(groups):
         sample.remove_sample = sample.remove_sample or sample.status == Sample.Status.TRUNCATED

@@ -1,9 +1,9 @@
-"""Rewards of samples: who scores a sample, and the graders that come with the core.
+"""Rewards of samples: what scores a sample, and the built-in graders.
 
-Guarantees: a sample's own reward function goes before the run's (``--custom-rm-path``), that before the grader named in
-``metadata["rm_type"]``, and that before ``--rm-type``. A sample that nothing can score is an error, not a zero. A reply
-without an answer, or one that could not be graded within its limits, gets the grader's lowest reward and says why in
-``metadata["grader_problem"]``, which is counted.
+Guarantees: the order of precedence is the sample's own reward function, ``--custom-rm-path``, the grader in
+``metadata["rm_type"]``, ``--rm-type``. A sample that nothing can score is an error, not a zero. A reply without an
+answer, or one that could not be graded within its limits, gets the grader's lowest reward;
+``metadata["grader_problem"]`` records why and is counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def async_rm(args: Arguments, sample: Sample, **kwargs: Any) -> Any:
 async def batched_async_rm(args: Arguments, samples: list[Sample], **kwargs: Any) -> list[Any]:
     """Return the rewards of several samples.
 
-    Each reward function is called once, with the list of its samples; that of the run also when the list is empty.
+    Each reward function is called once with the list of its samples; the run's function even with an empty list.
     """
     members: dict[str | None, list[int]] = {args.custom_rm_path: []} if args.custom_rm_path else {}
     for position, sample in enumerate(samples):
@@ -92,11 +92,11 @@ def _grader_name(args: Arguments, sample: Sample) -> str:
 
 
 def check_samples(args: Arguments, samples: Iterable[Sample]) -> None:
-    """Check that a grader can score each sample that no function of its own scores.
+    """Check that a grader can score each sample without its own reward function.
 
     Raises:
-        ConfigurationError: when there is no such grader.
-        SampleError: naming the first sample by its position that lacks what its grader needs.
+        ConfigurationError: there is no such grader.
+        SampleError: a sample lacks what its grader needs; the message gives the first one's position.
     """
     run_path, run_type = args.custom_rm_path, args.rm_type
     for position, sample in enumerate(samples):

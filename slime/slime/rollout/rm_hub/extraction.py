@@ -1,6 +1,6 @@
-"""Where the answer stands in a reply.
+"""Find the answer in a reply.
 
-Guarantee: pure, and linear in the length of the reply whatever it holds.
+Guarantee: pure, and linear in the length of any reply.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def whole(reply: str) -> str:
 
 
 def last_boxed(reply: str) -> str | None:
-    """Return what the last closed ``\\boxed{...}`` (or ``\\fbox{...}``) holds, None without one."""
+    """Return the content of the last closed ``\\boxed{...}`` (or ``\\fbox{...}``), or None."""
     open_braces: list[tuple[int, bool]] = []
     content = None
     for match in _BRACES.finditer(reply):
@@ -34,7 +34,7 @@ def last_boxed(reply: str) -> str | None:
 
 
 def after_thinking(reply: str) -> str | None:
-    """Return what follows the last mark that ends the thinking, None when there is none."""
+    """Return the text after the last end-of-thinking mark, or None without one."""
     for mark in THINKING_ENDS:
         _, found, rest = reply.rpartition(mark)
         if found:
@@ -43,13 +43,13 @@ def after_thinking(reply: str) -> str | None:
 
 
 def boxed_after_thinking(reply: str) -> str | None:
-    """Return the last boxed answer after the thinking, None without an end of thinking or without a box."""
+    """Return the last boxed answer after the thinking; None without an end of thinking or a box."""
     rest = after_thinking(reply)
     return None if rest is None else last_boxed(rest)
 
 
 def answer_line(reply: str) -> str | None:
-    """Return what follows the last ``Answer:`` on its line, or on the next one with words; its box or dollar signs taken off.
+    """Return the text after the last ``Answer:`` on its line or the next non-empty one, without box or dollar signs.
 
     None without an ``Answer:``.
     """

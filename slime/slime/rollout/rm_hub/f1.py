@@ -13,7 +13,7 @@ from slime.utils.types import Sample
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-# A closed question is right or wrong: half of "no" is nothing.
+# Yes/no answers are right or wrong, without partial credit.
 _CLOSED = {"yes", "no", "noanswer"}
 
 

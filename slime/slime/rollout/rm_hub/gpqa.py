@@ -1,8 +1,8 @@
-"""``--rm-type gpqa``: 1 when the reply chooses the right letter of a multiple-choice question, else 0.
+"""``--rm-type gpqa``: 1 if the reply chooses the right letter of a multiple-choice question, else 0.
 
-The right letter is ``metadata["correct_letter"]`` or the label. ``metadata["choices"]`` (texts in order, or letter to text)
-says which letters there are, A to D without it; a label that is the text of a choice stands for its letter. Only those letters
-are read as a choice, and the pronoun "I" is none.
+The right letter is ``metadata["correct_letter"]`` or the label; a label that is a choice's text means its letter.
+``metadata["choices"]`` (texts in order, or letter to text) defines the letters, by default A to D. Only these letters
+count as a choice, and the pronoun "I" does not.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _STATEMENT = re.compile(r"\b(?:answer|choice|option)\b[\s*:]{0,9}(?:is\b[\s*:]{0
 _SENTENCE_END = re.compile(r"[.!?]\s|\n")
 _SENTENCE_CHARACTERS = 120
 _NEGATION = re.compile(r"\bnot\b|n['\u2019]t\b")
-# Small words after a bare letter that leave it a letter; after another word "A" and "I" start a sentence.
+# Words after which a bare letter is still a choice; before any other word "A" and "I" start a sentence.
 _AFTER_LETTER = "because|since|as|and|not|rather|instead|over|which|for"
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 
 
 def reply_text(reply: str) -> str | None:
-    """Return what follows the thinking, or the whole reply without any; None when nothing is written."""
+    """Return the text after the thinking, or the whole reply without thinking; None if it is empty."""
     return (after_thinking(reply) or reply).strip() or None
 
 
 def chosen(text: str, choices: dict[str, str]) -> str:
-    """Return the part of ``text`` that says the choice: a box, ``the answer is (C)``, a line with one letter, or the last line."""
+    """Return the part of ``text`` with the choice: a box, ``the answer is (C)``, a one-letter line, or the last line."""
     boxed = last_boxed(text)
     if boxed:
         return _WRAPPED.sub(r"\1", boxed)
@@ -50,7 +50,7 @@ def chosen(text: str, choices: dict[str, str]) -> str:
 
 
 def _stated(sentence: str, letters: str) -> str | None:
-    """Return the letter that the words after ``answer`` give: at once, in parentheses later on, or before other words."""
+    """Return the letter that follows ``answer``: directly, later in parentheses, or before other words."""
     start = re.match(rf"\(?\*{{0,2}}([{letters}])\b(?!['\u2019])", sentence)
     if start and not re.match(rf"\s+(?!(?:{_AFTER_LETTER})\b)[a-z]", sentence[start.end() :]):
         return start[1]
@@ -61,7 +61,7 @@ def _stated(sentence: str, letters: str) -> str | None:
 
 
 def letter_of(text: str, choices: dict[str, str]) -> str | None:
-    """Return the letter that ``text`` is, or the letter of the choice that it spells out."""
+    """Return ``text`` as a letter, or the letter of the choice whose text it is."""
     bare = text.strip().strip("()[].:*$ ").strip()
     if len(bare) == 1 and bare.upper() in choices:
         return bare.upper()
@@ -73,7 +73,7 @@ def letter_of(text: str, choices: dict[str, str]) -> str | None:
 
 
 def choices_of(sample: Sample) -> dict[str, str]:
-    """Return letter to text of the choices; texts are empty when the sample has none."""
+    """Return the choices as letter to text; texts are empty if the sample has none."""
     choices = sample.metadata.get("choices")
     if isinstance(choices, dict):
         return {str(letter).upper(): str(text).strip() for letter, text in choices.items()}
@@ -86,7 +86,7 @@ def correct_letter(sample: Sample) -> str:
     """Return the right letter.
 
     Raises:
-        SampleError: when neither metadata nor label name one of the choices.
+        SampleError: neither metadata nor label name one of the choices.
     """
     choices = choices_of(sample)
     label = sample.metadata.get("correct_letter") or sample.label

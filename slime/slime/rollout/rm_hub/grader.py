@@ -1,4 +1,4 @@
-"""What a grader is: where the answer stands, how it is compared, and what a missing answer gets."""
+"""What a grader is: how to extract an answer, how to compare it, and the reward of a missing one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Grader:
     """A rule that scores a reply.
 
     Attributes:
-        extract: the answer in a reply, None when it has none.
-        compare: the reward of an answer, from ``(args, sample, answer)``; may raise ``GraderTimeout``.
-        wrong: the reward of a reply without an answer, and of one that could not be graded within the limits.
-        check: raises ``SampleError`` when a sample lacks what the grader needs, or asks for what it cannot check.
+        extract: return the answer in a reply, or None.
+        compare: return the reward of an answer, from ``(args, sample, answer)``; may raise ``GraderTimeout``.
+        wrong: reward of a reply without an answer, or one that could not be graded within the limits.
+        check: raise ``SampleError`` if a sample lacks what the grader needs, or asks for something it cannot check.
     """
 
     extract: Callable[[str], str | None]
@@ -31,7 +31,7 @@ def references(sample: Sample) -> list[str]:
     """Return the labels of a sample as text: one, or every entry of a list.
 
     Raises:
-        SampleError: when it has none.
+        SampleError: the sample has no label.
     """
     label: Any = sample.label
     labels = list(label) if isinstance(label, list | tuple) else [label]
@@ -41,7 +41,7 @@ def references(sample: Sample) -> list[str]:
 
 
 def needs_label(sample: Sample) -> None:
-    """Check that there is a label; raises SampleError."""
+    """Raise SampleError unless the sample has a label."""
     references(sample)
 
 

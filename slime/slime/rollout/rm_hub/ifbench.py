@@ -1,7 +1,7 @@
-"""``--rm-type ifbench``: 1 when the reply follows every instruction of its prompt, else 0.
+"""``--rm-type ifbench``: 1 if the reply follows every instruction of its prompt, else 0.
 
-A sample has ``metadata["instruction_id_list"]`` and ``metadata["kwargs"]``, the arguments of each, as the rows of IFEval and
-IFBench have. An instruction that is not checked here is an error that names it, never a 0.
+As in the rows of IFEval and IFBench, a sample has ``metadata["instruction_id_list"]`` and ``metadata["kwargs"]``, the
+arguments of each instruction. An instruction that is not implemented here is an error that names it, never a 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def instructions(sample: Sample) -> list[tuple[str, dict[str, Any]]]:
     """Return id and arguments of each instruction.
 
     Raises:
-        SampleError: when the sample has none, one is not checked here, or its arguments do not fit.
+        SampleError: there is no instruction, one is not implemented here, or its arguments do not fit.
     """
     names = sample.metadata.get("instruction_id_list") or []
     values = sample.metadata.get("kwargs") or [{}] * len(names)
@@ -34,7 +34,7 @@ def instructions(sample: Sample) -> list[tuple[str, dict[str, Any]]]:
     unknown = sorted({name for name in names if name not in CHECKS})
     if unknown:
         raise SampleError(
-            f"{where}: instructions that ifbench here cannot check: {', '.join(unknown)}; leave such rows out"
+            f"{where}: ifbench cannot check these instructions here: {', '.join(unknown)}; leave such rows out"
         )
     found = [(name, arguments(given)) for name, given in zip(names, values, strict=True)]
     for name, given in found:

@@ -1,7 +1,7 @@
 """Checks of the instruction kinds of IFBench (Pyatkin et al. 2025, arXiv:2507.02833) that text alone decides.
 
-Guarantee: pure, and what the wording of an instruction says is what is checked. Kinds that need sentences, syllables, parts of
-speech or facts about the world are not here.
+Guarantee: pure. A check follows the literal wording of its instruction. Kinds that need sentences, syllables, parts of
+speech or facts about the world are not implemented.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of the instruction kinds of IFEval (Zhou et al. 2023, arXiv:2311.07911), by their ids and argument names.
 
-Guarantee: pure, and what the wording of an instruction says is what is checked. Kinds that need to know the language of a
-reply or where its sentences end are not here.
+Guarantee: pure. A check follows the literal wording of its instruction. Kinds that depend on the language of a
+reply or on sentence boundaries are not implemented.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def compare(count: float, relation: str, bound: float) -> bool:
     """Return whether ``count`` is ``less than`` or ``at least`` the bound.
 
     Raises:
-        ValueError: for another relation.
+        ValueError: the relation is another one.
     """
     match relation:
         case "less than":
             return count < bound
         case "at least":
             return count >= bound
-    raise ValueError(f"relation {relation!r}; it is 'less than' or 'at least'")
+    raise ValueError(f"unknown relation {relation!r}; use 'less than' or 'at least'")
 
 
 def occurrences(text: str, word: str) -> int:
@@ -130,5 +130,5 @@ CHECKS: dict[str, Callable[..., bool]] = {
 
 
 def arguments(values: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of one instruction: data sets give every name and None where it has no meaning."""
+    """Return the arguments of one instruction without the None entries that data sets fill in."""
     return {name: value for name, value in (values or {}).items() if value is not None}

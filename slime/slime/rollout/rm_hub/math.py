@@ -1,6 +1,6 @@
-"""``--rm-type math``: 1 when the last ``\\boxed{}`` of the reply equals the label, else 0.
+"""``--rm-type math``: 1 if the last ``\\boxed{}`` of the reply equals the label, else 0.
 
-``--rm-type deepscaler`` is the same, but only what follows the thinking counts, and a reply that never ends it gets 0.
+``--rm-type deepscaler`` is the same, but only text after the thinking counts, and a reply that never ends it gets 0.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from slime.utils.types import Sample
 
 
 def reference_answers(sample: Sample) -> list[str]:
-    """Return the labels of a sample; of one that is a whole solution, its last boxed answer."""
+    """Return the labels of a sample; for a whole solution, its last boxed answer."""
     return [label if (boxed := last_boxed(label)) is None else boxed for label in references(sample)]
 
 
 async def equals_label(args: Arguments, sample: Sample, answer: str) -> float:
-    """Return 1.0 when the answer equals a label, else 0.0."""
+    """Return 1.0 if the answer equals a label, else 0.0."""
     return float(await pool().grade("equal_answers", answer=answer, labels=reference_answers(sample)))
 
 

@@ -1,7 +1,7 @@
-"""``--rm-type dapo``: the last ``Answer:`` line of the reply against the label, as ``{"score": +-1, "acc", "pred"}``.
+"""``--rm-type dapo``: compare the reply's last ``Answer:`` line with the label; return ``{"score": +-1, "acc", "pred"}``.
 
-The form of prompt and reward is that of DAPO (Yu et al. 2025, arXiv:2503.14476). :func:`compute_score` is the same for
-reward functions that call it themselves.
+Prompt and reward have the form of DAPO (Yu et al. 2025, arXiv:2503.14476). Custom reward functions can call
+:func:`compute_score` directly.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def compute_score(
     strict_box_verify: bool = False,
     pause_tokens_index: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Return ``{"score": 1.0 or -1.0, "acc": bool, "pred": str or None}``; it never raises on what a model wrote.
+    """Return ``{"score": 1.0 or -1.0, "acc": bool, "pred": str or None}``; never raises on a model's text.
 
     Args:
         solution_str: the reply.
         ground_truth: the label.
-        strict_box_verify: the answer must stand in a ``\\boxed{}`` (``pred`` is None without one), not after ``Answer:``.
-        pause_tokens_index: character positions of pauses in the reply; with ``strict_box_verify`` only what stands after the
-            last one, and 100 characters before it, counts.
+        strict_box_verify: require the answer in a ``\\boxed{}`` (``pred`` is None without one), not after ``Answer:``.
+        pause_tokens_index: character positions of pauses in the reply; with ``strict_box_verify`` only the text after
+            the last one, and 100 characters before it, counts.
     """
     if strict_box_verify and pause_tokens_index:
         solution_str = solution_str[max(0, pause_tokens_index[-1] - TAIL_CHARACTERS) :]

@@ -1,6 +1,6 @@
-"""The names by which reward functions of other folders grade mathematics: `extract_answer` and `grade_answer_verl`.
+"""Grade mathematics from reward functions of other folders: `extract_answer` and `grade_answer_verl`.
 
-Guarantee: neither raises on what a model wrote, and a comparison ends within the limits of a grader worker.
+Guarantee: neither raises on a model's text, and a comparison ends within the limits of a grader worker.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 def extract_answer(passage: str) -> str | None:
-    """Return what the last closed ``\\boxed{...}`` of ``passage`` holds, None without one."""
+    """Return the content of the last closed ``\\boxed{...}`` in ``passage``, or None."""
     return last_boxed(passage)
 
 
 def grade_answer_verl(solution_str: str, ground_truth: str) -> bool:
-    """Return whether the boxed answer of a solution equals the truth, as text or as the expression it writes.
+    """Return whether a solution's boxed answer equals the truth, as text or as an expression.
 
     Args:
-        solution_str: the reply; without a box it is wrong.
+        solution_str: the reply; wrong without a box.
         ground_truth: the answer, or a whole solution with the answer in a box.
     """
     answer, truth = extract_answer(solution_str), str(ground_truth)

@@ -14,7 +14,7 @@ from slime.utils.types import Sample
 
 
 async def _by_chance(args: Arguments, sample: Sample, answer: str) -> float:
-    """Return 0 or 1 by chance, to see what a run learns from nothing."""
+    """Return 0 or 1 at random, a baseline for what a run learns without a signal."""
     return float(random.getrandbits(1))
 
 
@@ -31,10 +31,10 @@ GRADERS = {
 
 
 def find_grader(name: str) -> Grader:
-    """Return the grader called ``name``; with the prefix ``boxed_`` it grades what the last ``\\boxed{}`` holds.
+    """Return the grader ``name``; with the prefix ``boxed_`` it grades only the last ``\\boxed{}``.
 
     Raises:
-        ConfigurationError: naming those there are.
+        ConfigurationError: there is no such grader; the message lists all.
     """
     grader = GRADERS[grader_name(name)]
     return dataclasses.replace(grader, extract=last_boxed) if name.startswith(BOXED) else grader

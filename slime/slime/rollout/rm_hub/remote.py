@@ -1,7 +1,8 @@
-"""``--rm-type remote_rm``: the reward is what a server at ``--rm-url`` answers.
+"""``--rm-type remote_rm``: get the reward from a server at ``--rm-url``.
 
-It gets ``POST {"prompt", "response", "label", "metadata"}`` and answers a number, or an object with numbers. A server that is
-away, slow or answers 5xx is asked ``ATTEMPTS`` times; what it answers otherwise is an error of the run, never a reward.
+It gets ``POST {"prompt", "response", "label", "metadata"}`` and answers with a number or an object of numbers. After a
+connection error, a time-out or a 5xx answer the request is tried up to ``ATTEMPTS`` times. Any other answer is an error
+of the run, never a reward.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FIRST_DELAY_SECONDS = 0.5
 
 
 class RemoteRewardError(SlimeError, RuntimeError):
-    """The reward server gave no reward."""
+    """The reward server returned no reward."""
 
 
 async def _compare(args: Arguments, sample: Sample, answer: str) -> Any:
@@ -53,7 +54,7 @@ async def _compare(args: Arguments, sample: Sample, answer: str) -> Any:
             if _is_reward(reward):
                 return reward
             raise RemoteRewardError(
-                f"--rm-url {args.rm_url} answered {str(reward)[:200]!r}; it must answer a finite number, or an object of them"
+                f"--rm-url {args.rm_url} answered {str(reward)[:200]!r}; it must answer with a finite number, or an object of them"
             )
         await asyncio.sleep(delay)
         delay *= 2

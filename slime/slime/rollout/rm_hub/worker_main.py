@@ -1,8 +1,8 @@
-"""The program of a grader worker, and what it grades: whether two mathematical answers are equal, by math-verify.
+"""Main program of a grader worker: decide with math-verify whether two mathematical answers are equal.
 
-It reads ``[function, arguments]``, answers ``["done", value]``, and ends with its parent. Guarantee: a grade that outlasts its time
-is ended by the kernel (SIGALRM is not handled), whatever code it is in: symbolic comparison may take any time, and the
-library's own limits need the main thread.
+It reads ``[function, arguments]``, answers ``["done", value]``, and ends with its parent. Guarantee: the kernel ends a
+grade that exceeds its time, whatever code it runs (SIGALRM is not handled). Symbolic comparison may take arbitrarily
+long, and the library's own limits need the main thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONFIG = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()
 
 
 def equal_answers(answer: str, labels: list[str]) -> bool:
-    """Return whether ``answer`` equals one of ``labels``: as text, or as the expression, set, interval or number it writes."""
+    """Return whether ``answer`` equals one of ``labels``, as text or as an expression, set, interval or number."""
     text = _plain(answer)
     if not text:
         return False
@@ -56,7 +56,7 @@ def main(descriptor: int, seconds: float, memory: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             answer = ["done", FUNCTIONS[name](**arguments)]
-        except Exception as error:  # noqa: BLE001 - whatever a grader raises is the caller's to see
+        except Exception as error:  # noqa: BLE001 - report any grader error to the caller
             answer = ["error", f"{type(error).__name__}: {error}"]
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.send_bytes(json.dumps(answer).encode())

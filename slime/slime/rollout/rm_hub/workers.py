@@ -1,8 +1,9 @@
-"""Worker processes that grade: what may hang, crash or eat memory happens there and never here.
+"""Worker processes that grade, so that code which may hang, crash or exhaust memory runs outside this process.
 
-Guarantees: :meth:`GraderPool.grade` answers within its limit or raises :class:`GraderTimeout`; a worker that hangs or dies is
-killed and replaced, and no other sample's grade is touched. A worker cannot outlive this process: a grade ends at its own
-alarm, and the closed connection ends the worker. The pool belongs to the process (:func:`pool`) and to no event loop.
+Guarantees: :meth:`GraderPool.grade` answers within its limit or raises :class:`GraderTimeout`. A worker that hangs or
+dies is killed and replaced without affecting other grades. A worker cannot outlive this process: a grade ends at its
+own alarm, and the closed connection ends the worker. The pool belongs to the process (:func:`pool`), not to an event
+loop.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ MODULE = "slime.rollout.rm_hub.worker_main"
 
 
 class GraderTimeout(SlimeError, TimeoutError):
-    """A grade took longer than its limit, or more memory than a worker may have."""
+    """A grade exceeded its time or a worker's memory limit."""
 
 
 class _Worker:
-    """One process and the connection to it; used by one thread."""
+    """One process and its connection; used by one thread."""
 
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
@@ -47,7 +48,7 @@ class _Worker:
         if not self._connection.poll(START_SECONDS) or self._receive() != "ready":
             self.kill()
             raise RuntimeError(
-                f"a grader process did not start within {START_SECONDS:.0f} s; try: {' '.join(command[:3])}"
+                f"a grader process did not start within {START_SECONDS:.0f} s; to see why, run: {' '.join(command[:3])}"
             )
 
     def call(self, name: str, arguments: dict[str, Any], seconds: float) -> Any:
@@ -57,7 +58,7 @@ class _Worker:
                 raise GraderTimeout(f"grader {name} took longer than {seconds:g} s")
             kind, value = self._receive()
         except (EOFError, ConnectionError) as error:
-            raise GraderTimeout(f"grader {name} was ended at its limit of time or memory") from error
+            raise GraderTimeout(f"grader {name} exceeded its limit of time or memory") from error
         if kind == "error":
             raise RuntimeError(f"grader {name} failed: {value}")
         return value
@@ -72,7 +73,7 @@ class _Worker:
 
 
 class GraderPool:
-    """Threads that own a worker each; calls beyond their number wait their turn."""
+    """Threads that own one worker each; further calls wait in a queue."""
 
     def __init__(self, workers: int, seconds: float = GRADE_SECONDS) -> None:
         self._seconds = seconds
@@ -80,21 +81,21 @@ class GraderPool:
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="grader")
 
     def close(self) -> None:
-        """End the workers once what they grade is done; the pool grades no more."""
+        """Finish running grades, end the workers and close the pool."""
         self._executor.shutdown()
         while self._workers:
             self._workers.popitem()[1].kill()
 
     async def grade(self, name: str, **arguments: Any) -> Any:
-        """Return what the function ``name`` of :mod:`worker_main` makes of ``arguments`` (plain data).
+        """Return the result of function ``name`` of :mod:`worker_main` for ``arguments`` (plain data).
 
         Raises:
-            GraderTimeout: when it is not done in time, or its worker ended.
+            GraderTimeout: the grade takes too long, or its worker died.
         """
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._grade, name, arguments)
 
     def grade_blocking(self, name: str, **arguments: Any) -> Any:
-        """The same for synchronous callers."""
+        """Do the same as `grade` for synchronous callers."""
         return self._executor.submit(self._grade, name, arguments).result()
 
     def _grade(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -110,5 +111,5 @@ class GraderPool:
 
 @functools.cache
 def pool() -> GraderPool:
-    """The pool of this process, started with the first grade."""
+    """Return this process's pool, started with the first grade."""
     return GraderPool(max(1, min(MOST_WORKERS, (os.cpu_count() or 2) // 2)))

@@ -1,7 +1,8 @@
 """Start a training run from Python.
 
-Guarantees: the run is the ordinary train script, with its checks, its own Ray cluster and its orderly stop. No process is ended
-but the one started here: on an exception the run is asked to stop first, and a run does not outlive the process that started it.
+Guarantees: the run is the ordinary train script, with its checks, its own Ray cluster and its clean stop. Only the
+process started here is ever ended: on an exception the run is first asked to stop. It never outlives the process that
+started it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from slime.exceptions import ConfigurationError
 from slime.utils.process import spawn
 
 STOP_SECONDS = 600.0
-"""How long a run may take to stop, which includes a checkpoint; then it is ended."""
+"""Seconds a run may take to stop, including a checkpoint, before it is killed."""
 
 
 @dataclass
 class ExecuteTrainConfig:
-    """What differs from machine to machine.
+    """Settings that differ between machines.
 
     Attributes:
         num_nodes: machines of the run; more than one needs ``--head-address`` or ``--ray-address`` among the arguments.
@@ -44,20 +45,20 @@ def execute_train(
     extra_env_vars: Mapping[str, Any] | None = None,
     config: ExecuteTrainConfig | None = None,
 ) -> None:
-    """Start a training run and return when it has ended well.
+    """Start a training run and return once it has succeeded.
 
     Args:
-        train_args: flags as a shell would read them; they win over those that the other arguments stand for.
+        train_args: flags in shell syntax; they override the flags derived from the other arguments.
         num_gpus_per_node: GPUs of each machine.
         megatron_model_type: file in ``slime/scripts/models`` whose shape is checked against the checkpoint, or None.
-        train_script: of the ``slime`` folder, or an absolute path.
-        before_ray_job_submit: called when everything is checked, right before the run starts.
-        extra_env_vars: variables of the run; they win over those of ``config``.
-        config: of the machine.
+        train_script: file in the ``slime`` folder, or an absolute path.
+        before_ray_job_submit: called after all checks, right before the run starts.
+        extra_env_vars: variables of the run; they override those of ``config``.
+        config: settings of the machine.
 
     Raises:
-        ConfigurationError: for a script, a model shape or variables that cannot be used.
-        subprocess.CalledProcessError: when the run failed.
+        ConfigurationError: the script, the model shape or the variables are invalid.
+        subprocess.CalledProcessError: the run failed.
     """
     config = config or ExecuteTrainConfig()
     variables = {**_variables(config.extra_env_vars), **_variables(extra_env_vars or {})}
@@ -66,7 +67,7 @@ def execute_train(
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(SLIME_FOLDER), *inherited]))
     script = SLIME_FOLDER / train_script
     if not script.is_file():
-        raise ConfigurationError(f"no train script {script}; use train.py, train_async.py or an absolute path")
+        raise ConfigurationError(f"there is no train script {script}; use train.py, train_async.py or an absolute path")
     flags = [*shape_flags(megatron_model_type, environment), "--num-gpus-per-node", str(num_gpus_per_node)]
     if config.num_nodes > 1:
         flags += ["--num-nodes", str(config.num_nodes)]
@@ -85,11 +86,11 @@ def execute_train(
 
 
 def _variables(given: Mapping[str, Any] | str) -> dict[str, str]:
-    """Return variables as text; raise ConfigurationError for text that is not ``A=1 B=2``."""
+    """Return the variables as a dict of text; raise ConfigurationError for text that is not ``A=1 B=2``."""
     if not isinstance(given, str):
         return {name: str(value) for name, value in given.items()}
     pairs = [word.partition("=") for word in shlex.split(given)]
     wrong = [name for name, sign, _ in pairs if not (name and sign)]
     if wrong:
-        raise ConfigurationError(f"extra_env_vars: {wrong[0]!r} sets nothing; write NAME=VALUE")
+        raise ConfigurationError(f"extra_env_vars: {wrong[0]!r} is not an assignment; write NAME=VALUE")
     return {name: value for name, _, value in pairs}
