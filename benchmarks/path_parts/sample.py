@@ -87,6 +87,7 @@ def trace_sample(folder: Path) -> list[Entry]:
         source = LedgerDataSource(args)
         judge(source, "warm-up")
         judge(source, "recorded")
+        manager.before_rollouts()
         try:
             actor.init(args)
             actor.train(WARM_UP, manager.generate(WARM_UP)["shards"][0])

@@ -26,6 +26,7 @@ from slime.utils.http_utils import find_available_port
 logger = logging.getLogger(__name__)
 
 LOG_TAIL_CHARACTERS = 3000
+PORT_POLL_SECONDS = 0.2
 DEATHS_ALLOWED = 5
 DEATHS_WINDOW_SECONDS = 600.0
 
@@ -56,22 +57,31 @@ def answers(url: str, timeout: float = 1.0, context: ssl.SSLContext | None = Non
         return False
 
 
-def free_port(host: str, port: int) -> int:
+def free_port(host: str, port: int, patience: float = 0.0) -> int:
     """Return ``port``, or a free one for 0.
 
+    ``patience``: seconds to wait for a process that is about to leave the port.
+
     Raises:
-        OSError: with what to type, when something listens on ``port`` already.
+        OSError: with what to type, when something still listens on ``port`` after that.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not port and family == socket.AF_INET:
         return find_available_port(host=host)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            return probe.getsockname()[1]
-        except OSError as error:
-            raise OSError(f"the gateway cannot listen on {host}:{port} ({error}); set PORT to a free port") from error
+    deadline = time.monotonic() + patience
+    while True:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                return probe.getsockname()[1]
+            except OSError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(PORT_POLL_SECONDS)
+                    continue
+                raise OSError(
+                    f"the gateway cannot listen on {host}:{port} ({error}); set PORT to a free port"
+                ) from error
 
 
 class RuntimeSupervisor:

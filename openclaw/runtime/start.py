@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 LEDGER_NAME = "ledger.sqlite"
 RUNTIME_LOG_NAME = "runtime.log"
+PORT_PATIENCE_SECONDS = 15.0
+"""For the runtime process of a rollout manager that was killed; it ends with its lifeline, within seconds."""
 PORT_ALIASES = dict.fromkeys(RuntimeConfig.declared("port").aliases, "")
 # Variables that arguments give a value to when the caller does not; the first argument that is set counts.
 PROPOSED_BY_ARGUMENTS = {
@@ -126,8 +128,12 @@ def health_check(config: RuntimeConfig) -> Callable[[str], bool]:
     return lambda url: answers(url, context=own_certificate_context(cert))
 
 
-def supervise(environment: Mapping[str, str], log_path: Path) -> tuple[RuntimeSupervisor, str]:
+def supervise(
+    environment: Mapping[str, str], log_path: Path, port_patience: float = 0.0
+) -> tuple[RuntimeSupervisor, str]:
     """Return a supervisor of a runtime process with this environment, not started yet, and the gateway's URL.
+
+    ``port_patience``: see `free_port`.
 
     Raises:
         ConfigError: when a variable has a value that cannot be used.
@@ -136,7 +142,7 @@ def supervise(environment: Mapping[str, str], log_path: Path) -> tuple[RuntimeSu
     config = RuntimeConfig.from_env(environment)
     ready = health_check(config)
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    port = free_port(config.host, config.port)
+    port = free_port(config.host, config.port, port_patience)
     own = {**environment, **PORT_ALIASES, "PORT": str(port)}
     url = f"{config.scheme}://{reachable_host(config.host)}:{port}"
     supervisor = RuntimeSupervisor(
@@ -153,7 +159,7 @@ def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
     environment = runtime_environment(args, method_path)
     if own := method_config(method_path):
         own.from_env(environment)  # a value that cannot be used is an error here, not in the child
-    supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME)
+    supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME, PORT_PATIENCE_SECONDS)
     supervisor.start()
     logger.info("the gateway answers on %s/v1, its log is in %s", url, args.run_dir)
     return supervisor

@@ -19,6 +19,7 @@ from benchmarks.weight_receiver import LocalHandle, ReceiverProcess
 from slime.exceptions import EngineError, WeightsDifferError
 from slime.weight_sync.buckets import Bucket
 from slime.weight_sync.shared_memory import SharedMemoryWeightSync
+from tests.helpers.waiting import wait_until
 from tests.helpers.weight_receivers import CPU, SPEC, TRANSPORTS, connected, holds, rank_zero, sync_args, weights
 
 # Which transport, what the engine does, in which call, and how many of those go well before.
@@ -169,6 +170,9 @@ def test_a_trainer_that_is_killed_in_the_middle_leaves_one_version_and_no_files(
     if "continue_generation" in state["heard"][paused:]:
         assert transport == "disk", "nothing is half new until the folder is whole"
         assert holds(engine, weights(1))
+    else:  # its helper at the engine acts when it is gone, and must not meet the next trainer
+        said = tmp_path / "logs" / "policy-0.log"
+        wait_until(lambda: "the run is gone" in said.read_text(), lambda: f"the engine's release: {said.read_text()}")
     # Other tests have theirs there.
     assert not [name for name in os.listdir("/dev/shm") if str(trainer.pid) in re.findall(r"\d+", name)]
     with connected(sync_args(tmp_path, **flags), handles([engine])) as sync:

@@ -430,6 +430,15 @@ def test_port_in_use_is_said_before_anything_starts() -> None:
     assert free_port("127.0.0.1", 0) > 0
 
 
+def test_a_port_that_is_left_soon_is_waited_for() -> None:
+    with socket.socket() as leaving:
+        leaving.bind(("127.0.0.1", 0))
+        leaving.listen()
+        port = leaving.getsockname()[1]
+        threading.Timer(0.3, leaving.close).start()
+        assert free_port("127.0.0.1", port, patience=60) == port
+
+
 @pytest.mark.parametrize(
     ("host", "expected"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("box.local", "box.local")]
 )

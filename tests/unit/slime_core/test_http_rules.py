@@ -85,7 +85,7 @@ def test_a_found_port_is_free() -> None:
 def test_a_found_port_is_no_connections_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     end = http_utils._first_port_of_connections()
     assert find_available_port() in range(http_utils.QUIET_PORT, end) or end <= http_utils.QUIET_PORT
-    monkeypatch.setattr(http_utils, "QUIET_PORT", 20000)
+    monkeypatch.setattr(http_utils, "QUIET_PORT", 20000)  # ten ports
     monkeypatch.setattr(http_utils, "_first_port_of_connections", lambda: 20010)
     monkeypatch.setattr(http_utils, "_claims", claims := [])
     with contextlib.ExitStack() as stack:
