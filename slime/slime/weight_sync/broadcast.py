@@ -122,9 +122,7 @@ class BroadcastWeightSync(EngineWeightSync):
                 EngineCalls([self._engines[index] for index in failed], method, *arguments).unanswered(CLEANUP_SECONDS)
             wait(sending, timeout=RELEASE_SECONDS)
         self._leave(broken=True)
-        if (
-            not sending
-        ):  # no engine is stuck in a broadcast; one that is slow in another call is asked to hold its requests
+        if not sending:  # no engine is stuck in a broadcast; a slow one is asked to hold its requests
             return []
         wait(sending, timeout=RELEASE_SECONDS)
         return [index for index in calls.still_open(RELEASE_SECONDS) if index not in failed]
