@@ -55,7 +55,9 @@ class Variable:
         return any(environment.get(name) for name in self.names)
 
     def read(self, environment: Mapping[str, str]) -> tuple[Value, str]:
-        """Return the value and the name it was set under; the default value and ``default`` if it is unset or empty.
+        """Return the value and the name it was set under.
+
+        If the variable is unset or empty, return its default and the word ``default``.
 
         Raises:
             ConfigError: the value is invalid, or two of the names have different values.

@@ -17,7 +17,9 @@ GPU_ROLES = ("actor", "rollout", "prm")
 
 
 def gpus_of_roles(variables: Mapping[str, Resolved]) -> tuple[dict[str, int], tuple[int, ...] | None]:
-    """Return the GPU count per role, and listed GPU numbers in the order actor, rollout, judge (None for counts).
+    """Return the GPU count per role, and the listed GPU numbers in the order actor, rollout, judge.
+
+    The second value is None if the user gave counts.
 
     Raises:
         ConfigError: only some roles have a list, two roles share a GPU, or the numbers do not ascend.

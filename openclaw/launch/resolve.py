@@ -136,7 +136,10 @@ def _read_plan(
 def _launch_variables(
     found: FoundMethod, profile: Profile, model: str | None, environment: Mapping[str, str]
 ) -> dict[str, Resolved]:
-    """Return the launcher's variables; the method's defaults replace theirs, and the model's folder that of HF_CKPT."""
+    """Return the launcher's variables.
+
+    The method's defaults replace the launcher's. The model's folder replaces the default of HF_CKPT.
+    """
     variables = resolve(environment, {**profile.variables, **found.config.profile_defaults.get(profile.name, {})})
     for field, entry in variables.items():
         if entry.source == "default" and entry.variable.name in found.config.defaults:
@@ -153,7 +156,7 @@ def _model_folder(model: str) -> str:
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """Settings of runtime process and method: the environment, its validated values, and each variable's source."""
+    """The environment of runtime process and method, its validated values, and each variable's source."""
 
     environment: Mapping[str, str]
     runtime: RuntimeConfig
@@ -218,7 +221,10 @@ def with_variables(problem: str) -> str:
 def _child_environment(
     found: FoundMethod, profile: Profile, environment: Mapping[str, str], live: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of the run's first process, which names the variables to forward to all other processes."""
+    """Return the environment of the run's first process.
+
+    It names the variables that the run forwards to all other processes.
+    """
     paths = [found.folder, REPOSITORY, REPOSITORY / "slime"]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**live, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}

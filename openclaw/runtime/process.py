@@ -1,6 +1,6 @@
-"""Supervise the runtime process (gateway and judge loop) as a child of the process that runs the rollout function.
+"""Supervise the runtime process (gateway and judge loop).
 
-Guarantees:
+It is a child of the process that runs the rollout function. Guarantees:
 
 * A `RuntimeSupervisor` has at most one child. From `start` to `stop` it restarts a child that dies, and counts the restarts.
 * The child dies with its parent, however the parent ends (`slime.utils.process`).
@@ -48,7 +48,7 @@ class RuntimeFailedError(OpenClawError):
 
 
 def answers(url: str, timeout: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether a GET of ``url`` without a proxy returns 200; ``context`` holds the certificates that https trusts."""
+    """Return whether a GET of ``url`` returns 200, without a proxy; https trusts ``context``."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with opener.open(url, timeout=timeout) as response:
@@ -144,7 +144,7 @@ class RuntimeSupervisor:
             self._child.stop(timeout)
 
     def _watch(self) -> None:
-        """Keep one child serving until `stop`; `check` raises any error here, so that `start` does not wait forever."""
+        """Keep one child serving until `stop`; store an error for `check`, or `start` would wait forever."""
         try:
             self._keep_serving()
         except Exception as error:

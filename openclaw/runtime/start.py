@@ -47,11 +47,11 @@ def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) ->
 def runtime_environment(
     args: Arguments, method_path: str, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the runtime process's environment; the caller's variables win over values from the arguments.
+    """Return the runtime process's environment.
 
-    The child uses this process's import paths. The run decides addresses, tokenizers, ledger, temperature, teacher and top K.
-    A conflicting temperature, teacher or top K is an error: turns sampled at another temperature cannot be trained, and a loss
-    would miss its teacher tokens.
+    The caller's variables win over values that the arguments propose. The child uses this process's import paths. The
+    run decides addresses, tokenizers, ledger, temperature, teacher and top K. A conflicting temperature, teacher or top
+    K is an error: turns sampled at another temperature cannot be trained, and a loss would miss its teacher tokens.
 
     Raises:
         ValueError: the run has no judge engine, values conflict, or no turn could be trained.
@@ -98,7 +98,7 @@ def _first_set(args: Arguments, attributes: tuple[str, ...]) -> Any:
 
 
 def own_import_paths() -> list[str]:
-    """Return this process's import paths except the interpreter's own folders, so that the child finds the same modules."""
+    """Return this process's import paths, which the child gets, except the interpreter's own folders."""
     interpreter = (Path(sys.prefix), Path(sys.base_prefix))
     paths = [Path(path or os.getcwd()).absolute() for path in sys.path]
     own = [str(path) for path in paths if not any(path.is_relative_to(root) for root in interpreter)]

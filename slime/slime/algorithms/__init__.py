@@ -1,1 +1,1 @@
-"""Advantage estimators and losses, one idea per file, independent of methods, models and process groups."""
+"""Advantage estimators and losses, independent of methods, models and process groups."""

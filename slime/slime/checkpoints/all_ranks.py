@@ -1,4 +1,4 @@
-"""Fail on all ranks if one rank fails, so that no rank waits in a collective for one whose disk is full."""
+"""Fail on all ranks if one fails, so that no rank hangs in a collective, for example on a full disk."""
 
 from __future__ import annotations
 

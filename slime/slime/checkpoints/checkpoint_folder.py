@@ -1,6 +1,6 @@
-"""Write and find resumable checkpoints: ``<save>/iter_<n>/`` after n rollouts, and ``latest_checkpointed_iteration.txt``.
+"""Write and find resumable checkpoints.
 
-Layout of a folder:
+After n rollouts the folder is ``<save>/iter_<n>/``; ``latest_checkpointed_iteration.txt`` names the latest one. Layout:
 
 * ``state/`` belongs to the back end; any number of ranks can load it.
 * ``rng_<rank>.pt`` is the random state of a rank.
@@ -99,9 +99,10 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callable[[Path], None]) -> Path:
-    """Write a checkpoint and return its folder; :func:`publish` then makes it the latest one. Collective.
+    """Write a checkpoint and return its folder. Collective.
 
-    ``write_state`` fills the folder ``state`` and runs on every rank. An error on one rank fails all ranks.
+    :func:`publish` then makes it the latest one. ``write_state`` fills the folder ``state`` and runs on every rank. An
+    error on one rank fails all ranks.
     """
     final = folder_of(root, iteration)
     temporary = unfinished(final)
@@ -121,7 +122,10 @@ def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callabl
 
 
 def publish(root: Path, iteration: int, keep: int) -> None:
-    """Make ``iteration`` the latest checkpoint, then delete all but the ``keep`` newest (0 keeps all). Rank 0 only."""
+    """Make ``iteration`` the latest checkpoint and delete old ones. Rank 0 only.
+
+    The ``keep`` newest stay; 0 keeps all.
+    """
     temporary = root / (LATEST + ".tmp")
     with temporary.open("w") as file:
         file.write(str(iteration))

@@ -64,7 +64,7 @@ def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *
 
 
 def write_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *, dtype: torch.dtype) -> None:
-    """Write the checkpoint folder ``path`` of ``weights``: Hugging Face names and tensors of ``dtype``.
+    """Write ``weights`` (Hugging Face names, tensors of ``dtype``) to the checkpoint folder ``path``.
 
     Configuration and tokenizer files come from the folder ``source``. So do weights outside the language model, if
     ``weights`` lacks them.
@@ -91,7 +91,7 @@ def write_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *,
 def _whole_model(
     weights: Iterable[tuple[str, Tensor]], source: Path, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``weights`` under the names in ``source``, then the tensors outside the language model that they lack."""
+    """Yield ``weights`` under the names in ``source``, then missing tensors outside the language model."""
     if not read_config(source).get("text_config"):
         yield from weights
         return

@@ -100,7 +100,9 @@ def check(kind: str, path: str, words: Sequence[str] = ()) -> None:
 
 
 def named_plugins(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return ``(kind, path)`` of every plugin that the trainer's flags ``words`` or their ``--config`` file name.
+    """Return ``(kind, path)`` of every plugin that the trainer's flags ``words`` name.
+
+    A ``--config`` file among them counts too.
 
     Raises:
         ConfigurationError: the file cannot be read.

@@ -1,7 +1,7 @@
-"""Serve a stand-in for engine and router, without a model, on a loopback port: the routes and fields that plugins use.
+"""Serve a stand-in for engine and router, without a model, on a loopback port.
 
-Guarantees: a reply depends on the request and on the number of earlier requests, so samples of one prompt differ. Every reply
-ends with the reason ``finish``. Owns a thread until ``close``.
+It has the routes and fields that plugins use. Guarantees: a reply depends on the request and on the number of earlier
+requests, so samples of one prompt differ. Every reply ends with the reason ``finish``. Owns a thread until ``close``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which positions of a sample each context-parallel rank holds, and which response tokens it predicts.
+"""Compute which positions of a sample a context-parallel rank holds and predicts.
 
 A sample is padded at its end to ``2 n`` chunks of equal length for ``n`` ranks. Rank ``r`` holds chunks ``r`` and
 ``2 n - 1 - r``, so that causal attention costs every rank the same (the layout of Megatron and Transformer Engine).
@@ -30,7 +30,7 @@ def own_place() -> tuple[int, int]:
 
 
 def held_positions(length: int, rank: int, ranks: int) -> Tensor:
-    """Return the ascending positions that ``rank`` holds of a sample of ``length`` tokens; ``length`` and above are padding."""
+    """Return the ascending positions that ``rank`` holds of a sample; ``length`` and above are padding."""
     if ranks == 1:
         return torch.arange(length)
     chunk = padded_length(length, ranks) // (2 * ranks)
@@ -49,7 +49,7 @@ def held_sources(lengths: list[int], rank: int, ranks: int) -> Tensor:
 
 
 def predicting_rows(total: int, response: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
-    """Return which of the rank's positions predict a response token, and the index of that token in the response."""
+    """Return which of the rank's positions predict a response token, and that token's index in the response."""
     places = held_positions(total, rank, ranks) - (total - response - 1)
     rows = ((places >= 0) & (places < response)).nonzero().squeeze(1)
     return rows, places[rows]

@@ -1,4 +1,4 @@
-"""Compute log probabilities of chosen tokens from hidden states, one block of vocabulary columns at a time.
+"""Compute log probabilities from hidden states, one block of vocabulary columns at a time.
 
 ``z = logits / temperature``, ``m = max_v z_v``, ``s = sum_v exp(z_v - m)``: ``log p(t) = z_t - m - log s`` and ``H = log s -
 sum_v exp(z_v - m) (z_v - m) / s``. With ``p = exp(z - m) / s`` the gradients to the logits are ``d log p(t) / d logits_v =
@@ -232,7 +232,7 @@ def _add_gradients(
     sums: list[Tensor | None],
     of_weights: list[Tensor | None],
 ) -> None:
-    """Store the gradient of the rows ``block`` of each weight, and add the block's share to the inputs' gradients."""
+    """Store the weights' gradients in the rows ``block``, and add its share to the inputs' gradients."""
     for rows, weight, total, of_weight in zip(inputs, weights, sums, of_weights, strict=True):
         if of_weight is not None:
             torch.mm(table.T, rows, out=of_weight[block])

@@ -1,4 +1,4 @@
-"""Compute log probabilities of response tokens from hidden states, without the logits of a whole sequence.
+"""Compute response log probabilities from hidden states, without a whole sequence's logits.
 
 Guarantees:
 

@@ -11,7 +11,7 @@ STEPS = "steps"
 
 
 def compute_rollout_step(args: Arguments, rollout_id: int) -> int:
-    """Return ``rollout_id``, or with ``wandb_always_use_train_step`` the number of optimizer steps planned before it."""
+    """Return ``rollout_id``, or the optimizer steps before it with ``wandb_always_use_train_step``."""
     if not args.wandb_always_use_train_step:
         return rollout_id
     return compute_train_step(args, rollout_id)
@@ -24,10 +24,11 @@ def compute_train_step(args: Arguments, rollout_id: int) -> int:
 
 
 class TrainSteps:
-    """Numbers the optimizer steps of a run: ``rollout_id`` * planned steps + step, if rollouts take the planned steps.
+    """Numbers the optimizer steps of a run.
 
-    A rollout with more steps than planned shifts the following ones, so that no number repeats. Later rollouts with fewer
-    steps make up for it. A rollout that is trained again after a restart gets the same numbers.
+    The number is ``rollout_id`` * planned steps + step if all rollouts take the planned steps. A rollout with more
+    steps than planned shifts the following ones, so that no number repeats. Later rollouts with fewer steps make up for
+    it. A rollout that is trained again after a restart gets the same numbers.
     """
 
     def __init__(self, args: Arguments) -> None:

@@ -58,7 +58,10 @@ class AdapterWeightSync(EngineWeightSync):
         self._names: list[str] = []
 
     def _join(self) -> None:
-        """Find adapters that an earlier trainer process of this run left; no group to join, because requests carry the adapter."""
+        """Find adapters that an earlier trainer process of this run left.
+
+        There is no group to join, because requests carry the adapter.
+        """
         left = set()
         for name in itertools.chain.from_iterable(self._call("lora_adapters")):
             match = ADAPTER_NAME.fullmatch(name)

@@ -1,7 +1,8 @@
-"""Broadcast weights: trainer rank 0 sends flat buckets to the engines over one process group (NCCL, or gloo on a CPU).
+"""Broadcast weights from trainer rank 0 to the engines, in flat buckets.
 
-Rank 0 owns the group. While it broadcasts a bucket and the engines load it, the trainer gathers and packs the next one.
-`EngineWeightSync` defines the order of an update and what happens to the engines when it fails.
+Rank 0 owns the process group (NCCL, or gloo on a CPU). While it broadcasts a bucket and the engines load it, the
+trainer gathers and packs the next one. `EngineWeightSync` defines the order of an update and what happens to the
+engines when it fails.
 
 Guarantees:
 

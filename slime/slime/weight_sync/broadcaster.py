@@ -1,6 +1,7 @@
-"""Broadcast in a separate thread, so that the caller can watch the engines and gather the next weights meanwhile.
+"""Broadcast in a separate thread.
 
-NCCL connects in the first broadcast. It blocks the calling thread until all members have joined or the group ends.
+The caller can watch the engines and gather the next weights meanwhile. NCCL connects in the first broadcast. It blocks
+the calling thread until all members have joined or the group ends.
 
 Guarantees:
 

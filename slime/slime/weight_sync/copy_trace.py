@@ -1,4 +1,4 @@
-"""Trace where a model's own loader copies each part of a checkpoint's tensors, by running it on tensors without data."""
+"""Trace where a model's loader copies a checkpoint's tensors, by running it without data."""
 
 from __future__ import annotations
 

@@ -26,9 +26,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass
 class Change:
-    """Changes of some tensors: the number of changed elements of each (``WHOLE``: all are sent), and the data in order.
+    """Changes of some tensors, in order.
 
-    A tensor's data are its whole bytes, or 32-bit indices into the flat tensor followed by the values.
+    ``counts`` holds the number of changed elements per tensor (``WHOLE``: all are sent). A tensor's data are its whole
+    bytes, or 32-bit indices into the flat tensor followed by the values.
     """
 
     names: list[str] = field(default_factory=list)

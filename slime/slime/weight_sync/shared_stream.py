@@ -1,7 +1,8 @@
-"""Stream weights to engines on the trainer's machine through the CPU cache (`slime.weight_sync.stream`), without a GPU.
+"""Stream weights to engines on the trainer's machine through the CPU cache, without a GPU.
 
-Guarantees: one request per push carries all weights, whatever their size. Trainer and engines copy concurrently and share
-16 MiB. A separate request sets the version, after all ranks of all engines have all weights.
+`slime.weight_sync.stream` implements the stream. Guarantees: one request per push carries all weights, whatever their
+size. Trainer and engines copy concurrently and share 16 MiB. A separate request sets the version, after all ranks of
+all engines have all weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compute a rollout's advantages: one estimator by name, then terms that work with every estimator.
+"""Compute a rollout's advantages: an estimator, then terms that work with every one.
 
 To add an estimator, write a function ``(args, rollout) -> list of [R_i]`` and add a line to :data:`ESTIMATORS`.
 ``rollout`` maps names to per-sample lists, among them:

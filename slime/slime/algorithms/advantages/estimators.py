@@ -79,7 +79,7 @@ def ppo(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
 
 
 def generalized_advantages(rewards: Tensor, values: Tensor, gamma: float, lambd: float) -> Tensor:
-    """Return ``A`` ``[T]`` of an episode of ``T`` actions from ``rewards`` and ``values`` ``[T]``; the last action ends it."""
+    """Return ``A`` ``[T]`` from ``rewards`` and ``values`` ``[T]``; the episode ends after T actions."""
     following = torch.cat([values[1:], values.new_zeros(min(1, len(values)))])
     return discounted_returns(rewards + gamma * following - values, gamma * lambd)
 

@@ -17,7 +17,8 @@ from slime.utils.ppo_utils import compute_approx_kl
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
     """Return ``G`` ``[R]`` with ``G_t = r_t + gamma G_{t+1}``, in ``log2(R)`` tensor operations.
 
-    Uses ``1 + x + x^2 + ... = (1 + x)(1 + x^2)(1 + x^4)...``, where the operator ``x`` shifts by one and multiplies by ``gamma``.
+    Uses ``1 + x + x^2 + ... = (1 + x)(1 + x^2)(1 + x^4)...``, where the operator ``x`` shifts by one and multiplies by
+    ``gamma``.
     """
     returns, shift = rewards.clone(), 1
     while shift < len(rewards):
@@ -27,7 +28,10 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
 
 
 def reference_kl(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
-    """Return masked KL estimates ``[R_i]`` per sample; zeros with ``--kl-coef 0``, which needs no reference model."""
+    """Return masked KL estimates ``[R_i]`` per sample.
+
+    They are zero with ``--kl-coef 0``, which needs no reference model.
+    """
     masks = rollout["loss_masks"]
     if args.kl_coef == 0:
         return [torch.zeros(len(mask), dtype=torch.float32) for mask in masks]

@@ -1,7 +1,7 @@
-"""Losses by name. A built-in loss is ``(args, batch, log_probs, entropy, reduce) -> (loss, metrics)``.
+"""Find a built-in loss by name.
 
-To add a loss, write a function and add a line to :data:`LOSSES`. Plugins use ``custom_loss``
-(:mod:`slime.algorithms.losses.custom`) instead.
+To add a loss, write ``(args, batch, log_probs, entropy, reduce) -> (loss, metrics)`` and add a line to :data:`LOSSES`.
+Plugins use ``custom_loss`` (:mod:`slime.algorithms.losses.custom`) instead.
 """
 
 from __future__ import annotations

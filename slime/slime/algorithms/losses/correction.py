@@ -1,4 +1,4 @@
-"""Correct for tokens whose sampling probability differs between the engine and the trainer's old policy.
+"""Correct for the difference between the engine's and the old policy's probabilities.
 
 * ``--use-tis`` multiplies the policy loss by truncated weights (:func:`truncated_weights`).
 * ``--custom-tis-function-path`` replaces that with a plugin: ``fn(*, args, pg_loss, train_log_probs, rollout_log_probs,

@@ -1,4 +1,4 @@
-"""Hybrid loss: the clipped surrogate of the reward, plus distillation on the student's K most likely tokens.
+"""Add distillation on the student's K most likely tokens to the policy loss.
 
 On the student's own top-K set ``S`` at the sampled state: ``w_v = softmax_S(log pi_old(v))``, ``D_v = clip(log pi_T(v) -
 log pi_old(v), -1, 1)``, ``A_v = w_v D_v``. Per token, ``L_OPD = sum_v PPO_clip(log pi(v) - log pi_old(v), A_v)``, and ``L =

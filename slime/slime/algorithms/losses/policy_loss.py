@@ -33,7 +33,7 @@ def with_entropy_bonus(loss: Tensor, entropy: Tensor, coef: float) -> Tensor:
 
 
 def kl_per_token(args: Arguments, log_probs: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Return the estimated KL of the policy to the reference per token, for ``kl_loss_coef * reduce(KL_t)``.
+    """Estimate the KL of the policy to the reference per token, as a loss term.
 
     ``--kl-loss-type`` selects the function of ``d = log pi(a_t) - log pi_ref(a_t)``
     (:func:`slime.utils.ppo_utils.compute_approx_kl`; Schulman, "Approximating KL Divergence", 2020; as a loss term: Shao et
@@ -91,7 +91,7 @@ def policy_loss(
 def policy_loss_of_logits(
     args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return :func:`policy_loss` of packed logits ``[1, T, V]`` or response rows, for custom losses that extend it."""
+    """Return :func:`policy_loss` from packed logits ``[1, T, V]`` or response rows, for custom losses."""
     _, output = get_log_probs_and_entropy(
         logits,
         args=args,

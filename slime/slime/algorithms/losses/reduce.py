@@ -1,4 +1,4 @@
-"""Reduce a micro-batch's per-token values to one number that can be summed over micro-batches and ranks.
+"""Reduce per-token values to one number that can be summed over micro-batches and ranks.
 
 There are two reductions:
 
@@ -72,7 +72,9 @@ def make_reducer(
 
 
 def rebuild_reducer(per_token: bool, batch: TrainBatch, masks: Sequence[Tensor]) -> Reducer:
-    """Return the reducer of ``batch`` with other masks; the step's number of rollouts or tokens does not change.
+    """Return the reducer of ``batch`` with other masks.
+
+    The step's number of rollouts or tokens does not change.
 
     A sample that is a whole rollout is divided by the tokens left in its mask. A piece of a larger rollout is still divided
     by the rollout's original token count, because the other pieces' new masks are unknown here.
@@ -88,11 +90,11 @@ def rebuild_reducer(per_token: bool, batch: TrainBatch, masks: Sequence[Tensor])
 
 
 def policy_reducer(args: Arguments, batch: TrainBatch, masks: Sequence[Tensor], default: Reducer) -> Reducer:
-    """Return the reducer of the policy loss: ``default``, or that of ``--custom-pg-loss-reducer-function-path``.
+    """Return the reducer of the policy loss: ``default``, or the plugin's.
 
-    The plugin is ``fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> reducer``. It also gets
-    ``args`` if it has a parameter of that name. The trainer divides the reducer's result by the step's number of samples
-    (or tokens).
+    The plugin of ``--custom-pg-loss-reducer-function-path`` is ``fn(total_lengths, response_lengths, loss_masks,
+    calculate_per_token_loss) -> reducer``. It also gets ``args`` if it has a parameter of that name. The trainer
+    divides the reducer's result by the step's number of samples (or tokens).
     """
     path = args.custom_pg_loss_reducer_function_path
     if not path:

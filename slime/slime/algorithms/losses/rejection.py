@@ -1,4 +1,4 @@
-"""Reject tokens or sequences on which engine and trainer disagree too much (``--custom-tis-function-path``).
+"""Reject tokens or sequences on which engine and trainer disagree too much.
 
 ``w_t = pi_old(a_t) / pi_rollout(a_t)``. Inside the band ``[--tis-clip-low, --tis-clip]`` a token's loss is weighted by ``w_t``.
 Outside it is zero.

@@ -1,4 +1,4 @@
-"""Losses with a target: demonstrations (``--loss-type sft_loss``) and the returns that a critic predicts."""
+"""Losses with a target: demonstrations (``--loss-type sft_loss``) and a critic's returns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The surrogates of gspo and cispo; other estimators use :func:`slime.utils.ppo_utils.compute_policy_loss`.
+"""Compute the surrogates of gspo and cispo.
 
-A surrogate is ``(args, new, old, advantages, masks) -> (losses [sum R_i], 1.0 where it clipped)``.
+Other estimators use :func:`slime.utils.ppo_utils.compute_policy_loss`. A surrogate is ``(args, new, old, advantages,
+masks) -> (losses [sum R_i], 1.0 where it clipped)``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Distil the teacher's K most likely tokens: the KL over these tokens and one bucket for all others.
+"""Distil the teacher's K most likely tokens: the KL over them and a bucket for the rest.
 
 * Reverse, ``KL(pi || pi_T) = sum_k p_k (log p_k - log q_k)``, is mode-seeking.
 * Forward, ``KL(pi_T || pi) = sum_k q_k (log q_k - log p_k)``, is mode-covering.
