@@ -1,5 +1,5 @@
-"""The environment of the runtime process, typed and checked before anything starts.
+"""Type and check the runtime process's environment before anything starts.
 
-Guarantees: a variable is declared once (`runtime_variables`), read once (`runtime`), and an unusable value is a
+Guarantees: each variable is declared once (`runtime_variables`) and read once (`runtime`). An invalid value is a
 `ConfigError` that says what to type. Imports only the standard library and `openclaw.exceptions`.
 """

@@ -1,6 +1,6 @@
-"""A configuration whose fields are environment variables: one line declares type, default, range and meaning of each.
+"""Declare environment variables as typed fields, each with its default, range and meaning.
 
-Guarantees: a variable has one declaration and one default. Imports only the standard library.
+Guarantee: a variable has one declaration and one default. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def variable(name: str, default: Value, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
-    """Values of environment variables; a subclass declares them as fields with `variable`."""
+    """Values of environment variables; a subclass declares each as a field with `variable`."""
 
     @classmethod
     @cache
     def variables(cls) -> tuple[Variable, ...]:
-        """Return the declared variables in the order of the fields."""
+        """Return the declared variables in field order."""
         types = get_type_hints(cls)
         return tuple(
             Variable(field=each.name, default=cast(Value, each.default), **_type_of(types[each.name]) | declared)
@@ -47,15 +47,15 @@ class EnvironmentConfig:
 
     @classmethod
     def declared(cls, field: str) -> Variable:
-        """Return the variable of a field, for a process that reads no other."""
+        """Return the variable of one field, for a process that reads only this one."""
         return next(each for each in cls.variables() if each.field == field)
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Return the configuration that the environment describes; an empty value counts as unset.
+        """Return the configuration of this environment; an empty value counts as unset.
 
         Raises:
-            ConfigError: naming the first variable that cannot be used, and what to type.
+            ConfigError: a variable is invalid; the message names the first one and says what to type.
         """
         return cls(**{each.field: each.read(environment)[0] for each in cls.variables()})
 
@@ -65,7 +65,7 @@ class EnvironmentConfig:
 
 
 def _type_of(declared: Any) -> dict[str, Any]:
-    """Return type and choices of a variable: ``float`` for ``float | None``, choices for a ``Literal``."""
+    """Return a variable's type and choices: ``float`` for ``float | None``, choices for a ``Literal``."""
     if get_origin(declared) is Literal:
         return {"type": str, "choices": get_args(declared)}
     (plain,) = [each for each in get_args(declared) or (declared,) if each is not NoneType]

@@ -1,8 +1,8 @@
-"""What a method declares about itself: its environment variables, defaults per profile and launch flags.
+"""Let a method declare its own environment variables, defaults per profile and launch flags.
 
-Guarantees: launcher and runtime know a method's configuration only as a `MethodConfig`, so a new method needs no line
-outside its folder. The module of the method holds a class ``Config``, a frozen dataclass derived from it, whose fields
-are declared with `variable`. Imports only the standard library.
+The method's module holds a class ``Config``: a frozen dataclass that derives from `MethodConfig` and declares its fields with
+`variable`. Guarantee: launcher and runtime know a method's configuration only as a `MethodConfig`, so a new method needs no
+change outside its folder. Imports only the standard library and `openclaw.exceptions`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ CONFIG_CLASS = "Config"
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(EnvironmentConfig):
-    """The variables of a method; the class attributes say what else the launcher has to know.
+    """A method's variables; class attributes hold everything else that the launcher needs.
 
     Attributes:
-        name: as it is typed after ``--method``.
-        rollout_function: plugin path of the rollout function; None where the script names it.
-        defaults: defaults of any variable (launcher, runtime) on every profile; those of a profile win.
-        profile_defaults: defaults of any variable by the name of a profile; they win over the profile's own.
-        keeps_topk: whether samples have the teacher's top K when ``--distill-topk`` asks for it.
-        has_environments: whether the method reads the variables of environments, ``ENV_TYPE`` for example.
-        recommended: whether a command that names no method means this one.
-        guide_name: what configuration files of other guides call the method.
+        name: the word after ``--method``.
+        rollout_function: plugin path of the rollout function; None if the script names it.
+        defaults: defaults of launcher or runtime variables on every profile; a profile's defaults win over them.
+        profile_defaults: defaults of launcher or runtime variables by profile name; they win over the profile's own.
+        keeps_topk: whether ``--distill-topk`` adds the teacher's top K to the samples.
+        has_environments: whether the method reads the variables of environments, for example ``ENV_TYPE``.
+        recommended: whether a command without a method uses this one.
+        guide_name: the method's name in configuration files of other guides.
         guide_keys: keys of such files, each with the variable or flag it sets.
     """
 
@@ -49,15 +49,15 @@ class MethodConfig(EnvironmentConfig):
     guide_keys: ClassVar[Mapping[str, str]] = {}
 
     def launch_flags(self) -> Sequence[str]:
-        """Return the flags of estimator and loss; the launcher adds those that all methods share."""
+        """Return the method's flags for estimator and loss; the launcher adds the shared ones."""
         return ()
 
 
 def declared_configs(module: ModuleType) -> list[type[MethodConfig]]:
-    """Return the methods that a module declares: its ``Config`` first, then variants of it; empty where it has none.
+    """Return a module's methods: its ``Config`` first, then its variants; empty if it declares none.
 
     Raises:
-        ConfigError: when a declaration has no name of its own, or a variant has variables of its own.
+        ConfigError: a declaration has no name of its own, or a variant declares its own variables.
     """
     main = getattr(module, CONFIG_CLASS, None)
     if not (isinstance(main, type) and issubclass(main, MethodConfig)):
@@ -69,14 +69,14 @@ def declared_configs(module: ModuleType) -> list[type[MethodConfig]]:
             raise ConfigError(f'{module.__name__}.{each.__name__} has no name; add a line: name = "mymethod"')
         if each.variables() != main.variables():
             raise ConfigError(
-                f"{module.__name__}.{each.__name__} has other variables than {CONFIG_CLASS}, which the runtime reads; "
-                f"declare them in {CONFIG_CLASS}"
+                f"{module.__name__}.{each.__name__} has other variables than {CONFIG_CLASS}, and the runtime reads only "
+                f"those of {CONFIG_CLASS}; declare all of them there"
             )
     return configs
 
 
 def config_of(factory: Callable[..., object]) -> type[MethodConfig] | None:
-    """Return the ``Config`` in the module of what builds a method; None where there is none."""
+    """Return the ``Config`` in the module of a method's factory; None if there is none."""
     module = sys.modules.get(getattr(factory, "__module__", None) or "")
     configs = declared_configs(module) if module else []
     return configs[0] if configs else None

@@ -1,8 +1,12 @@
-"""The runtime's configuration, read from the environment once.
+"""Read the runtime's configuration from the environment, once.
 
-Guarantees: every variable that the runtime process reads stands in `VARIABLES` (`openclaw.config.runtime_variables`) and is
-checked before anything starts; an impossible value is a `ConfigError` that names the variable and what to type. The
-result is immutable. A secret never appears in `describe`. Imports nothing beyond the standard library.
+Guarantees:
+
+* `VARIABLES` (`openclaw.config.runtime_variables`) lists every variable that the runtime process reads.
+* Every variable is checked before anything starts. An invalid value is a `ConfigError` that says what to type.
+* The result is immutable, and `describe` never shows a secret.
+
+Imports only the standard library and this package's declarations.
 """
 
 from __future__ import annotations
@@ -23,19 +27,20 @@ __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig(RuntimeVariables):
-    """The values of the runtime's variables; build it with `from_env`, change one for a test with ``dataclasses.replace``.
+    """The values of the runtime's variables; build it with `from_env`.
 
-    ``sources`` says for each variable where its value came from: the name under which it was set, or ``default``.
+    ``sources`` says where each variable's value comes from: the name under which it was set, or ``default``. Tests change a
+    value with ``dataclasses.replace``.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Return the configuration that the environment describes; an empty value counts as unset.
+        """Return the configuration of this environment; an empty value counts as unset.
 
         Raises:
-            ConfigError: naming the first variable that cannot be used, and what to type.
+            ConfigError: a variable is invalid; the message names the first one and says what to type.
         """
         values: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -46,26 +51,26 @@ class RuntimeConfig(RuntimeVariables):
         return config
 
     def validate(self) -> None:
-        """Raise ConfigError when values contradict each other."""
+        """Raise ConfigError if two values contradict each other."""
         if self.host.startswith("["):
-            raise ConfigError(f"HOST={self.host} cannot be bound; write {self.host.strip('[]')}")
+            raise ConfigError(f"HOST={self.host} is not an address; write {self.host.strip('[]')} without brackets")
         if not is_loopback(self.host) and not self.api_key and not self.api_keys_file:
             raise ConfigError(
-                f"HOST={self.host} is open to other machines and no key is set; "
-                "set SGLANG_API_KEY (or OPENCLAW_API_KEY) or OPENCLAW_API_KEYS_FILE, or HOST=127.0.0.1"
+                f"HOST={self.host} is open to other machines, but no key is set; "
+                "set SGLANG_API_KEY (or OPENCLAW_API_KEY) or OPENCLAW_API_KEYS_FILE, or use HOST=127.0.0.1"
             )
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("OPENCLAW_TLS_CERT and OPENCLAW_TLS_KEY belong together; set both or none")
         for name, url in (("OPENCLAW_POLICY_URL", self.policy_url), ("OPENCLAW_JUDGE_URL", self.judge_url)):
             if url and not url.startswith(("http://", "https://")):
-                raise ConfigError(f"{name}={url!r}; write http://HOST:PORT")
+                raise ConfigError(f"{name}={url!r} is not an HTTP URL; write http://HOST:PORT")
         if (self.reasoning_parser == "generic") != (self.reasoning_tags is not None):
             raise ConfigError(
                 "REASONING_PARSER=generic and OPENCLAW_REASONING_TAGS='<think> </think>' need each other; set both or none"
             )
         if self.reasoning_tags is not None and len(self.reasoning_tags.split()) != 2:
             raise ConfigError(
-                f"OPENCLAW_REASONING_TAGS={self.reasoning_tags!r}; write two tags like '<think> </think>'"
+                f"OPENCLAW_REASONING_TAGS={self.reasoning_tags!r} is not two words; write two tags like '<think> </think>'"
             )
         if self.prm_max_new_tokens >= self.context_length:
             raise ConfigError(
@@ -73,37 +78,37 @@ class RuntimeConfig(RuntimeVariables):
                 f"CONTEXT_LENGTH={self.context_length}; lower the first or raise the second"
             )
         if self.method and "." not in self.method:
-            raise ConfigError(f"OPENCLAW_METHOD={self.method!r}; write module.attribute")
+            raise ConfigError(f"OPENCLAW_METHOD={self.method!r} names no module; write module.attribute")
 
     def require(self, *fields: str) -> None:
-        """Raise ConfigError when one of ``fields`` has no value."""
+        """Raise ConfigError if one of ``fields`` has no value."""
         for variable in VARIABLES:
             if variable.field in fields and getattr(self, variable.field) in (None, ""):
-                raise ConfigError(f"{variable.name} is not set; {variable.help}")
+                raise ConfigError(f"{variable.name} is not set; set it to: {variable.help}")
 
     @property
     def scheme(self) -> str:
-        """``https`` with a certificate, else ``http``."""
+        """Return ``https`` with a certificate, else ``http``."""
         return "https" if self.tls_cert else "http"
 
     @property
     def reasoning_tag_pair(self) -> tuple[str, str]:
-        """The first and the last tag of a thought, for ``REASONING_PARSER=generic``."""
+        """Return the opening and closing tag of a thought, for ``REASONING_PARSER=generic``."""
         opening, closing = (self.reasoning_tags or "").split()
         return opening, closing
 
     @property
     def model_name(self) -> str:
-        """The name of the served model: ``SERVED_MODEL_NAME``, else the last part of the tokenizer's path."""
+        """Return the served model's name: ``SERVED_MODEL_NAME``, else the last part of the tokenizer's path."""
         return self.served_model_name or Path(self.tokenizer or "policy").name
 
     @property
     def train_token_limit(self) -> int:
-        """Most tokens, prompt and reply, of a turn that is trained."""
+        """Return the most tokens, prompt plus reply, of a turn that can be trained."""
         return self.max_train_tokens or self.context_length
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """Return (variable, value, source) of every variable, secrets hidden."""
+        """Return (variable, value, source) of every variable, with secrets hidden."""
         rows = []
         for variable in VARIABLES:
             value = getattr(self, variable.field)
@@ -113,7 +118,7 @@ class RuntimeConfig(RuntimeVariables):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether ``host`` can only be reached from this machine."""
+    """Return whether ``host`` is reachable only from this machine."""
     if host == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
-"""The environment variables of the runtime process: name, type, default and meaning of each.
+"""Declare the runtime process's environment variables: name, type, default and meaning of each.
 
-The one place where they are declared. `openclaw.config.runtime.RuntimeConfig` adds the checks and is what the code reads.
-A method declares its own (`openclaw.config.method_config`).
+They are declared only here. `openclaw.config.runtime.RuntimeConfig` adds the checks, and the code reads that class. A method
+declares its own variables (`openclaw.config.method_config`).
 """
 
 from __future__ import annotations
@@ -16,50 +16,53 @@ from openclaw.config.environment_config import EnvironmentConfig, variable
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeVariables(EnvironmentConfig):
-    """A field for each variable."""
+    """One field per variable."""
 
     host: str = variable(
         "HOST",
         "127.0.0.1",
-        "address the gateway binds; any other than loopback needs a key",
+        "address that the gateway binds; any address except loopback needs a key",
         aliases=("OPENCLAW_HOST",),
     )
     port: int = variable("PORT", 30000, "port of the gateway", minimum=0, maximum=65535, aliases=("OPENCLAW_PORT",))
     api_key: str | None = variable(
         "SGLANG_API_KEY",
         None,
-        "key that clients send as a Bearer token; unset: no key is needed",
+        "key that clients send as a Bearer token; unset: no key needed",
         aliases=("OPENCLAW_API_KEY",),
         secret=True,
     )
     api_keys_file: str | None = variable(
         "OPENCLAW_API_KEYS_FILE",
         None,
-        "file of keys, one `name:key` or `name: sha256:HEX` a line, readable by its owner only; read again when it changes",
+        "file of keys, one `name:key` or `name: sha256:HEX` per line, readable only by its owner; reloaded when it changes",
     )
     rate_limit_requests: int | None = variable(
-        "OPENCLAW_RATE_LIMIT_REQUESTS", None, "requests per minute and key; unset: no limit", minimum=1
+        "OPENCLAW_RATE_LIMIT_REQUESTS", None, "most requests per minute and key; unset: no limit", minimum=1
     )
     rate_limit_tokens: int | None = variable(
-        "OPENCLAW_RATE_LIMIT_TOKENS", None, "tokens, prompt and reply, per minute and key; unset: no limit", minimum=1
+        "OPENCLAW_RATE_LIMIT_TOKENS",
+        None,
+        "most tokens, prompt plus reply, per minute and key; unset: no limit",
+        minimum=1,
     )
     rate_limit_concurrent: int | None = variable(
-        "OPENCLAW_RATE_LIMIT_CONCURRENT", None, "concurrent requests per key; unset: no limit", minimum=1
+        "OPENCLAW_RATE_LIMIT_CONCURRENT", None, "most concurrent requests per key; unset: no limit", minimum=1
     )
     tls_cert: str | None = variable(
-        "OPENCLAW_TLS_CERT", None, "certificate chain (PEM) of the gateway; set: it serves https"
+        "OPENCLAW_TLS_CERT", None, "certificate chain (PEM) of the gateway, which then serves https"
     )
     tls_key: str | None = variable("OPENCLAW_TLS_KEY", None, "private key (PEM) of OPENCLAW_TLS_CERT")
     serve_rollouts: bool = variable(
-        "OPENCLAW_SERVE_ROLLOUTS", False, "1: GET /v1/rollouts hands recorded turns to everybody with a key"
+        "OPENCLAW_SERVE_ROLLOUTS", False, "1: GET /v1/rollouts returns recorded turns to anyone with a key"
     )
     log_contents: bool = variable(
-        "OPENCLAW_LOG_CONTENTS", False, "1: the log holds every conversation in clear, for debugging"
+        "OPENCLAW_LOG_CONTENTS", False, "1: log every conversation in plain text, for debugging"
     )
     served_model_name: str | None = variable(
         "SERVED_MODEL_NAME", None, "model name in replies; default: the checkpoint's"
     )
-    context_length: int = variable("CONTEXT_LENGTH", 32768, "most tokens of prompt and reply together", minimum=16)
+    context_length: int = variable("CONTEXT_LENGTH", 32768, "most tokens of prompt plus reply", minimum=16)
     reasoning_parser: str | None = variable(
         "REASONING_PARSER",
         None,
@@ -69,63 +72,65 @@ class RuntimeVariables(EnvironmentConfig):
     reasoning_tags: str | None = variable(
         "OPENCLAW_REASONING_TAGS",
         None,
-        "first and last tag of a thought with a space between, for REASONING_PARSER=generic",
+        "opening and closing tag of a thought, separated by a space, for REASONING_PARSER=generic",
     )
     tool_call_parser: str | None = variable(
         "TOOL_CALL_PARSER",
         None,
-        "format of the model's tool calls: JSON in <tool_call> tags (qwen25, qwen, qwen3, hermes), XML in them (qwen3_coder, qwen3_xml), a JSON object as the answer (generic); default: as the chat template shows",
+        "format of the model's tool calls: JSON in <tool_call> tags (qwen25, qwen, qwen3, hermes), XML in them (qwen3_coder, qwen3_xml), or a JSON object as the whole answer (generic); default: detected from the chat template",
         choices=("qwen25", "qwen", "qwen3", "hermes", "qwen3_coder", "qwen3_xml", "generic", "none"),
     )
-    temperature: float = variable("OPENCLAW_TEMPERATURE", 0.6, "temperature of requests that name none", minimum=0.0)
-    top_p: float = variable("OPENCLAW_TOP_P", 1.0, "top_p of requests that name none", maximum=1.0, above=0.0)
-    max_tokens: int = variable("OPENCLAW_MAX_TOKENS", 8192, "longest reply of requests that set no limit", minimum=1)
-    policy_url: str | None = variable("OPENCLAW_POLICY_URL", None, "URL of the policy engine or the router before it")
+    temperature: float = variable("OPENCLAW_TEMPERATURE", 0.6, "temperature of requests that set none", minimum=0.0)
+    top_p: float = variable("OPENCLAW_TOP_P", 1.0, "top_p of requests that set none", maximum=1.0, above=0.0)
+    max_tokens: int = variable(
+        "OPENCLAW_MAX_TOKENS", 8192, "most tokens in a reply if the request sets no limit", minimum=1
+    )
+    policy_url: str | None = variable("OPENCLAW_POLICY_URL", None, "URL of the policy engine or its router")
     judge_url: str | None = variable("OPENCLAW_JUDGE_URL", None, "URL of the judge engine")
     tokenizer: str | None = variable("OPENCLAW_TOKENIZER", None, "folder or name of the policy's tokenizer")
     judge_tokenizer: str | None = variable("OPENCLAW_JUDGE_TOKENIZER", None, "folder or name of the judge's tokenizer")
     ledger: str | None = variable("OPENCLAW_LEDGER", None, "file of the ledger (SQLite)")
     method: str | None = variable("OPENCLAW_METHOD", None, "learning method as module.attribute")
     eval_mode: bool = variable(
-        "OPENCLAW_EVAL_MODE", False, "1: turns are recorded with the reason 'evaluation' and never judged or trained"
+        "OPENCLAW_EVAL_MODE", False, "1: record turns with the reason 'evaluation', and never judge or train them"
     )
     engine_wait_seconds: float = variable(
-        "OPENCLAW_ENGINE_WAIT_SECONDS", 60.0, "how long requests are held while the engine is away", minimum=0.0
+        "OPENCLAW_ENGINE_WAIT_SECONDS", 60.0, "seconds that requests wait for an unavailable engine", minimum=0.0
     )
     grace_seconds: int = variable(
         "OPENCLAW_GRACE_SECONDS",
         8,
-        "seconds that running replies may take to finish when the runtime is told to stop",
+        "seconds that running replies get to finish when the runtime stops",
         minimum=0,
     )
     session_idle_seconds: float = variable(
-        "OPENCLAW_SESSION_IDLE_SECONDS", 3600.0, "a session ends after this long without a request", above=0.0
+        "OPENCLAW_SESSION_IDLE_SECONDS", 3600.0, "a session ends after this many seconds without a request", above=0.0
     )
     max_sessions: int = variable(
-        "OPENCLAW_MAX_SESSIONS", 10000, "sessions kept in memory; older ones are read back from the ledger", minimum=1
+        "OPENCLAW_MAX_SESSIONS", 10000, "sessions kept in memory; older ones are reloaded from the ledger", minimum=1
     )
     regenerated: Literal["exclude", "negative"] = variable(
         "OPENCLAW_REGENERATED",
         "exclude",
-        "a turn whose reply the user asked to be replaced: exclude from training, or negative: judge it by that",
+        "turns whose reply the user regenerated: exclude leaves them out of training, negative judges them by that",
     )
     max_requests: int = variable(
         "OPENCLAW_MAX_REQUESTS",
         1024,
-        "concurrent requests, running or waiting; one more gets 503 with Retry-After",
+        "most concurrent requests, running or waiting; further ones get 503 with Retry-After",
         minimum=1,
     )
     keepalive_seconds: float = variable(
         "OPENCLAW_KEEPALIVE_SECONDS",
         2.0,
-        "a stream that was silent for this long gets a comment, also before its first token",
+        "seconds of silence after which a stream gets a comment, even before its first token",
         above=0.0,
     )
     max_body_bytes: int = variable("OPENCLAW_MAX_BODY_BYTES", 33554432, "largest request body in bytes", minimum=1024)
     redact: Literal["secrets", "personal", "off"] = variable(
         "OPENCLAW_REDACT",
         "secrets",
-        "what is replaced before a turn is stored; such turns are not trained; personal needs pip install 'openclaw-rl[privacy]'",
+        "what to redact before a turn is stored; redacted turns are not trained; personal needs pip install 'openclaw-rl[privacy]'",
     )
     retention_days: float | None = variable(
         "OPENCLAW_RETENTION_DAYS",
@@ -146,11 +151,13 @@ class RuntimeVariables(EnvironmentConfig):
     )
     judge_concurrency: int = variable("OPENCLAW_JUDGE_CONCURRENCY", 8, "most turns judged at a time", minimum=1)
     judge_timeout: float = variable("OPENCLAW_JUDGE_TIMEOUT", 120.0, "seconds that judging a turn may take", above=0.0)
-    min_response_tokens: int = variable("OPENCLAW_MIN_RESPONSE_TOKENS", 8, "shorter replies are not trained", minimum=1)
+    min_response_tokens: int = variable(
+        "OPENCLAW_MIN_RESPONSE_TOKENS", 8, "fewest tokens of a reply that is trained", minimum=1
+    )
     max_train_tokens: int | None = variable(
         "OPENCLAW_MAX_TRAIN_TOKENS",
         None,
-        "longer turns (prompt and reply) are not trained; default: CONTEXT_LENGTH",
+        "most tokens, prompt plus reply, of a turn that is trained; default: CONTEXT_LENGTH",
         minimum=2,
     )
     opd_teacher: Literal["policy", "prm"] = variable(
@@ -159,7 +166,7 @@ class RuntimeVariables(EnvironmentConfig):
     distill_topk: int = variable(
         "OPENCLAW_DISTILL_TOPK",
         0,
-        "tokens per position whose probabilities the teacher gives too; 0: only those of the reply",
+        "number of most likely tokens per position that the teacher scores; 0: only the reply's own tokens",
         minimum=0,
     )
     opd_teacher_lp_max_concurrency: int = variable(
@@ -174,9 +181,9 @@ VARIABLES = RuntimeVariables.variables()
 
 
 def client_key(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the key with which a client asks the gateway; None without one.
+    """Return the key that clients send to the gateway; None without one.
 
     Raises:
-        ConfigError: when its two names have different values.
+        ConfigError: the variable's two names have different values.
     """
     return cast(str | None, RuntimeVariables.declared("api_key").read(environment)[0])

@@ -1,6 +1,6 @@
-"""One environment variable: its name, type, range and meaning, and how its text is read.
+"""Parse one environment variable by its declared name, type, range and meaning.
 
-Guarantees: a text that cannot be used is a `ConfigError` that names the variable and says what to type.
+Guarantee: an invalid text is a `ConfigError` that names the variable and says what to type.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ FALSE_WORDS = ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable.
+    """The declaration of one environment variable.
 
     Attributes:
-        name: as it is typed.
-        field: of the configuration that holds the value.
-        type: of the value.
-        default: value when the variable is unset or empty.
+        name: name of the environment variable.
+        field: configuration field that holds the value.
+        type: type of the value.
+        default: value if the variable is unset or empty.
         help: one line.
-        choices: the only values, when not empty.
-        minimum: the least number.
-        maximum: the greatest number.
-        above: the number that the value must exceed.
+        choices: the allowed values; empty: any.
+        minimum: smallest allowed number.
+        maximum: largest allowed number.
+        above: number that the value must exceed.
         aliases: other names of the same variable.
-        secret: whether the value must not be shown.
+        secret: whether to hide the value.
     """
 
     name: str
@@ -47,18 +47,20 @@ class Variable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variable's name and its aliases."""
+        """Return the variable's name and its aliases."""
         return (self.name, *self.aliases)
 
     def is_set(self, environment: Mapping[str, str]) -> bool:
-        """Return whether one of the names has a value."""
+        """Return whether the variable is set under one of its names."""
         return any(environment.get(name) for name in self.names)
 
     def read(self, environment: Mapping[str, str]) -> tuple[Value, str]:
-        """Return the value and the name it was set under; the default and ``default`` where the variable is unset or empty.
+        """Return the value and the name it was set under.
+
+        If the variable is unset or empty, return its default and the word ``default``.
 
         Raises:
-            ConfigError: when the value cannot be used, or two of the names have different values.
+            ConfigError: the value is invalid, or two of the names have different values.
         """
         found = {name: environment[name] for name in self.names if environment.get(name)}
         if len(set(found.values())) > 1:
@@ -69,30 +71,30 @@ class Variable:
         return self.parse(text, name), name
 
     def parse(self, text: str, name: str) -> Value:
-        """Return the value that ``text``, found under ``name``, stands for.
+        """Return the value of ``text``, which was set under ``name``.
 
         Raises:
-            ConfigError: when it stands for none.
+            ConfigError: the text is invalid.
         """
         try:
             value = _PARSERS[self.type](text)
         except ValueError as error:
             raise ConfigError(f"{name}={text!r} is not {_TYPE_WORDS[self.type]}; {self.help}") from error
         if self.choices and value not in self.choices:
-            raise ConfigError(f"{name}={text!r}; use one of {', '.join(self.choices)}")
+            raise ConfigError(f"{name}={text!r} is not a choice; use one of {', '.join(self.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_range(value, name)
         return value
 
     def _check_range(self, value: float, name: str) -> None:
         if not value == value or value in (float("inf"), float("-inf")):
-            raise ConfigError(f"{name}={value} is not a finite number")
+            raise ConfigError(f"{name}={value} is not a finite number; use a finite one")
         if self.minimum is not None and value < self.minimum:
             raise ConfigError(f"{name}={value} is too small; use {self.minimum:g} or more")
         if self.maximum is not None and value > self.maximum:
             raise ConfigError(f"{name}={value} is too large; use {self.maximum:g} or less")
         if self.above is not None and value <= self.above:
-            raise ConfigError(f"{name}={value}; use a number above {self.above:g}")
+            raise ConfigError(f"{name}={value} is too small; use a number above {self.above:g}")
 
 
 def _parse_bool(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""The trainer's flags of a run, by the names under which users know the groups: ``CKPT_ARGS``, ``ROLLOUT_ARGS``, ...
+"""Build the trainer's flags of a run, in the groups that users know: ``CKPT_ARGS``, ``ROLLOUT_ARGS``, ...
 
-Guarantees: every value comes from a variable, the profile or the method, or stands here and is the same for all runs. The
-user's own flags come last, so that they win.
+Guarantees: every value comes from a variable, the profile or the method, or is a constant here for all runs. The user's own
+flags come last, so that they win.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slime.arguments.model_shape import shape_flags
 from slime.exceptions import ConfigurationError
 
 DEFAULT_VOTES = 1
-# Flags that need the trainer's own pass of old log probabilities, which --use-rollout-logprobs skips.
+# Flags that need the trainer's own pass for old log probabilities, which --use-rollout-logprobs skips.
 OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})
 MEGATRON_RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
@@ -31,18 +31,18 @@ Words = list[object]
 
 @dataclass(frozen=True, kw_only=True)
 class FlagInputs:
-    """What the flags are made of.
+    """Everything that determines the flags.
 
     Attributes:
-        name: of the run's folder under ``runs/``.
+        name: name of the run's folder under ``runs/``.
         own: the method's configuration.
-        profile: of the machine.
-        values: of the launcher's variables, by field.
+        profile: profile of the machine.
+        values: values of the launcher's variables, by field.
         runtime: configuration of the runtime process.
         counts: GPUs per role on each machine.
         model: shape in ``slime/scripts/models``, or None.
-        extra: flags of the user, for which some of these make room.
-        environment: variables of the caller.
+        extra: the user's flags; some of them suppress a flag here.
+        environment: the caller's variables.
     """
 
     name: str
@@ -57,15 +57,15 @@ class FlagInputs:
 
     @property
     def nodes(self) -> int:
-        """Machines of the run."""
+        """Return the number of machines."""
         return int(str(self.values["nnodes"]))
 
 
 def flag_sections(inputs: FlagInputs) -> dict[str, tuple[str, ...]]:
-    """Return the words of each group that has any, in the order in which the trainer reads them.
+    """Return the words of each non-empty group, in the order in which the trainer reads them.
 
     Raises:
-        ConfigError: for a model shape that does not exist.
+        ConfigError: the model shape does not exist.
     """
     v = inputs.values
     rows: dict[str, Sequence[object]] = {
@@ -100,7 +100,11 @@ def flag_sections(inputs: FlagInputs) -> dict[str, tuple[str, ...]]:
 
 
 def _model_flags(model: str | None) -> Sequence[str]:
-    """Return the flags of a model shape; nothing without a model. The ConfigError of an unknown one names those there are."""
+    """Return the flags of a model shape; none without a model.
+
+    Raises:
+        ConfigError: the shape is unknown; the message lists the known ones.
+    """
     if not model:
         return ()
     try:
@@ -177,7 +181,7 @@ def _lora_flags(values: Mapping[str, Value]) -> Words:
 
 
 def _names_a_cluster(environment: Mapping[str, str], extra: Sequence[str]) -> bool:
-    """Whether a variable or a flag names a Ray cluster that exists; the flag wins."""
+    """Return whether a variable or a flag names an existing Ray cluster; the flag wins."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--ray-address", default=environment.get(ADDRESS_VARIABLE))
     finder.add_argument("--head-address")
@@ -186,7 +190,7 @@ def _names_a_cluster(environment: Mapping[str, str], extra: Sequence[str]) -> bo
 
 
 def _recompute_flags(extra: Sequence[str]) -> Sequence[str]:
-    """Flags that recompute activations on the back end that ``extra`` names; none where it says how itself."""
+    """Return the flags that recompute activations on the back end in ``extra``; none if ``extra`` sets them itself."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--train-backend")
     finder.add_argument("--recompute-granularity")

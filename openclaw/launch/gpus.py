@@ -1,6 +1,6 @@
-"""Which GPUs the roles use: three counts, or three lists of GPU numbers.
+"""Assign GPUs to roles, from three counts or from three lists of GPU numbers.
 
-Guarantee: lists that a run could not honour are refused, each with what to write instead.
+Guarantee: a list that a run cannot honour is an error that says what to write instead.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ GPU_ROLES = ("actor", "rollout", "prm")
 
 
 def gpus_of_roles(variables: Mapping[str, Resolved]) -> tuple[dict[str, int], tuple[int, ...] | None]:
-    """Return the GPU count per role, and the GPU numbers in the order actor, rollout, judge when they were listed.
+    """Return the GPU count per role, and the listed GPU numbers in the order actor, rollout, judge.
+
+    The second value is None if the user gave counts.
 
     Raises:
-        ConfigError: when only some roles have a list, two share a GPU, or the numbers do not ascend.
+        ConfigError: only some roles have a list, two roles share a GPU, or the numbers do not ascend.
     """
     entries = [variables[f"{role}_gpus"] for role in GPU_ROLES]
     parsed = [parse_gpus(entry.variable.name, str(entry.value)) for entry in entries]
@@ -31,26 +33,26 @@ def gpus_of_roles(variables: Mapping[str, Resolved]) -> tuple[dict[str, int], tu
     if any(numbers is None for numbers in lists):
         given = ", ".join(f"{entry.variable.name}={entry.value}" for entry in entries)
         raise ConfigError(
-            f"ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS: write all three as counts or all three as lists (one GPU: 7,), and not {given}"
+            f"{given} mixes counts and lists; write all three as counts or all three as lists (one GPU: 7,)"
         )
     ids = tuple(number for numbers in lists for number in numbers or ())
     if len(set(ids)) != len(ids):
-        raise ConfigError("ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS share a GPU; give each role its own")
+        raise ConfigError("ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS share a GPU; list different GPUs for each role")
     if list(ids) != sorted(ids):
         raise ConfigError(
-            "roles take GPUs in ascending order: ACTOR_GPUS the lowest numbers, then ROLLOUT_GPUS, then PRM_GPUS"
+            "the listed GPUs are not in ascending order; give ACTOR_GPUS the lowest numbers, then ROLLOUT_GPUS, then PRM_GPUS"
         )
     return counts, ids
 
 
 def check_listed(args: Arguments) -> None:
-    """Raise ConfigError when the flags want what a run with lists of GPUs cannot have: a critic, or another's cluster."""
+    """Raise ConfigError if a run with lists of GPUs has a critic or joins an existing cluster."""
     if critic_gpus(args):
         raise ConfigError(
-            "lists of GPUs leave none for a critic; write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts"
+            "lists of GPUs leave no GPU for a critic; write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts"
         )
     if args.ray_address:
         raise ConfigError(
-            f"lists of GPUs are for a cluster that the run starts, and this one joins {args.ray_address}, which deals out its own; "
-            f"write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts, or give --ray-address {OWN_CLUSTER}"
+            f"lists of GPUs need a cluster that the run starts itself, but this run joins {args.ray_address}, which assigns GPUs; "
+            f"write ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS as counts, or add --ray-address {OWN_CLUSTER}"
         )

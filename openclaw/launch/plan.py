@@ -1,7 +1,7 @@
-"""What a plan is: everything about a run that is known before it starts.
+"""A plan: everything about a run that is known before it starts.
 
-`openclaw.launch.resolve.make_plan` resolves it, `openclaw.launch.report.describe` shows it, and what `openclaw.launch.__main__`
-executes is exactly ``Plan.command`` with ``Plan.environment``. So ``--dry-run`` is the truth.
+`openclaw.launch.resolve.make_plan` resolves a plan and `openclaw.launch.report.describe` shows it. `openclaw.launch.__main__`
+executes exactly ``Plan.command`` with ``Plan.environment``, so ``--dry-run`` shows what a run does.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Plan:
     """A run before it starts.
 
     Attributes:
-        profile: of the machine.
-        method: as it was named on the command line.
+        profile: profile of the machine.
+        method: the method as named on the command line.
         own: the method's configuration.
-        variables: the launcher's, by field.
+        variables: the launcher's variables, by field.
         runtime: configuration of the runtime process.
-        runtime_sources: where the value of each variable of ``runtime`` and ``own`` comes from.
-        sections: flags of the trainer, by the names under which users know the groups.
-        args: what the flags mean.
-        problems: why the plan cannot work; empty when it can.
-        command: of the process that the launcher becomes.
-        environment: of that process.
-        gpu_ids: numbers of the GPUs in the order of ``roles``; None where they were given as counts.
-        budget: of each GPU's memory.
+        runtime_sources: source of each variable's value in ``runtime`` and ``own``.
+        sections: the trainer's flags, in the groups that users know.
+        args: the parsed flags.
+        problems: why the plan cannot work; empty if it can.
+        command: command of the process that the launcher becomes.
+        environment: environment of that process.
+        gpu_ids: GPU numbers in the order of ``roles``; None if the user gave counts.
+        budget: memory budget of each GPU.
     """
 
     profile: Profile
@@ -54,17 +54,17 @@ class Plan:
 
     @property
     def gpus_needed(self) -> int:
-        """GPUs that the roles use together."""
+        """Return the total number of GPUs of all roles."""
         return sum(count for _, count in self.roles)
 
     @property
     def roles(self) -> tuple[tuple[str, int], ...]:
-        """The roles in the order of their GPUs, each with how many it uses."""
+        """Return the roles in the order of their GPUs, each with its number of GPUs."""
         return roles_of(self.args)
 
 
 def roles_of(args: Arguments) -> tuple[tuple[str, int], ...]:
-    """Return the roles in the order of their GPUs, each with how many it uses."""
+    """Return the roles in the order of their GPUs, each with its number of GPUs."""
     return (
         ("actor", args.actor_num_nodes * args.actor_num_gpus_per_node),
         ("critic", critic_gpus(args)),

@@ -1,7 +1,7 @@
-"""How a plan is resolved: variables, profile, method and flags become every argument, the environment and the command.
+"""Resolve variables, profile, method and flags to a plan: arguments, environment and command.
 
-Guarantees: `make_plan` starts nothing and imports neither torch nor Ray. The environment wins over a guide's file, the file over the
-profile, the profile over the method's default; a flag wins over all of them.
+Guarantees: `make_plan` starts nothing and imports neither torch nor Ray. The first of these with a value wins: a flag, the
+environment, a guide's file, the profile, the method's default.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slime.arguments.parser import parser_for, read_arguments
 from slime.utils.forwarded_environment import FORWARD_VARIABLE
 
 PATH_FIELDS = ("hf_ckpt", "ref_load", "save_ckpt", "prm_model_path", "run_dir")
-# Flags that problems name, and the variable that sets them.
+# The variable that sets each flag that a problem may name.
 VARIABLE_OF_FLAG = {
     "num-gpus": "NUM_GPUS",
     "actor-num-gpus-per-node": "ACTOR_GPUS",
@@ -65,16 +65,16 @@ def make_plan(
     """Resolve and validate a run.
 
     Args:
-        profile: of the machine.
+        profile: profile of the machine.
         method: a method of this repository, or the path of a method folder.
-        model: file in ``slime/scripts/models`` whose shape is checked against the checkpoint, or None.
-        extra: flags given after the script's own; the last one wins.
-        environment: variables of the caller.
-        name: of the run's folder under ``runs/``; default: profile and method.
+        model: file in ``slime/scripts/models`` with the shape to check against the checkpoint, or None.
+        extra: the user's flags, after the script's own; the last one wins.
+        environment: the caller's variables.
+        name: name of the run's folder under ``runs/``; default: profile and method.
 
     Raises:
-        ConfigError: for a variable that cannot be used.
-        SystemExit: for flags that do not parse.
+        ConfigError: a variable is invalid.
+        SystemExit: the flags do not parse.
     """
     environment, extra = with_guide_file(method, environment, extra)
     found = find_method(method)
@@ -105,7 +105,7 @@ def _read_plan(
     inputs: FlagInputs,
     ids: tuple[int, ...] | None,
 ) -> Plan:
-    """Return the plan of values that are settled: its flags are read as the trainer reads them, and checked together."""
+    """Return the plan of resolved values; read its flags with the trainer's parser and check them together."""
     sections = flag_sections(inputs)
     args, problems = _read_flags(found, sections)
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
@@ -136,7 +136,10 @@ def _read_plan(
 def _launch_variables(
     found: FoundMethod, profile: Profile, model: str | None, environment: Mapping[str, str]
 ) -> dict[str, Resolved]:
-    """Return the launcher's variables; defaults give way to those of the method, and HF_CKPT's to the model's folder."""
+    """Return the launcher's variables.
+
+    The method's defaults replace the launcher's. The model's folder replaces the default of HF_CKPT.
+    """
     variables = resolve(environment, {**profile.variables, **found.config.profile_defaults.get(profile.name, {})})
     for field, entry in variables.items():
         if entry.source == "default" and entry.variable.name in found.config.defaults:
@@ -147,13 +150,13 @@ def _launch_variables(
 
 
 def _model_folder(model: str) -> str:
-    """Return where the checkpoint of a shape is looked for unless ``HF_CKPT`` says: ``models/Qwen3-4B`` for ``qwen3-4B``."""
+    """Return the default checkpoint folder of a shape: ``models/Qwen3-4B`` for ``qwen3-4B``."""
     return "models/" + model.replace("qwen", "Qwen").replace("-vl-", "-VL-")
 
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """What the runtime process and the method read: the environment, its validated values, and each variable's source."""
+    """The environment of runtime process and method, its validated values, and each variable's source."""
 
     environment: Mapping[str, str]
     runtime: RuntimeConfig
@@ -162,7 +165,10 @@ class LiveSettings:
 
 
 def _live_settings(found: FoundMethod, profile: Profile, environment: Mapping[str, str]) -> LiveSettings:
-    """Return the settings of the runtime and the method; a source is the name a variable was set under, or a word."""
+    """Return the settings of the runtime and the method.
+
+    A variable's source is the name under which it was set, else ``profile``, ``method`` or ``default``.
+    """
     by_method, of_method_and_profile = found.runtime_defaults(profile.name, environment)
     by_profile = {**profile.runtime, **of_method_and_profile}
     by_method = {key: value for key, value in by_method.items() if key not in by_profile}
@@ -176,7 +182,10 @@ def _live_settings(found: FoundMethod, profile: Profile, environment: Mapping[st
 
 
 def _with_paths(variables: Mapping[str, Resolved]) -> dict[str, Value]:
-    """Return the values with absolute paths: user paths resolve against the working directory, defaults against the repository."""
+    """Return the values with absolute paths.
+
+    User paths resolve against the working directory, defaults against the repository.
+    """
     values = {field: entry.value for field, entry in variables.items()}
     for field in PATH_FIELDS:
         if values[field]:
@@ -190,7 +199,7 @@ def _words(sections: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tuple[Arguments, list[str]]:
-    """Return what the flags mean, and why a run of the method cannot work with them."""
+    """Return the parsed flags, and the reasons why a run of the method cannot work with them."""
     words = _words(sections)
     parser = parser_for(words)
     parser.prog = "launch"
@@ -202,7 +211,7 @@ def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tu
 
 
 def with_variables(problem: str) -> str:
-    """Return a problem about flags with the variables that set them."""
+    """Return a problem about flags, followed by the variables that set these flags."""
     names = [VARIABLE_OF_FLAG[flag] for flag in re.findall(r"--([a-z-]+)", problem) if flag in VARIABLE_OF_FLAG]
     if " actor + " in problem:
         names = ["ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS", *names]
@@ -212,7 +221,10 @@ def with_variables(problem: str) -> str:
 def _child_environment(
     found: FoundMethod, profile: Profile, environment: Mapping[str, str], live: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of the run's first process, and in it the names of variables that travel to all others."""
+    """Return the environment of the run's first process.
+
+    It names the variables that the run forwards to all other processes.
+    """
     paths = [found.folder, REPOSITORY, REPOSITORY / "slime"]
     inherited = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     child = {**live, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*map(str, paths), *inherited]))}
@@ -225,7 +237,7 @@ def _child_environment(
 
 
 def _command(args: Arguments, values: Mapping[str, Value], sections: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the driver's command; on a machine that is not the head, that of a Ray node."""
+    """Return the driver's command; on a machine other than the head, the command of a Ray node."""
     if values["node_rank"]:
         return node_command(args, values)
     return (sys.executable, str(REPOSITORY / "slime" / "train_async.py"), *_words(sections))

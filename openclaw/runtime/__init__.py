@@ -1,5 +1,6 @@
-"""The runtime process: what runs in it (`serve`), and what starts and watches it (`start`, `process`).
+"""The runtime process: gateway and judge loop.
 
-Guarantees: the process serves or fails with a message that says what to change, and ends with the process that
-started it. May import every room on the request path: gateway, judge, sessions, ledger, engine and config.
+`serve` runs in the process; `start` and `process` start and supervise it. Guarantees: the process serves, or fails with
+a message that says what to change. It ends with its parent process. May import every room on the request path: gateway,
+judge, sessions, ledger, engine and config.
 """

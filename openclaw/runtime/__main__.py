@@ -1,4 +1,4 @@
-"""``python -m openclaw.runtime``."""
+"""Run the runtime process: ``python -m openclaw.runtime``."""
 
 from __future__ import annotations
 

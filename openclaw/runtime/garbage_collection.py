@@ -1,12 +1,17 @@
-"""When the runtime process looks for garbage: in a quiet moment, not in the middle of a reply.
+"""Collect garbage while the runtime process is idle, not in the middle of a reply.
 
-Nearly all that a request makes is freed when it is over; only about one object in a request waits for Python's
-collector. By default that looks after every 700 new objects, and nothing else runs meanwhile: with 190 replies under way
-10 to 60 ms, several times a second.
+Nearly all objects of a request are freed when it ends; only about one per request needs Python's collector. By default the
+collector runs after every 700 new objects and blocks everything else: with 190 replies under way for 10 to 60 ms, several
+times a second.
 
-Guarantees: what exists at `settle` is never looked at again; then the collector runs every `COLLECT_SECONDS`, as soon
-after that as nothing is under way. Memory stays bounded on a server that is never quiet: more than `MOST_NEW_OBJECTS`
-that were made and not freed start the collector wherever the process is. State: the interpreter's own.
+Guarantees:
+
+* The collector never scans objects that exist at `settle` again.
+* It then runs about every `COLLECT_SECONDS`, once no reply is under way.
+* Memory stays bounded on a server that is never idle: more than `MOST_NEW_OBJECTS` unfreed new objects start the collector
+  at once.
+
+The only state is the interpreter's own.
 """
 
 from __future__ import annotations
@@ -22,14 +27,14 @@ LOOK_SECONDS = 0.5
 
 
 def settle() -> None:
-    """Keep what exists by now for good, and leave later garbage to `collect_when_quiet`."""
+    """Exempt all current objects from collection, and leave later garbage to `collect_when_quiet`."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(MOST_NEW_OBJECTS, *OLDER_GENERATIONS)
 
 
 async def collect_when_quiet(busy: Callable[[], bool], every: float = COLLECT_SECONDS) -> None:
-    """Collect garbage for ever, ``every`` so many seconds and later while ``busy()``."""
+    """Collect garbage forever, each time ``every`` seconds later, or once ``busy()`` is false."""
     while True:
         await asyncio.sleep(every)
         while busy():

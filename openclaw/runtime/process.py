@@ -1,9 +1,10 @@
-"""The runtime process (gateway and judge loop) as a child of the process that runs the rollout function.
+"""Supervise the runtime process (gateway and judge loop).
 
-Guarantees: at most one per `RuntimeSupervisor`; it is up from `start` on and started again when it dies, each restart
-counted, until `stop`. It dies with its parent, however the parent ends (`slime.utils.process`). A process that keeps
-dying, before it serves or soon after, is an error that shows the end of its log: more than `DEATHS_ALLOWED` within
-`DEATHS_WINDOW_SECONDS` are no bad luck.
+It is a child of the process that runs the rollout function. Guarantees:
+
+* A `RuntimeSupervisor` has at most one child. From `start` to `stop` it restarts a child that dies, and counts the restarts.
+* The child dies with its parent, however the parent ends (`slime.utils.process`).
+* More than `DEATHS_ALLOWED` deaths within `DEATHS_WINDOW_SECONDS` are an error that shows the end of the child's log.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ DEATHS_WINDOW_SECONDS = 600.0
 
 
 class Child(Protocol):
-    """What is needed of a child process; `slime.utils.process.ChildProcess`."""
+    """The part of `slime.utils.process.ChildProcess` that the supervisor uses."""
 
     def alive(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the process runs."""
         ...
 
     def stop(self, timeout: float) -> object:
-        """End its process group."""
+        """End the process group."""
         ...
 
 
@@ -48,7 +49,7 @@ class RuntimeFailedError(OpenClawError):
 
 
 def answers(url: str, timeout: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether a GET of ``url`` is answered with 200, without a proxy; ``context`` is what https trusts."""
+    """Return whether a GET of ``url`` returns 200, without a proxy; https trusts ``context``."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with opener.open(url, timeout=timeout) as response:
@@ -58,12 +59,12 @@ def answers(url: str, timeout: float = 1.0, context: ssl.SSLContext | None = Non
 
 
 def free_port(host: str, port: int, patience: float = 0.0) -> int:
-    """Return ``port``, or a free one for 0.
+    """Return ``port``, or a free port for 0.
 
     ``patience``: seconds to wait for a process that is about to leave the port.
 
     Raises:
-        OSError: with what to type, when something still listens on ``port`` after that.
+        OSError: another process still listens on ``port`` after that; the message says what to type.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not port and family == socket.AF_INET:
@@ -85,7 +86,7 @@ def free_port(host: str, port: int, patience: float = 0.0) -> int:
 
 
 class RuntimeSupervisor:
-    """Owns the child process and the thread that watches it."""
+    """Owns the child process and the thread that restarts it."""
 
     def __init__(
         self,
@@ -100,18 +101,18 @@ class RuntimeSupervisor:
         deaths_window: float = DEATHS_WINDOW_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nothing is started.
+        """Prepare a supervisor without starting anything.
 
         Args:
             spawn: starts the process.
-            health_url: answers 200 once it serves.
-            log_path: where its output goes, shown when it fails.
-            ready: asks ``health_url``.
+            health_url: URL that returns 200 once the process serves.
+            log_path: file with the process's output, shown if it fails.
+            ready: returns whether a URL returns 200.
             start_timeout: seconds from spawning to the first 200.
-            poll_seconds: how often the child is looked at.
-            deaths_allowed: deaths within ``deaths_window`` that are answered by another start.
+            poll_seconds: interval between checks of the child.
+            deaths_allowed: deaths within ``deaths_window`` that lead to a restart; one more is an error.
             deaths_window: seconds.
-            clock: seconds, monotonic.
+            clock: returns monotonic seconds.
         """
         self.restarts = 0
         self._spawn = spawn
@@ -130,22 +131,22 @@ class RuntimeSupervisor:
         self._thread = threading.Thread(target=self._watch, name="runtime-supervisor", daemon=True)
 
     def start(self) -> None:
-        """Start the process and return when it serves.
+        """Start the process and return once it serves.
 
         Raises:
-            RuntimeFailedError: when it does not.
+            RuntimeFailedError: the process does not stay up.
         """
         self._thread.start()
         while not self._serving.wait(self._poll_seconds):
             self.check()
 
     def check(self) -> None:
-        """Raise the error with which the supervisor gave up, if it did."""
+        """Raise the supervisor's error if it has given up."""
         if self._error is not None:
             raise self._error
 
     def stop(self, timeout: float = 15.0) -> None:
-        """End the process and do not start it again."""
+        """End the process without a restart."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout + self._start_timeout)
@@ -153,14 +154,14 @@ class RuntimeSupervisor:
             self._child.stop(timeout)
 
     def _watch(self) -> None:
-        """Keep one child serving until told to stop; what goes wrong here is raised by `check`, or `start` would wait for ever."""
+        """Keep one child serving until `stop`; store an error for `check`, or `start` would wait forever."""
         try:
             self._keep_serving()
         except Exception as error:
-            logger.exception("the runtime process cannot be watched")
+            logger.exception("the supervisor of the runtime process failed")
             if self._child is not None:
-                self._child.stop(5.0)  # nobody would start it again, and who started this may never get to stop it
-            self._error = RuntimeFailedError(f"the runtime process cannot be started or asked: {error!r}")
+                self._child.stop(5.0)  # nothing would restart it, and the owner may never call `stop`
+            self._error = RuntimeFailedError(f"cannot start the runtime process or check its health: {error!r}")
 
     def _keep_serving(self) -> None:
         deaths: deque[float] = deque()
@@ -181,7 +182,7 @@ class RuntimeSupervisor:
                 self._error = RuntimeFailedError(self._describe(len(deaths)))
                 return
             self.restarts += 1
-            logger.error("the runtime process ended and is started again (restart %d)\n%s", self.restarts, self._tail())
+            logger.error("the runtime process ended; restarting it (restart %d)\n%s", self.restarts, self._tail())
 
     def _wait_until_serving(self, child: Child) -> bool:
         deadline = time.monotonic() + self._start_timeout
@@ -193,8 +194,8 @@ class RuntimeSupervisor:
 
     def _describe(self, deaths: int) -> str:
         return (
-            f"the runtime process ended {deaths} times within {self._deaths_window:g} s and is not started again; mend what "
-            f"the end of {self._log_path} shows, then go on with --resume:\n{self._tail()}"
+            f"the runtime process ended {deaths} times within {self._deaths_window:g} s and will not be restarted; fix the "
+            f"error at the end of {self._log_path}, then continue with --resume:\n{self._tail()}"
         )
 
     def _tail(self) -> str:

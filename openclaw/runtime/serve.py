@@ -1,11 +1,16 @@
-"""The runtime process: ``python -m openclaw.runtime`` serves the gateway and runs the judge loop in one event loop.
+"""Serve the gateway and run the judge loop in one event loop: ``python -m openclaw.runtime``.
 
-Guarantees: reads its environment only (`openclaw.config`); says what is wrong and ends before it listens when the
-configuration cannot work. SIGTERM and SIGINT end it cleanly: no new connections, replies under way get
-``OPENCLAW_GRACE_SECONDS``, what is cut off is recorded as aborted, turns being judged stay pending, the ledger is closed.
-SIGHUP reads keys and certificate again. It ends with the process that started it (`slime.utils.process`). Without ``OPENCLAW_METHOD`` it serves and records only.
+Guarantees:
 
-Owns the ledger's connection of this process.
+* The process reads only its environment (`openclaw.config`). If the configuration cannot work, it says why and ends before
+  it listens.
+* SIGTERM and SIGINT end it cleanly. It accepts no new connections and gives running replies ``OPENCLAW_GRACE_SECONDS``. It
+  records cut-off replies as aborted, leaves turns under judgement pending, and closes the ledger.
+* SIGHUP reloads keys and certificate.
+* It ends with its parent process (`slime.utils.process`).
+* Without ``OPENCLAW_METHOD`` it only serves and records.
+
+Owns this process's connection to the ledger.
 """
 
 from __future__ import annotations
@@ -41,30 +46,28 @@ from slime.utils.processing_utils import load_tokenizer
 logger = logging.getLogger("openclaw.runtime")
 
 CONFIG_EXIT = 2
-THREAD_SWITCH_SECONDS = (
-    0.0005  # how long the ledger's and the renderer's thread wait for the event loop, and it for them
-)
+THREAD_SWITCH_SECONDS = 0.0005  # how long the event loop and the threads of ledger and renderer wait for each other
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals belong to `serve`."""
+    """A server that leaves signals to `serve`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
 def check_tokenizer(tokenizer: Any, path: str) -> None:
-    """Raise ConfigError when the tokenizer has ids that its model does not: one of them ends an engine."""
+    """Raise ConfigError if the tokenizer has ids that its model lacks: such an id crashes an engine."""
     config_path = Path(path) / "config.json"
     if not config_path.exists():
         return
     vocab_size = json.loads(config_path.read_text()).get("vocab_size")
     if vocab_size is not None and len(tokenizer) > vocab_size:
         raise ConfigError(
-            f"OPENCLAW_TOKENIZER={path}: the tokenizer has {len(tokenizer)} ids, the model {vocab_size}; "
-            "use a checkpoint whose tokenizer belongs to it"
+            f"OPENCLAW_TOKENIZER={path}: the tokenizer has {len(tokenizer)} ids, but the model has {vocab_size}; "
+            "use a checkpoint with a matching tokenizer"
         )
 
 
@@ -72,14 +75,14 @@ async def serve(config: RuntimeConfig) -> None:
     """Serve and judge until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: when the configuration cannot work.
+        ConfigError: the configuration cannot work.
     """
     config.require("policy_url", "tokenizer", "ledger")
     tokenizer = load_tokenizer(config.tokenizer or "")
     check_tokenizer(tokenizer, config.tokenizer or "")
     check_certificate(config)
     if config.log_contents:
-        logger.warning("OPENCLAW_LOG_CONTENTS=1: this log holds every conversation in clear; unset it after debugging")
+        logger.warning("OPENCLAW_LOG_CONTENTS=1 logs every conversation in plain text; unset it after debugging")
     registry = CollectorRegistry()
     renderer = Renderer(tokenizer)
     ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry))
@@ -126,14 +129,14 @@ async def serve(config: RuntimeConfig) -> None:
 
 
 def _renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:
-    """Serve the certificate that lies there now to new connections."""
+    """Use the current certificate files for new connections."""
     check_certificate(config)
     if server.config.ssl is not None:
         load_certificate(server.config.ssl, config)
 
 
 async def _run(server: _Server, judge: JudgeLoop | None) -> None:
-    """Run server and judge together; the end of either is the end of both."""
+    """Run server and judge loop until one of them ends, then end the other."""
     stop = asyncio.Event()
 
     def end() -> None:
@@ -145,7 +148,7 @@ async def _run(server: _Server, judge: JudgeLoop | None) -> None:
         loop.add_signal_handler(number, end)
     tasks = [asyncio.create_task(server.serve(), name="gateway")]
     if judge is None:
-        logger.info("OPENCLAW_METHOD is not set: turns are recorded and not judged")
+        logger.info("OPENCLAW_METHOD is not set: turns are recorded but not judged")
     else:
         tasks.append(asyncio.create_task(judge.run(stop), name="judge"))
     try:
@@ -159,7 +162,7 @@ async def _run(server: _Server, judge: JudgeLoop | None) -> None:
 
 
 def main() -> int:
-    """Run the process; return its exit status."""
+    """Run the process and return its exit status."""
     watch_lifeline()
     try:
         config = RuntimeConfig.from_env()

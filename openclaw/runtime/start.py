@@ -1,7 +1,7 @@
-"""Starts the runtime process of a run: where its ledger lies, what environment it gets, who watches it.
+"""Start a run's runtime process: choose its ledger, build its environment, supervise it.
 
-Guarantees: the environment is checked by `RuntimeConfig` before anything starts, and nothing else listens on the port.
-This module keeps nothing: the process belongs to the `RuntimeSupervisor` that is returned, and that to the caller.
+Guarantees: `RuntimeConfig` checks the environment before anything starts, and no other process listens on the port. This
+module keeps no state: the caller owns the returned `RuntimeSupervisor`, which owns the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNTIME_LOG_NAME = "runtime.log"
 PORT_PATIENCE_SECONDS = 15.0
 """For the runtime process of a rollout manager that was killed; it ends with its lifeline, within seconds."""
 PORT_ALIASES = dict.fromkeys(RuntimeConfig.declared("port").aliases, "")
-# Variables that arguments give a value to when the caller does not; the first argument that is set counts.
+# Arguments that supply a variable if the caller does not set it; the first argument with a value counts.
 PROPOSED_BY_ARGUMENTS = {
     "OPENCLAW_TOP_P": ("rollout_top_p",),
     "OPENCLAW_MAX_TOKENS": ("rollout_max_response_len",),
@@ -49,18 +49,18 @@ def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) ->
 def runtime_environment(
     args: Arguments, method_path: str, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment of the runtime process: the caller's variables, over values from the arguments.
+    """Return the runtime process's environment.
 
-    The child imports from where this process does. The addresses, the ledger, the temperature, the teacher and its
-    top K are the run's. Conflicting values for temperature, teacher or top-K are errors, because turns sampled at another
-    temperature could not be trained, nor a loss on tokens that nobody asked for.
+    The caller's variables win over values that the arguments propose. The child uses this process's import paths. The
+    run decides addresses, tokenizers, ledger, temperature, teacher and top K. A conflicting temperature, teacher or top
+    K is an error: turns sampled at another temperature cannot be trained, and a loss would miss its teacher tokens.
 
     Raises:
-        ValueError: when the run has no judge engine, or could train none of its turns.
-        ConfigError: when a variable has a value that cannot be used.
+        ValueError: the run has no judge engine, values conflict, or no turn could be trained.
+        ConfigError: a variable has an invalid value.
     """
     if not args.prm_router_ip:
-        raise ValueError("judging needs an engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH")
+        raise ValueError("judging needs a judge engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH")
     decided = {
         "OPENCLAW_METHOD": method_path,
         "OPENCLAW_POLICY_URL": f"http://{args.sglang_router_ip}:{args.sglang_router_port}",
@@ -88,7 +88,7 @@ def runtime_environment(
     result = {**environment, **proposed, **decided, "PYTHONPATH": os.pathsep.join(own_import_paths())}
     if RuntimeConfig.from_env(result).top_p < 1:
         raise ValueError(
-            "turns that are sampled with top_p below 1 are not trained, so that a run with it would never take a step; "
+            "turns sampled with top_p below 1 are never trained, so this run would never take a step; "
             "set --rollout-top-p 1 and unset OPENCLAW_TOP_P"
         )
     return result
@@ -100,7 +100,7 @@ def _first_set(args: Arguments, attributes: tuple[str, ...]) -> Any:
 
 
 def own_import_paths() -> list[str]:
-    """Return where this process imports from, the interpreter's own folders apart; the child finds the same modules."""
+    """Return this process's import paths, which the child gets, except the interpreter's own folders."""
     interpreter = (Path(sys.prefix), Path(sys.base_prefix))
     paths = [Path(path or os.getcwd()).absolute() for path in sys.path]
     own = [str(path) for path in paths if not any(path.is_relative_to(root) for root in interpreter)]
@@ -108,18 +108,18 @@ def own_import_paths() -> list[str]:
 
 
 def reachable_host(host: str) -> str:
-    """Return what stands in a URL for a gateway that listens on ``host``."""
+    """Return the host part of a URL for a gateway that listens on ``host``."""
     own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{own}]" if ":" in own else own
 
 
 def health_check(config: RuntimeConfig) -> Callable[[str], bool]:
-    """Return what asks the gateway whether it serves; over https it trusts the gateway's own certificate only.
+    """Return a health check of the gateway; over https it trusts only the gateway's own certificate.
 
-    The certificate is read at every question, because it may be renewed while the run goes on.
+    Each check reads the certificate again, because it may be renewed during the run.
 
     Raises:
-        ConfigError: when the certificate cannot be used.
+        ConfigError: the certificate is invalid.
     """
     check_certificate(config)
     if not config.tls_cert:
@@ -131,13 +131,13 @@ def health_check(config: RuntimeConfig) -> Callable[[str], bool]:
 def supervise(
     environment: Mapping[str, str], log_path: Path, port_patience: float = 0.0
 ) -> tuple[RuntimeSupervisor, str]:
-    """Return a supervisor of a runtime process with this environment, not started yet, and the gateway's URL.
+    """Return an unstarted supervisor of a runtime process with this environment, and the gateway's URL.
 
     ``port_patience``: see `free_port`.
 
     Raises:
-        ConfigError: when a variable has a value that cannot be used.
-        OSError: when something listens on the port.
+        ConfigError: a variable has an invalid value.
+        OSError: another process listens on the port.
     """
     config = RuntimeConfig.from_env(environment)
     ready = health_check(config)
@@ -155,11 +155,11 @@ def supervise(
 
 
 def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
-    """Start a runtime process and return its supervisor, which the caller has to stop."""
+    """Start a runtime process and return its supervisor, which the caller must stop."""
     environment = runtime_environment(args, method_path)
     if own := method_config(method_path):
-        own.from_env(environment)  # a value that cannot be used is an error here, not in the child
+        own.from_env(environment)  # report an invalid value here, not in the child
     supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME, PORT_PATIENCE_SECONDS)
     supervisor.start()
-    logger.info("the gateway answers on %s/v1, its log is in %s", url, args.run_dir)
+    logger.info("the gateway serves %s/v1; its log is in %s", url, args.run_dir)
     return supervisor

@@ -134,7 +134,10 @@ def test_its_variables_are_validated_and_documented(folder: Path) -> None:
     refused = script(folder, "--dry-run", FORESIGHT_WEIGHT="-1")
     assert refused.returncode == 2
     assert "FORESIGHT_WEIGHT=-1.0 is too small; use 0 or more" in refused.stderr
-    assert "FORESIGHT_READS='some'; use one of all, last" in script(folder, "--dry-run", FORESIGHT_READS="some").stderr
+    assert (
+        "FORESIGHT_READS='some' is not a choice; use one of all, last"
+        in script(folder, "--dry-run", FORESIGHT_READS="some").stderr
+    )
     shown = " ".join(script(folder, "--help").stdout.split())
     assert "FORESIGHT_WEIGHT (default: 0.5): weight of what comes next." in shown
 

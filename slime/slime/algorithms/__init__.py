@@ -1,1 +1,1 @@
-"""Advantage estimators and losses, one idea per file. Nothing here knows a method, a model or a process group."""
+"""Advantage estimators and losses, independent of methods, models and process groups."""

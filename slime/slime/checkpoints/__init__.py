@@ -1,1 +1,1 @@
-"""Checkpoint folders: written whole or not at all, by ranks that succeed or fail together."""
+"""Write checkpoint folders atomically, on ranks that succeed or fail together."""

@@ -1,4 +1,4 @@
-"""Work that fails on one rank and then fails on all: nobody waits in a collective for a rank whose disk is full."""
+"""Fail on all ranks if one fails, so that no rank hangs in a collective, for example on a full disk."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 def on_all_ranks(action: Callable[[], None]) -> None:
-    """Run ``action`` on every rank; returns on all when it has ended on all. Without a process group there is one rank.
+    """Run ``action`` on every rank and return once all ranks are done.
 
-    ``action`` must not talk to other ranks: one that failed would leave the others in their collective.
+    Without a process group there is one rank. ``action`` must not communicate with other ranks: if one failed, the others
+    would hang in their collective.
 
     Raises:
-        CheckpointError: on the ranks where it went well, with the words of the first rank where it did not; that one raises
-            its own error.
+        CheckpointError: another rank failed; the message is that of the first one. A rank that failed raises its own error.
     """
     if not dist.is_initialized():
         action()
@@ -29,7 +29,7 @@ def on_all_ranks(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
-        logger.exception("this rank failed; all ranks are told")
+        logger.exception("this rank failed; all ranks will stop")
         failure = error
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, None if failure is None else f"{type(failure).__name__}: {failure}")
@@ -41,5 +41,5 @@ def on_all_ranks(action: Callable[[], None]) -> None:
 
 
 def on_rank_zero(action: Callable[[], None]) -> None:
-    """Run ``action`` on rank 0 alone; otherwise as :func:`on_all_ranks`."""
+    """Run ``action`` on rank 0 only, and fail on all ranks if it fails (see :func:`on_all_ranks`)."""
     on_all_ranks(action if not dist.is_initialized() or dist.get_rank() == 0 else lambda: None)

@@ -1,10 +1,13 @@
-"""The folder of a resumable checkpoint: ``<save>/iter_<n>/`` after n rollouts, and ``latest_checkpointed_iteration.txt``.
+"""Write and find resumable checkpoints.
 
-Layout: ``state/`` is the back end's, in a form that another number of ranks can load; ``rng_<rank>.pt``; ``meta.json``
-(rollout_id, weight_version, steps, world_size, ...).
+After n rollouts the folder is ``<save>/iter_<n>/``; ``latest_checkpointed_iteration.txt`` names the latest one. Layout:
 
-Guarantees: a folder appears by rename when it is whole, and the latest file is replaced after that; a crash at any moment
-leaves the previous checkpoint valid. Rollout r is stored as n = r + 1, which is also the rollout to start with on resume.
+* ``state/`` belongs to the back end; any number of ranks can load it.
+* ``rng_<rank>.pt`` is the random state of a rank.
+* ``meta.json`` holds rollout_id, weight_version, steps, world_size, ...
+
+Guarantees: a complete folder appears by rename, and only then is the latest file replaced. A crash at any moment leaves the
+previous checkpoint valid. Rollout r is stored as n = r + 1, which is the first rollout after a resume.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 
 
 def replace_folder(temporary: Path, final: Path) -> None:
-    """Put ``temporary`` in the place of ``final``; an existing one is set aside until the new one is there."""
+    """Rename ``temporary`` to ``final``; keep an existing ``final`` until the new one is in place."""
     old = final.with_name(final.name + ".old")
     if old.exists():
         shutil.rmtree(old)
@@ -42,7 +45,7 @@ def replace_folder(temporary: Path, final: Path) -> None:
 
 
 def unfinished(final: Path) -> Path:
-    """Return the path of the folder that becomes ``final`` when it is whole."""
+    """Return the temporary path that is renamed to ``final`` once the folder is complete."""
     return final.with_name(final.name + ".tmp")
 
 
@@ -56,12 +59,16 @@ def fresh_folder(final: Path) -> Path:
 
 
 def folder_of(root: Path, iteration: int) -> Path:
-    """The folder of a checkpoint after ``iteration`` rollouts."""
+    """Return the folder of the checkpoint after ``iteration`` rollouts."""
     return root / f"iter_{iteration:07d}"
 
 
 def find(path: Path) -> Path | None:
-    """Return the checkpoint folder that ``path`` means (a root, or the folder itself), None when there is none."""
+    """Return the checkpoint folder of ``path`` (a root, or the folder itself); None if there is none.
+
+    Raises:
+        FileNotFoundError: the latest file names a checkpoint that does not exist.
+    """
     if (path / "meta.json").exists():
         return path
     latest = path / LATEST
@@ -69,12 +76,14 @@ def find(path: Path) -> Path | None:
         return None
     folder = folder_of(path, int(latest.read_text().strip()))
     if not (folder / "meta.json").exists():
-        raise FileNotFoundError(f"{latest} names {folder.name}, which is not there: write the number of one that is")
+        raise FileNotFoundError(
+            f"{latest} names {folder.name}, which does not exist; write the number of one that does"
+        )
     return folder
 
 
 def rng_state() -> dict[str, Any]:
-    """The random state of this process: Python, NumPy, torch, CUDA."""
+    """Return this process's random state: Python, NumPy, torch and CUDA."""
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -90,9 +99,10 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callable[[Path], None]) -> Path:
-    """Write a checkpoint and return its folder, not yet named by the latest file; collective.
+    """Write a checkpoint and return its folder. Collective.
 
-    ``write_state`` fills the folder ``state`` and is called on every rank. What fails on one rank fails on all.
+    :func:`publish` then makes it the latest one. ``write_state`` fills the folder ``state`` and runs on every rank. An
+    error on one rank fails all ranks.
     """
     final = folder_of(root, iteration)
     temporary = unfinished(final)
@@ -112,7 +122,10 @@ def write(root: Path, iteration: int, meta: dict[str, Any], write_state: Callabl
 
 
 def publish(root: Path, iteration: int, keep: int) -> None:
-    """Name ``iteration`` as the latest one, then delete all but the ``keep`` newest (0 keeps all). Rank 0 only."""
+    """Make ``iteration`` the latest checkpoint and delete old ones. Rank 0 only.
+
+    The ``keep`` newest stay; 0 keeps all.
+    """
     temporary = root / (LATEST + ".tmp")
     with temporary.open("w") as file:
         file.write(str(iteration))
@@ -130,16 +143,16 @@ def publish(root: Path, iteration: int, keep: int) -> None:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Return what ``meta.json`` of a checkpoint says."""
+    """Return the contents of a checkpoint's ``meta.json``."""
     return json.loads((folder / "meta.json").read_text())
 
 
 def restore_rng(folder: Path, meta: dict[str, Any]) -> None:
-    """Restore this rank's random state when the number of ranks is the saved one."""
+    """Restore this rank's random state if the number of ranks has not changed."""
     if meta["world_size"] == dist.get_world_size():
         set_rng_state(torch.load(folder / f"rng_{dist.get_rank()}.pt", weights_only=False))
         return
     logger.warning(
-        "%s was written by %d ranks and is loaded by %d: random states start anew",
+        "%s was written by %d ranks and is loaded by %d; random states are not restored",
         folder, meta["world_size"], dist.get_world_size(),
     )  # fmt: skip

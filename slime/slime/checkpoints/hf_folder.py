@@ -1,6 +1,6 @@
-"""Writing a Hugging Face checkpoint folder from a stream of tensors.
+"""Write a Hugging Face checkpoint folder from a stream of tensors.
 
-Guarantees: the folder appears whole, by rename, or not at all.
+Guarantee: the folder appears complete, by rename, or not at all.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _COPIED = (".json", ".txt", ".jinja", ".model", ".py")
 
 
 def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *, dtype: torch.dtype) -> None:
-    """Write the checkpoint folder ``path`` as :func:`write_hf` does; collective, rank 0 writes.
+    """Write the checkpoint folder ``path`` on rank 0, as :func:`write_hf` does. Collective.
 
     Raises:
-        CheckpointError: on the other ranks when rank 0 cannot write; they have helped to gather to the end.
+        CheckpointError: rank 0 cannot write. Raised on the other ranks, after all ranks have finished gathering.
     """
     gathered = False
 
@@ -42,7 +42,7 @@ def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *
         yield from weights
         gathered = True
 
-    # A chain cannot be closed by who reads it and fails, so the rest can be gathered below.
+    # Unlike a generator, a chain stays open when its reader fails, so the rest can be gathered below.
     stream = itertools.chain(to_the_end())
     failure: Exception | None = None
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -59,15 +59,15 @@ def export_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *
 
     if gathered:
         on_all_ranks(report)
-    else:  # the gathering itself failed here, so the other ranks do not come to an agreement
+    else:  # gathering itself failed, so the other ranks will not reach `on_all_ranks`
         report()
 
 
 def write_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *, dtype: torch.dtype) -> None:
-    """Write the checkpoint folder ``path`` of ``weights`` (names and tensors of Hugging Face's model, of ``dtype``).
+    """Write ``weights`` (Hugging Face names, tensors of ``dtype``) to the checkpoint folder ``path``.
 
-    Configuration and tokenizer files are those of the folder ``source``, and so is what a model holds beside its language
-    model.
+    Configuration and tokenizer files come from the folder ``source``. So do weights outside the language model, if
+    ``weights`` lacks them.
     """
     temporary = fresh_folder(path)
     shards: list[dict[str, Tensor]] = [{}]
@@ -91,7 +91,7 @@ def write_hf(weights: Iterable[tuple[str, Tensor]], source: Path, path: Path, *,
 def _whole_model(
     weights: Iterable[tuple[str, Tensor]], source: Path, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``weights`` under the names of ``source``, then the parts of a larger model that are not among them."""
+    """Yield ``weights`` under the names in ``source``, then missing tensors outside the language model."""
     if not read_config(source).get("text_config"):
         yield from weights
         return

@@ -1,7 +1,8 @@
-"""The contract of plugins, as clauses with names, and programs that check a plugin against them.
+"""The plugin contract as named clauses, and the programs that check a plugin against them.
 
-``python -m slime.contract FLAGS`` checks every plugin that the flags of a launch command name; ``tests/contract/plugins`` does the
-same as tests. Both call :func:`check`. A plugin is run in stand-in surroundings: no GPU, no Ray, an engine without a model.
+``python -m slime.contract FLAGS`` checks every plugin that a launch command's flags name. ``tests/contract/plugins`` does the
+same with pytest. Both call :func:`check`, which runs a plugin in stand-in surroundings: no GPU, no Ray, an engine without a
+model.
 """
 
 from __future__ import annotations

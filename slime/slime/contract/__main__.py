@@ -11,13 +11,13 @@ from slime.exceptions import ConfigurationError, PluginError
 
 USAGE = """usage: python -m slime.contract FLAGS | --clauses
 
-FLAGS are those of slime/train_async.py: each plugin they name is checked, the others become its `args`.
---clauses prints every clause. Plugins are named with:
+FLAGS are those of slime/train_async.py. Each plugin that they name is checked with `args` from the same FLAGS.
+--clauses prints every clause. These flags name plugins:
 """
 
 
 def main(words: Sequence[str]) -> int:
-    """Print a line per plugin; return 0 when all keep their contract, 1 when one does not, 2 when there is none to check."""
+    """Print a line per plugin; return 0 if all pass, 1 if one fails, 2 if there is none to check."""
     if list(words) == ["--clauses"]:
         for clause, text in CLAUSES.items():
             print(f"{clause}: the plugin {text}")

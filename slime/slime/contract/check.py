@@ -1,4 +1,4 @@
-"""Check one plugin of a kind, or every plugin that a command line names."""
+"""Check one plugin, and find all plugins that a command line names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Checker = Callable[[Callable[..., Any], Surroundings], None]
 
 
 def check_arguments(plugin: Callable[..., Any], around: Surroundings) -> None:
-    """Check what declares a method's own flags."""
+    """Check a function that declares a method's own flags."""
     check_call(plugin, "arguments-1", 1)
     parser = build_parser()
     before = len(parser._actions)
@@ -31,22 +31,22 @@ def check_arguments(plugin: Callable[..., Any], around: Surroundings) -> None:
 
 
 def check_model_provider(plugin: Callable[..., Any], around: Surroundings) -> None:
-    """Check how a model provider is called."""
+    """Check the signature of a model provider."""
     check_call(plugin, "model_provider-1", 0, ("pre_process", "post_process"))
 
 
 def check_megatron_init(plugin: Callable[..., Any], around: Surroundings) -> None:
-    """Check how the hook at the end of Megatron's start is called."""
+    """Check the signature of the hook after Megatron's start."""
     check_call(plugin, "megatron_init-1", 1)
 
 
 def check_before_log_prob(plugin: Callable[..., Any], around: Surroundings) -> None:
-    """Check how the hook before a forward-only pass is called."""
+    """Check the signature of the hook before a forward-only pass."""
     check_call(plugin, "before_log_prob-1", 3)
 
 
 def check_before_train_step(plugin: Callable[..., Any], around: Surroundings) -> None:
-    """Check how the hook before an optimizer step is called."""
+    """Check the signature of the hook before an optimizer step."""
     check_call(plugin, "before_train_step-1", 6)
 
 
@@ -84,11 +84,11 @@ def check(kind: str, path: str, words: Sequence[str] = ()) -> None:
     Args:
         kind: a key of :data:`slime.contract.clauses.KINDS`.
         path: ``module.attr`` or ``./file.py:name``, as on the command line.
-        words: further flags of the trainer, for what the plugin reads from ``args``.
+        words: further flags of the trainer, which set the ``args`` that the plugin reads.
 
     Raises:
-        ContractViolation: naming the clause.
-        PluginError: when there is no such plugin.
+        ContractViolation: the plugin breaks a clause, which the error names.
+        PluginError: there is no such plugin.
     """
     option = KINDS[kind].option
     path = name_of_file(option, path) if is_plugin_file(path) else path
@@ -100,10 +100,12 @@ def check(kind: str, path: str, words: Sequence[str] = ()) -> None:
 
 
 def named_plugins(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return ``(kind, path)`` for every plugin that ``words``, flags of the trainer as in a launch command, or their ``--config`` name.
+    """Return ``(kind, path)`` of every plugin that the trainer's flags ``words`` name.
+
+    A ``--config`` file among them counts too.
 
     Raises:
-        ConfigurationError: when that file cannot be read.
+        ConfigurationError: the file cannot be read.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for kind in KINDS.values():

@@ -1,4 +1,4 @@
-"""Clauses of what chooses samples: filters, the buffer, the data source."""
+"""Check plugins that choose samples: filters, the buffer and the data source."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_dynamic_filter(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_buffer_filter(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check what picks groups out of the buffer."""
+    """Check a filter that takes groups out of the buffer."""
     check_call(plugin, "buffer_filter-1", 4)
     check_synchronous(plugin, "buffer_filter-2")
     buffer = surroundings.groups(3)
@@ -46,14 +46,14 @@ def check_buffer_filter(plugin: Plugin, surroundings: Surroundings) -> None:
     require(
         isinstance(taken, list) and len(taken) <= 2 and all(id(group) in known for group in taken),
         "buffer_filter-4",
-        f"asked for 2 groups of 3 it returned {len(taken) if isinstance(taken, list) else taken!r}",
+        f"asked for 2 of 3 groups, it returned {len(taken) if isinstance(taken, list) else taken!r}",
     )
     left = set(map(id, buffer))
-    require(not any(id(group) in left for group in taken), "buffer_filter-5", "it left them there")
+    require(not any(id(group) in left for group in taken), "buffer_filter-5", "it left them in the buffer")
 
 
 def check_sample_filter(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check what marks samples of a finished rollout."""
+    """Check a filter that marks samples of a finished rollout."""
     check_call(plugin, "sample_filter-1", 2)
     check_synchronous(plugin, "sample_filter-2")
     groups = surroundings.groups()
@@ -65,7 +65,7 @@ def check_sample_filter(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_all_samples(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check what looks at all groups of a rollout, dropped ones too."""
+    """Check a hook that gets all groups of a rollout, including dropped ones."""
     from slime.utils.misc import load_function
 
     check_call(plugin, "all_samples-1", 3)
@@ -76,7 +76,7 @@ def check_all_samples(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_data_source(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check a data source: what it hands out, takes back, saves and restores."""
+    """Check what a data source hands out, takes back, saves and restores."""
     require(inspect.isclass(plugin), "data_source-1", f"it is a {type(plugin).__name__}")
     check_call(plugin, "data_source-1", 1)
     for name, count in (("get_samples", 2), ("add_samples", 2), ("save", 2), ("load", 1), ("load", 2)):
@@ -102,7 +102,7 @@ def check_data_source(plugin: Plugin, surroundings: Surroundings) -> None:
         restored.load(0)
         found = restored.get_samples(2)
     prompts = [[sample.prompt for group in groups for sample in group] for groups in (expected, found)]
-    require(prompts[0] == prompts[1], "data_source-7", f"it went on with {prompts[1]!r:.100}, not {prompts[0]!r:.100}")
+    require(prompts[0] == prompts[1], "data_source-7", f"it returned {prompts[1]!r:.100}, not {prompts[0]!r:.100}")
 
 
 def _give_back(source: Any, groups: list[list[Sample]]) -> None:

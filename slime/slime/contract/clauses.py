@@ -1,4 +1,4 @@
-"""What each kind of plugin must do, one clause at a time, and the error that names the clause."""
+"""The clauses that each kind of plugin must keep, and the error that names a broken clause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Kind:
 
     @property
     def flag(self) -> str:
-        """The option as it is typed."""
+        """Return the flag as typed on the command line."""
         return "--" + self.option.replace("_", "-")
 
 
@@ -29,13 +29,13 @@ RUNS = "runs in the stand-in surroundings without an exception"
 KINDS: dict[str, Kind] = {
     "rollout": Kind(
         "rollout_function_path",
-        "once per rollout, in the rollout manager; it was loaded at the start",
+        "once per rollout, in the rollout manager, which loads it at the start",
         (
             "is called as fn(args, rollout_id, data_source, evaluation=False)",
             SYNCHRONOUS,
             RUNS,
-            "returns RolloutFnTrainOutput or a list of groups; lists may nest, their leaves are samples",
-            "returns at least one sample; each has its tokens, and per-token lists as long as its response",
+            "returns RolloutFnTrainOutput or a list of groups; lists may nest, and their leaves are samples",
+            "returns at least one sample; each has tokens, and per-token lists as long as its response",
             "gives every sample a reward: a number, or a dict with the entry of --reward-key",
             "returns metrics that are None or a dict of numbers by name",
         ),
@@ -48,7 +48,7 @@ KINDS: dict[str, Kind] = {
             SYNCHRONOUS,
             RUNS,
             'returns RolloutFnEvalOutput or {dataset: {"rewards": numbers, ...}}',
-            'gives "truncated" and "samples", where they are there, one entry per reward',
+            'gives "truncated" and "samples", if present, one entry per reward',
             "returns metrics that are None or a dict of numbers by name",
         ),
     ),
@@ -56,14 +56,14 @@ KINDS: dict[str, Kind] = {
         "custom_generate_function_path",
         "once per sample, inside the request limit of `generate_and_rm`",
         (
-            "is called as fn(args, sample, sampling_params), with evaluation=... where it has that parameter",
+            "is called as fn(args, sample, sampling_params), with evaluation=... if it has that parameter",
             "is asynchronous: async def",
             RUNS,
             "returns a sample or a list of samples",
-            "returns samples whose tokens end with the response, and whose per-token lists are as long as it",
+            "returns samples whose tokens end with the response, and whose per-token lists are as long as the response",
             "sets the status: completed, truncated, aborted or failed",
-            "returns lists whose members have the group_index of the sample they came from",
-            "after an engine's abort returns aborted samples without a reward, or removed ones with one",
+            "returns samples with the group_index of the sample that it got",
+            "returns, after an engine's abort, aborted samples without a reward, or removed samples with a reward",
         ),
     ),
     "reward": Kind(
@@ -76,39 +76,39 @@ KINDS: dict[str, Kind] = {
             "returns for one sample a finite number, or a dict with the entry of --reward-key",
             "returns for a list of samples a list with one reward each",
             "returns an empty list for an empty list",
-            "leaves tokens, response and mask of the samples as they are",
+            "does not change tokens, response or loss mask of the samples",
         ),
     ),
     "dynamic_filter": Kind(
         "dynamic_sampling_filter_path",
-        "once per finished group; what it drops is counted by reason",
+        "once per finished group; dropped groups are counted by reason",
         (
             "is called as fn(args, group, **kw)",
             SYNCHRONOUS,
             RUNS,
             "returns a bool, or an object with keep (a bool) and reason (text or None)",
-            "leaves the group as it is",
+            "does not change the group",
         ),
     ),
     "buffer_filter": Kind(
         "buffer_filter_path",
-        "when groups are taken from a data source with groups that came back",
+        "when groups are taken from a data source that holds returned groups",
         (
             "is called as fn(args, rollout_id, buffer, num_samples), with rollout_id None",
             SYNCHRONOUS,
             RUNS,
             "returns a list of at most num_samples groups of the buffer",
-            "takes the groups it returns out of the buffer",
+            "removes the groups it returns from the buffer",
         ),
     ),
     "sample_filter": Kind(
         "rollout_sample_filter_path",
         "once per rollout, on the groups that are kept",
         (
-            "is called as fn(args, groups); what it returns is not used",
+            "is called as fn(args, groups); its result is ignored",
             SYNCHRONOUS,
             RUNS,
-            "marks samples with remove_sample and leaves the groups as they are",
+            "marks samples with remove_sample and does not change the groups",
         ),
     ),
     "all_samples": Kind(
@@ -118,44 +118,44 @@ KINDS: dict[str, Kind] = {
     ),
     "data_source": Kind(
         "data_source_path",
-        "at the start, in the rollout manager; `save` when a checkpoint is on disk, `load` when a run goes on",
+        "at the start, in the rollout manager; `save` when a checkpoint is on disk, `load` when a run resumes",
         (
-            "is a class that is called as cls(args)",
+            "is a class and is called as cls(args)",
             "has get_samples(n), add_samples(groups), save(rollout_id) and load(rollout_id=None)",
             RUNS,
             "returns n lists of samples from get_samples(n)",
-            "gives every group another group_index and every sample another index",
-            "takes groups of any size back in add_samples, or says with RuntimeError that it keeps none",
-            "goes on after load(rollout_id) with the prompts that came after save(rollout_id)",
+            "gives every group its own group_index and every sample its own index",
+            "accepts groups of any size in add_samples, or raises RuntimeError if it keeps none",
+            "continues after load(rollout_id) with the prompts that followed save(rollout_id)",
         ),
     ),
     "sample_hook": Kind(
         "rollout_sample_hook_path",
         "after generation and before the reward; the flag can be repeated",
         (
-            "is called as fn(args, sample), with rollout_id=... and evaluation=... where it has those parameters",
+            "is called as fn(args, sample), with rollout_id=... and evaluation=... if it has those parameters",
             RUNS,
-            "returns a sample or None, awaited where it is asynchronous",
+            "returns a sample or None, or a coroutine of one of them",
         ),
     ),
     "rollout_log": Kind(
         "custom_rollout_log_function_path",
-        "once per rollout; true skips the default metrics",
+        "once per rollout; a true result skips the default metrics",
         (
             "is called as fn(rollout_id, args, samples, extra_metrics, rollout_time)",
             SYNCHRONOUS,
             RUNS,
-            "leaves the samples as they are",
+            "does not change the samples",
         ),
     ),
     "eval_log": Kind(
         "custom_eval_rollout_log_function_path",
-        "once per evaluation; true skips the default metrics",
+        "once per evaluation; a true result skips the default metrics",
         (
             "is called as fn(rollout_id, args, data, extra_metrics)",
             SYNCHRONOUS,
             RUNS,
-            "leaves the data as they are",
+            "does not change the data",
         ),
     ),
     "reward_post_process": Kind(
@@ -177,17 +177,17 @@ KINDS: dict[str, Kind] = {
             SYNCHRONOUS,
             RUNS,
             "returns a dict with tokens, response_lengths, rewards and loss_masks, one entry per sample, masks as long as responses",
-            "gives every response a token before it: the last of its prompt",
+            "gives every response at least one token before it: the last token of its prompt",
             "gives finite rewards",
-            "gives rollout_log_probs and teacher_*, where they are there, an entry per sample as long as its response; the first for all or none",
-            "gives no rollout_top_p_token_ids, and rollout_routed_experts, [tokens - 1, layers, experts per token] of each sample, where and only where --use-rollout-routing-replay asks for them",
-            "gives multimodal_train_inputs, where they are there, an entry per sample: None, or pixel_values [patches, D] and image_grid_thw [images, 3]",
+            "gives rollout_log_probs and teacher_*, if present, an entry per sample as long as its response; rollout_log_probs for all samples or none",
+            "gives no rollout_top_p_token_ids, and gives rollout_routed_experts, [tokens - 1, layers, experts per token] of each sample, if and only if --use-rollout-routing-replay is set",
+            "gives multimodal_train_inputs, if present, an entry per sample: None, or pixel_values [patches, D] and image_grid_thw [images, 3]",
         ),
     ),
     "data_postprocess": Kind(
         "rollout_data_postprocess_path",
         "once per rollout on every training rank, after log probabilities and advantages",
-        ("is called as fn(args), or as fn(args, rollout_id, rollout_data) where it takes three", SYNCHRONOUS, RUNS),
+        ("is called as fn(args), or as fn(args, rollout_id, rollout_data) if it takes three", SYNCHRONOUS, RUNS),
     ),
     "loss": Kind(
         "custom_loss_function_path",
@@ -200,7 +200,7 @@ KINDS: dict[str, Kind] = {
             "returns metrics that are scalars without a gradient",
             "returns the same metrics for every micro-batch",
             "writes neither to the logits nor to the batch",
-            "adds up: the loss of a batch is the sum over its micro-batches (reduce with sum_of_sample_mean)",
+            "is additive: the loss of a batch is the sum over its micro-batches (reduce with sum_of_sample_mean)",
         ),
     ),
     "advantage": Kind(
@@ -220,7 +220,7 @@ KINDS: dict[str, Kind] = {
             "is called with the keywords args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths",
             RUNS,
             "returns (pg_loss, masks, metrics)",
-            "returns a pg_loss of the shape it got, and a mask per sample as long as its response",
+            "returns a pg_loss of the same shape, and a mask per sample as long as its response",
             "returns metrics with one value per response token",
         ),
     ),
@@ -228,10 +228,10 @@ KINDS: dict[str, Kind] = {
         "custom_pg_loss_reducer_function_path",
         "once per micro-batch, for the policy loss only",
         (
-            "is called as fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss), with args=... where it has that parameter",
+            "is called as fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss), with args=... if it has that parameter",
             RUNS,
-            "returns a function that makes one number of a value per response token",
-            "gives tokens under a zero mask no weight",
+            "returns a function that reduces one value per response token to one number",
+            "gives masked tokens no weight",
         ),
     ),
     "arguments": Kind(
@@ -239,14 +239,14 @@ KINDS: dict[str, Kind] = {
         "when the command line is parsed",
         (
             "is called as add_custom_arguments(parser)",
-            "declares flags that the core does not have",
-            "declares no flag that has to be given",
+            "declares only flags that the core does not have",
+            "declares no required flag",
         ),
     ),
     "model_provider": Kind(
         "custom_model_provider_path",
         "when Megatron builds the model",
-        ("is called as fn(pre_process=True, post_process=True), with vp_stage=... where it has that parameter",),
+        ("is called as fn(pre_process=True, post_process=True), with vp_stage=... if it has that parameter",),
     ),
     "megatron_init": Kind("custom_megatron_init_path", "when Megatron has started", ("is called as fn(args)",)),
     "before_log_prob": Kind(
@@ -270,7 +270,7 @@ class ContractViolation(SlimeError, AssertionError):
     """A plugin breaks a clause.
 
     Attributes:
-        clause: its id, such as ``generate-2``.
+        clause: id of the clause, such as ``generate-2``.
     """
 
     def __init__(self, clause: str, detail: str) -> None:
@@ -279,14 +279,14 @@ class ContractViolation(SlimeError, AssertionError):
 
 
 def require(condition: object, clause: str, detail: str) -> None:
-    """Raise :class:`ContractViolation` unless ``condition`` holds; ``detail`` is what was found instead."""
+    """Raise :class:`ContractViolation` unless ``condition`` holds; ``detail`` says what the check found."""
     if not condition:
         raise ContractViolation(clause, detail)
 
 
 @contextmanager
 def running(clause: str) -> Iterator[None]:
-    """Turn an exception of the plugin into a violation of its clause that says it runs."""
+    """Turn an exception of the plugin into a violation of ``clause``, which says that it runs."""
     try:
         yield
     except ContractViolation:

@@ -1,7 +1,7 @@
-"""An engine and router without a model, on a loopback port: the routes and fields that plugins use.
+"""Serve a stand-in for engine and router, without a model, on a loopback port.
 
-Guarantees: an answer depends on the request and on how many came before it, so that samples of one prompt differ; ``finish`` is
-what ends every reply. Owns a thread until ``close``.
+It has the routes and fields that plugins use. Guarantees: a reply depends on the request and on the number of earlier
+requests, so samples of one prompt differ. Every reply ends with the reason ``finish``. Owns a thread until ``close``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIRST_LETTER, LETTERS = 33, 90
 
 
 def _ids(request: dict[str, Any], count: int, number: int) -> list[int]:
-    """Ids of printable letters."""
+    """Return ids of printable letters."""
     start = len(request.get("input_ids") or request.get("text") or "") + 31 * number
     return [FIRST_LETTER + (start + 7 * position) % LETTERS for position in range(count)]
 
@@ -61,11 +61,11 @@ def _completed(request: dict[str, Any], finish: str, number: int) -> dict[str, A
 
 
 class StandInEngine:
-    """See the module.
+    """The stand-in server of this module.
 
     Attributes:
         finish: ``stop``, ``length`` or ``abort``.
-        generations: how many replies were asked for.
+        generations: number of requested replies.
     """
 
     def __init__(self) -> None:
@@ -95,12 +95,12 @@ class StandInEngine:
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
-                with contextlib.suppress(ConnectionError):  # a plugin may have given its request up
+                with contextlib.suppress(ConnectionError):  # a plugin may have dropped its request
                     self.end_headers()
                     self.wfile.write(body)
 
             def log_message(self, format: str, *values: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

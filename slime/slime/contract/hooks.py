@@ -1,4 +1,4 @@
-"""Clauses of what runs between a rollout and the trainer: log functions, rewards, conversion, postprocessing."""
+"""Check plugins that run between a rollout and the trainer: logs, rewards, conversion, postprocessing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_eval_log(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_reward_post_process(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check what replaces the normalisation of rewards."""
+    """Check a function that replaces the normalisation of rewards."""
     check_call(plugin, "reward_post_process-1", 2)
     check_synchronous(plugin, "reward_post_process-2")
     samples = surroundings.answered()
@@ -58,7 +58,7 @@ def check_reward_post_process(plugin: Plugin, surroundings: Surroundings) -> Non
 
 
 def check_convert(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check what replaces the conversion to training data."""
+    """Check a function that replaces the conversion to training data."""
     from slime.rollout.custom_conversion import ConversionError, convert_with
 
     check_call(plugin, "convert-1", 2)
@@ -73,7 +73,7 @@ def check_convert(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_data_postprocess(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check what sees the rollout on the training rank."""
+    """Check a hook that gets the rollout data on a training rank."""
     takes_three = callable(plugin) and len(inspect.signature(plugin).parameters) >= 3
     check_call(plugin, "data_postprocess-1", 3 if takes_three else 1)
     check_synchronous(plugin, "data_postprocess-2")

@@ -1,4 +1,4 @@
-"""Clauses of what collects samples: rollout and evaluation functions, generation, rewards, sample hooks."""
+"""Check plugins that collect samples: rollout and evaluation functions, generation, rewards, sample hooks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check_rollout(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_eval(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check an evaluation function with a data set of eight prompts."""
+    """Check an evaluation function on a data set of eight prompts."""
     from slime.utils.misc import load_function
 
     check_call(plugin, "eval-1", 3, ("evaluation",))
@@ -102,7 +102,7 @@ def check_eval(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_generate(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check a generate function with an engine that answers, and with one that aborts."""
+    """Check a generate function with an engine that replies, and with one that aborts."""
     from slime.rollout.sglang_rollout import GenerateState
 
     takes_evaluation = callable(plugin) and "evaluation" in inspect.signature(plugin).parameters
@@ -149,7 +149,7 @@ def _generated(
 
 
 def check_reward(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check a reward function with one sample, with several and with none."""
+    """Check a reward function on one sample, on several and on none."""
     check_call(plugin, "reward-1", 2, ("evaluation",))
     check_asynchronous(plugin, "reward-2")
     args, samples = surroundings.args, surroundings.answered()
@@ -177,7 +177,7 @@ def check_reward(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_sample_hook(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check a hook that sees a sample before its reward."""
+    """Check a hook that gets a sample before its reward."""
     parameters = inspect.signature(plugin).parameters if callable(plugin) else {}
     values = {"rollout_id": 0, "evaluation": False}
     takes_any = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -1,4 +1,4 @@
-"""Whether a plugin can be called the way the core calls it, and calling it without an event loop of one's own."""
+"""Check that a plugin can be called as the core calls it, and await its result without an event loop."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def check_call(function: Callable[..., Any], clause: str, positional: int, keywo
 
 
 def check_synchronous(function: Callable[..., Any], clause: str) -> None:
-    """Check that calling ``function`` gives a result and not a coroutine."""
+    """Check that ``function`` returns a result and not a coroutine."""
     found = function.__call__ if not inspect.isroutine(function) and not inspect.isclass(function) else function
     require(not inspect.iscoroutinefunction(found), clause, "it is declared with async def")
 
 
 def check_asynchronous(function: Callable[..., Any], clause: str) -> None:
-    """Check that calling ``function`` gives a coroutine."""
+    """Check that ``function`` returns a coroutine."""
     function = getattr(function, "func", function)
     require(inspect.iscoroutinefunction(function), clause, "it is declared with def")
 
 
 def settled(result: Any) -> Any:
-    """Return ``result``, awaited on the background loop where it has to be."""
+    """Return ``result``; await it on the background loop if it is awaitable."""
     if not inspect.isawaitable(result):
         return result
 

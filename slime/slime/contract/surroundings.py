@@ -1,7 +1,7 @@
-"""Where a plugin is run to be checked: arguments, a tokenizer, prompts, an engine, samples.
+"""Stand-in surroundings to check a plugin in: arguments, a tokenizer, prompts, an engine, samples.
 
-Guarantees: everything lives in a temporary folder and in this process; the process's generation state and HTTP client are put
-back afterwards. The arguments are those of the trainer's parser, so a plugin finds every attribute it finds in a run.
+Guarantees: everything lives in a temporary folder and in this process. Leaving restores the process's generation state and HTTP
+client. The trainer's parser builds the arguments, so a plugin finds every attribute that a run has.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CHAT_TEMPLATE = (
 
 @dataclass
 class Surroundings:
-    """What a check gives to a plugin."""
+    """The arguments, engine and samples that a check passes to a plugin."""
 
     args: Arguments
     engine: StandInEngine
 
     def sample(self, index: int = 0, **changes: Any) -> Sample:
-        """Return a prompt that waits for its reply."""
+        """Return a prompt without a reply."""
         return Sample(group_index=0, index=index, prompt="say something", label="7", **changes)
 
     def answered(self, count: int = 4) -> list[Sample]:
@@ -73,7 +73,7 @@ class Surroundings:
 
 
 async def stand_in_reward(args: Arguments, sample: Any, **kwargs: Any) -> Any:
-    """The length of the response, where the command line names no reward function."""
+    """Return the response's length as reward, unless the command line names a reward function."""
     if isinstance(sample, list):
         return [await stand_in_reward(args, one) for one in sample]
     value = float(sample.response_length)
@@ -81,7 +81,7 @@ async def stand_in_reward(args: Arguments, sample: Any, **kwargs: Any) -> Any:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of bytes, with ChatML's tokens, and a configuration that names a small Qwen3."""
+    """Write a byte-level tokenizer with ChatML's tokens, and the configuration of a small Qwen3."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -100,11 +100,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def make_args(words: Sequence[str], folder: Path) -> Arguments:
-    """Return the trainer's arguments for ``words``, with stand-ins for what they leave out.
+    """Return the trainer's arguments for ``words``, with stand-ins for missing flags.
 
     Raises:
-        ConfigurationError: for a plugin file or a file of arguments that does not exist or cannot be read.
-        SystemExit: for words that are no flags.
+        ConfigurationError: a plugin file or a file of arguments does not exist or cannot be read.
+        SystemExit: ``words`` are not valid flags.
     """
     prompts = folder / "prompts.jsonl"
     rows = [{"prompt": f"count to {number}", "label": str(number)} for number in range(PROMPTS)]
@@ -118,14 +118,14 @@ def make_args(words: Sequence[str], folder: Path) -> Arguments:
     problems = [*apply_custom_config(parser, args), *resolve_plugin_files(args)]
     if problems:
         raise ConfigurationError("\n".join(problems))
-    validate(args)  # for what it derives: a check needs no GPUs and no checkpoints
+    validate(args)  # for the values it derives; its problems do not matter without GPUs and checkpoints
     args.load = args.save
     return args
 
 
 @contextmanager
 def surroundings(words: Sequence[str] = ()) -> Iterator[Surroundings]:
-    """Enter stand-in surroundings with the trainer's flags ``words``."""
+    """Provide stand-in surroundings with the trainer's flags ``words``."""
     from slime.rollout.sglang_rollout import GenerateState
 
     with tempfile.TemporaryDirectory(prefix="slime-contract-") as name:

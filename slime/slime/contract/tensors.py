@@ -1,4 +1,4 @@
-"""A small rollout as tensors, the way the trainer hands it to advantages and losses."""
+"""Build a small rollout as tensors, as the trainer passes it to advantages and losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESPONSES = (3, 1, 4)
 
 
 def rollout_data(args: Arguments) -> dict[str, Any]:
-    """Return three samples with every stream: lists with a tensor ``[R_i]`` (top-K: ``[R_i, K]``) per sample."""
+    """Return three samples with every stream: per sample a tensor ``[R_i]`` (top-K: ``[R_i, K]``)."""
     generator = torch.Generator().manual_seed(0)
 
     def log_probs() -> list[torch.Tensor]:
@@ -50,7 +50,7 @@ def rollout_data(args: Arguments) -> dict[str, Any]:
 
 
 def micro_batch(data: dict[str, Any], indices: list[int]) -> dict[str, Any]:
-    """Return the samples ``indices`` of ``data`` as a batch of its own; tensors are copies."""
+    """Return the samples ``indices`` of ``data`` as a batch with copied tensors."""
 
     def copied(value: Any) -> Any:
         return value.clone() if isinstance(value, torch.Tensor) else value
@@ -59,6 +59,6 @@ def micro_batch(data: dict[str, Any], indices: list[int]) -> dict[str, Any]:
 
 
 def logits_of(data: dict[str, Any]) -> torch.Tensor:
-    """Return random logits ``[1, T, V]`` float32 for all tokens of ``data``."""
+    """Return random float32 logits ``[1, T, V]`` for all tokens of ``data``."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(1, sum(data["total_lengths"]), VOCABULARY, generator=generator)

@@ -1,4 +1,4 @@
-"""Clauses of what runs in a training rank: losses, advantages, corrections, reducers."""
+"""Check plugins that run on a training rank: losses, advantages, corrections, reducers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_loss(plugin: Plugin, surroundings: Surroundings) -> None:
     require(
         abs(whole - parts) <= TOLERANCE * max(1.0, abs(whole)),
         "loss-8",
-        f"the loss of three samples is {whole:.6f}, that of its two micro-batches {parts:.6f}",
+        f"the loss of three samples is {whole:.6f}, but their two micro-batches add up to {parts:.6f}",
     )
 
 
@@ -100,7 +100,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def check_advantage(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check what sets advantages and returns."""
+    """Check a function that sets advantages and returns."""
     check_call(plugin, "advantage-1", 2)
     data = rollout_data(surroundings.args)
     for name in ("advantages", "returns"):
@@ -112,11 +112,11 @@ def check_advantage(plugin: Plugin, surroundings: Surroundings) -> None:
         lengths = [len(values) if hasattr(values, "__len__") else "no" for values in data[name]]
         require(lengths == list(RESPONSES), "advantage-3", f"{name} have {lengths} values for {list(RESPONSES)} tokens")
         finite = all(bool(torch.isfinite(torch.as_tensor(values)).all()) for values in data[name])
-        require(finite, "advantage-4", f"{name} are not")
+        require(finite, "advantage-4", f"{name} are not finite")
 
 
 def check_tis(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check a correction for tokens sampled with other probabilities."""
+    """Check a correction for the mismatch between engine and trainer."""
     check_call(plugin, "tis-1", 0, TIS_KEYWORDS)
     data = rollout_data(surroundings.args)
     losses = torch.linspace(-1.0, 1.0, sum(RESPONSES), requires_grad=True)
@@ -146,7 +146,7 @@ def check_tis(plugin: Plugin, surroundings: Surroundings) -> None:
 
 
 def check_pg_loss_reducer(plugin: Plugin, surroundings: Surroundings) -> None:
-    """Check what reduces the policy loss of a micro-batch."""
+    """Check a function that reduces the policy loss of a micro-batch."""
     takes_args = callable(plugin) and "args" in inspect.signature(plugin).parameters
     check_call(plugin, "pg_loss_reducer-1", 4, ("args",) if takes_args else ())
     data = rollout_data(surroundings.args)
@@ -171,5 +171,5 @@ def check_pg_loss_reducer(plugin: Plugin, surroundings: Surroundings) -> None:
     with running("pg_loss_reducer-2"):
         again = reduce(masked)
     require(
-        torch.allclose(found, again), "pg_loss_reducer-4", f"{float(found)} became {float(again)} by a masked token"
+        torch.allclose(found, again), "pg_loss_reducer-4", f"a masked token changed {float(found)} to {float(again)}"
     )

@@ -1,1 +1,1 @@
-"""Log probabilities of response tokens, from hidden states or logits, over ranks that share vocabulary and sequence."""
+"""Log probabilities of response tokens, from hidden states or logits, under tensor and context parallelism."""

@@ -1,9 +1,15 @@
-"""Which positions of a sample each rank of a context-parallel group holds, and which response tokens it predicts.
+"""Compute which positions of a sample a context-parallel rank holds and predicts.
 
-A sample is padded at its end to ``2 n`` chunks of equal length, ``n`` the ranks; rank ``r`` holds chunks ``r`` and
-``2 n - 1 - r``, so that causal attention is the same work for every rank (the layout of Megatron and Transformer Engine).
-Guarantees: no real token attends to padding, which comes after it; every response token is predicted on exactly one rank;
-one rank holds samples whole and without padding. Pure functions, but for :func:`own_place`.
+A sample is padded at its end to ``2 n`` chunks of equal length for ``n`` ranks. Rank ``r`` holds chunks ``r`` and
+``2 n - 1 - r``, so that causal attention costs every rank the same (the layout of Megatron and Transformer Engine).
+
+Guarantees:
+
+* No real token attends to padding, which comes last.
+* Exactly one rank predicts each response token.
+* A single rank holds whole samples without padding.
+
+All functions are pure except :func:`own_place`.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ def own_place() -> tuple[int, int]:
 
 
 def held_positions(length: int, rank: int, ranks: int) -> Tensor:
-    """Return the positions, ascending, of a sample of ``length`` tokens that ``rank`` holds; from ``length`` on padding."""
+    """Return the ascending positions that ``rank`` holds of a sample; ``length`` and above are padding."""
     if ranks == 1:
         return torch.arange(length)
     chunk = padded_length(length, ranks) // (2 * ranks)
@@ -33,7 +39,7 @@ def held_positions(length: int, rank: int, ranks: int) -> Tensor:
 
 
 def held_sources(lengths: list[int], rank: int, ranks: int) -> Tensor:
-    """Return ``[T]`` where in a pack of samples of these lengths each token is that ``rank`` holds; -1 is padding."""
+    """Return the index ``[T]`` into a pack of samples of each token that ``rank`` holds; -1 for padding."""
     sources, start = [], 0
     for length in lengths:
         places = held_positions(length, rank, ranks)
@@ -43,7 +49,7 @@ def held_sources(lengths: list[int], rank: int, ranks: int) -> Tensor:
 
 
 def predicting_rows(total: int, response: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
-    """Return which of the positions that ``rank`` holds predict a response token, and which tokens of the response these are."""
+    """Return which of the rank's positions predict a response token, and that token's index in the response."""
     places = held_positions(total, rank, ranks) - (total - response - 1)
     rows = ((places >= 0) & (places < response)).nonzero().squeeze(1)
     return rows, places[rows]

@@ -1,4 +1,4 @@
-"""Walk over the vocabulary: log probabilities of chosen tokens from hidden states, one block of columns of the logits at a time.
+"""Compute log probabilities from hidden states, one block of vocabulary columns at a time.
 
 ``z = logits / temperature``, ``m = max_v z_v``, ``s = sum_v exp(z_v - m)``: ``log p(t) = z_t - m - log s`` and ``H = log s -
 sum_v exp(z_v - m) (z_v - m) / s``. With ``p = exp(z - m) / s`` the gradients to the logits are ``d log p(t) / d logits_v =
@@ -7,11 +7,11 @@ and the entropy's sum from block to block (Milakov and Gimelshein, "Online norma
 
 Guarantees:
 
-* The logits of one block, ``[N, width]``, are the largest tensor in either direction. The backward pass computes the logits of
-  a block again, except for the last block, whose gradient comes first.
-* A block holds all rows of some columns, so the gradient of a row of the head is one matrix product over all ``N`` positions,
-  rounded once. Its error does not depend on the number of blocks, also when the head computes in bfloat16.
-* The gradient of the hidden states is a sum over blocks; it adds up in float32.
+* The logits of one block, ``[N, width]``, are the largest tensor in either pass. The backward pass recomputes each block's
+  logits, except for the last block, whose gradient it computes first.
+* A block holds all rows of some columns. The gradient of a row of the head is therefore one matrix product over all ``N``
+  positions, rounded once. Its error does not depend on the number of blocks, even if the head computes in bfloat16.
+* The gradient of the hidden states is a sum over blocks, accumulated in float32.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from torch import Tensor
 from slime.utils.head_memory import CPU_SLICE_BYTES, GPU_SLICE_BYTES
 from slime.utils.vocab_parallel import is_split
 
-# Below every logit, and finite, so that a difference of two is.
+# Below every logit, but finite, so that the difference of two such values is finite too.
 _LOWEST = -1e30
 
 
 @dataclass(frozen=True)
 class Walk:
-    """How to walk.
+    """Settings of a walk over the vocabulary.
 
     Attributes:
         temperature: divisor of the logits.
         width: columns per block.
-        first: id of the token in column 0; above 0 on a rank that holds a later slice of the vocabulary.
-        columns: columns of this rank that stand for a token; the rest has no probability and no gradient.
-        with_entropy: whether to compute entropies; without it they are zero.
+        first: token id of column 0; above 0 on a rank that holds a later slice of the vocabulary.
+        columns: number of this rank's columns that belong to a token; the rest get no probability and no gradient.
+        with_entropy: whether to compute entropies; if False they are zero.
         group: the ranks that share the vocabulary, or None.
     """
 
@@ -63,7 +63,7 @@ class Walk:
         return table if self.temperature == 1.0 else table.div_(self.temperature)
 
     def places(self, ids: Tensor, block: slice) -> tuple[Tensor, Tensor]:
-        """Return the column of each of ``ids`` in ``block`` (0 where it is not there), and whether it is there."""
+        """Return the column of each id in ``block`` (0 for an id outside it), and whether the id is inside."""
         local = ids - (self.first + block.start)
         here = (local >= 0) & (local < block.stop - block.start)
         return local.masked_fill_(~here, 0), here
@@ -85,13 +85,13 @@ def _slices(table: Tensor) -> Iterator[slice]:
 
 @dataclass
 class _Rows:
-    """What is known of each row after some blocks.
+    """Running sums of each row over the blocks so far.
 
     Attributes:
         largest: ``[N]`` the maximum ``m`` of ``z``.
         total: ``[N]`` the sum of ``exp(z - m)``.
         weighted: ``[N]`` the sum of ``exp(z - m) (z - m)``; zero without entropies.
-        chosen: ``[N, K]`` the ``z`` of the ids, zero for those in other blocks.
+        chosen: ``[N, K]`` the ``z`` of the ids; zero for ids in other blocks.
     """
 
     largest: Tensor
@@ -100,7 +100,7 @@ class _Rows:
     chosen: Tensor
 
     def add(self, part: slice, z: Tensor, columns: Tensor, here: Tensor, *, with_entropy: bool) -> None:
-        """Take in the rows ``part`` of a block; ``z`` becomes ``exp(z - m)``."""
+        """Add the rows ``part`` of a block, and overwrite ``z`` with ``exp(z - m)``."""
         self.chosen[part] += z.gather(-1, columns).masked_fill_(~here, 0.0)
         peak = torch.maximum(self.largest[part], z.amax(-1))
         shift = self.largest[part] - peak
@@ -116,7 +116,7 @@ class _Rows:
         self.largest[part] = peak
 
     def over_ranks(self, group: Any) -> _Rows:
-        """Return the same of the whole vocabulary; collective."""
+        """Return the sums over the whole vocabulary; collective."""
         largest = self.largest.clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
         shift = self.largest - largest
@@ -174,7 +174,7 @@ class HeadWalk(torch.autograd.Function):
         of_weights = [torch.empty_like(x) if w else None for x, w in zip(weights, wanted[1::2], strict=True)]
         table, ctx.kept = ctx.kept, None
         for block in reversed(walk.blocks()):
-            # A kept float32 block holds exp(z - its rank's largest z); a kept bfloat16 one still has the logits.
+            # A kept float32 block holds exp(z - the rank's largest z); a kept bfloat16 block still holds logits.
             kept_largest = ctx.kept_largest if table is not None and table.dtype == torch.float32 else None
             table = _logits(inputs, weights, block) if table is None else table
             _to_gradient(table, walk, block, rows, kept_largest, ids, of_ids, entropy, of_entropy)
@@ -199,10 +199,10 @@ def _to_gradient(
     entropy: Tensor,
     of_entropy: Tensor | None,
 ) -> None:
-    """Turn the logits ``table`` ``[N, width]`` of a block into their gradient, in their own memory.
+    """Replace the logits ``table`` ``[N, width]`` of a block by their gradient, in place.
 
-    With ``kept_largest`` the table holds ``exp(z - kept_largest)`` in their place. ``rows`` are ``m`` and ``s`` of each row.
-    Once it returns nothing refers to the table, so that two blocks never exist together.
+    With ``kept_largest`` the table holds ``exp(z - kept_largest)`` instead of logits. ``rows`` are ``m`` and ``s`` of each row.
+    The function keeps no reference to the table, so that two blocks never exist together.
     """
     largest, total = rows
     for part in _slices(table):
@@ -232,7 +232,7 @@ def _add_gradients(
     sums: list[Tensor | None],
     of_weights: list[Tensor | None],
 ) -> None:
-    """Put the gradients of the rows ``block`` of each weight into place, and add what the block gives to the inputs' sums."""
+    """Store the weights' gradients in the rows ``block``, and add its share to the inputs' gradients."""
     for rows, weight, total, of_weight in zip(inputs, weights, sums, of_weights, strict=True):
         if of_weight is not None:
             torch.mm(table.T, rows, out=of_weight[block])

@@ -1,12 +1,14 @@
 """Response logits, log probabilities, entropies and values of a packed micro-batch, for custom losses.
 
-``logits`` is ``[1, T, V]``: the samples one after the other. A loss marked ``from_response_rows`` has :class:`ResponseRows` in its
-place, and :func:`log_probs_at` and :func:`get_log_probs_and_entropy` take both. Under Megatron's tensor parallelism it is this rank's
-``[1, T, V/n]``, and all ranks of the group call together; the results are those of the whole vocabulary. Under context
-parallelism the logits are those of the tokens this rank holds, and what is returned of a response is the part that they
-predict (``context_parallel``), as are the per-token lists of the batch; lengths and ids are given whole. Guarantees: nothing
-writes to the logits; log probabilities are float32 from the logits on, also when the logits are bfloat16, which is how the
-old ones are computed. The keyword ``max_seq_lens`` of older callers is accepted and has no meaning for packed logits.
+* ``logits`` is ``[1, T, V]``: all samples concatenated. A loss marked ``from_response_rows`` gets :class:`ResponseRows`
+  instead; :func:`log_probs_at` and :func:`get_log_probs_and_entropy` take both.
+* Under Megatron's tensor parallelism, ``logits`` is this rank's ``[1, T, V/n]``. All ranks of the group call together, and the
+  results cover the whole vocabulary.
+* Under context parallelism, ``logits`` covers the tokens that this rank holds. Results, like the per-token lists of the
+  batch, cover the response tokens that these predict (``context_parallel``). Pass lengths and ids of the whole sample.
+
+Guarantees: nothing writes to the logits. Log probabilities are computed in float32, even from bfloat16 logits, as the old
+ones are. Older callers may pass ``max_seq_lens``; packed logits ignore it.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from slime.utils.vocab_parallel import entropy_of_rows, log_probs_of_ids, tensor
 def _response_rows(
     logits: Tensor | ResponseRows, total_lengths: Sequence[int], response_lengths: Sequence[int]
 ) -> Iterator[Tensor]:
-    """Yield per sample the rows held here that predict its response, as they are."""
+    """Yield per sample this rank's logits that predict its response, unscaled."""
     if isinstance(logits, ResponseRows):
         raise TypeError(
-            "a loss marked @from_response_rows has no logits to read; take its log probabilities from get_log_probs_and_entropy "
-            "or log_probs_at, or remove the mark"
+            "a loss marked @from_response_rows cannot read logits; call get_log_probs_and_entropy or log_probs_at, "
+            "or remove the mark"
         )
     rank, ranks = own_place()
     held = [padded_length(total, ranks) // ranks for total in total_lengths]
@@ -57,7 +59,7 @@ def get_responses(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield per sample the logits ``[R, V/n]`` that predict its response, divided by the temperature, and the ids ``[R]``.
 
-    The logits keep their dtype. At temperature 1 they are views: copy them before writing to them.
+    The logits keep their dtype. At temperature 1 they are views, so copy them before you write to them.
     """
     rows_of_samples = _response_rows(logits, total_lengths, response_lengths)
     ids_of_samples = predicted_ids(unconcat_tokens, total_lengths, response_lengths)
@@ -72,7 +74,7 @@ def _divided(rows: Tensor, temperature: float) -> Tensor:
 def predicted_ids(
     unconcat_tokens: Sequence[Tensor], total_lengths: Sequence[int], response_lengths: Sequence[int]
 ) -> list[Tensor]:
-    """Return per sample the response tokens that the rows of this rank predict."""
+    """Return per sample the response tokens that this rank's rows predict."""
     rank, ranks = own_place()
     found = []
     for tokens, total, response in zip(unconcat_tokens, total_lengths, response_lengths, strict=True):
@@ -96,11 +98,11 @@ def log_probs_at(
 
     Args:
         logits: packed logits, or the response rows of a loss marked ``from_response_rows``.
-        ids: per sample ``[R_i, K]`` with one K for all, for the rows that this rank holds.
-        layout: ``total_lengths`` and ``response_lengths``, as a batch has them.
-        chunk: rows of packed logits that are worked on at a time; not positive: those of a sample. Response rows bring their own.
+        ids: per sample ``[R_i, K]`` with the same K, for the rows that this rank holds.
+        layout: ``total_lengths`` and ``response_lengths``, as in a batch.
+        chunk: rows of packed logits per pass; zero or less: a whole sample. Response rows have their own chunk size.
         temperature: divisor of the logits.
-        with_entropy: without it the list of entropies is empty.
+        with_entropy: whether to return entropies; if False their list is empty.
 
     Returns:
         Log probabilities in the shapes of ``ids``, and entropies.
@@ -142,9 +144,9 @@ def get_log_probs_and_entropy(
     non_loss_data: bool = True,
     max_seq_lens: Any = None,
 ) -> tuple[Tensor, dict[str, list[Tensor]]]:
-    """Return ``(empty tensor, {"log_probs": [R_i]..., "entropy": [R_i]... if asked})``, float32.
+    """Return ``(empty tensor, {"log_probs": [R_i]..., "entropy": [R_i]... if requested})``, float32.
 
-    ``non_loss_data`` is what Megatron's schedule passes to a function whose result is not a loss; it changes nothing.
+    Megatron's schedule passes ``non_loss_data`` to a function whose result is not a loss; it has no effect.
     """
     ids = predicted_ids(unconcat_tokens, total_lengths, response_lengths)
     log_probs, entropy = log_probs_at(
@@ -172,13 +174,13 @@ def get_values(
     non_loss_data: bool = True,
     max_seq_lens: Any = None,
 ) -> tuple[Tensor, dict[str, list[Tensor]]]:
-    """Return ``(empty tensor, {"values": [R_i]...})`` float32 from a critic's output ``[1, T, 1]``, not divided by anything.
+    """Return ``(empty tensor, {"values": [R_i]...})`` float32 from a critic's output ``[1, T, 1]``, unscaled.
 
     Raises:
-        ValueError: when the output has more than one value per token, or an entropy of values is asked for.
+        ValueError: the output has more than one value per token, or ``with_entropy`` is set.
     """
     if logits.size(-1) != 1:
-        raise ValueError(f"a critic has one value per token, [1, T, 1]; this output is {tuple(logits.shape)}")
+        raise ValueError(f"a critic has one value per token, [1, T, 1]; this output has shape {tuple(logits.shape)}")
     if with_entropy:
         raise ValueError("values have no entropy: call get_values without with_entropy")
     rows = _response_rows(logits, total_lengths, response_lengths)

@@ -1,9 +1,13 @@
-"""Log probabilities of response tokens from hidden states, without the logits of a whole sequence.
+"""Compute response log probabilities from hidden states, without a whole sequence's logits.
 
-Guarantees: old, new, reference and distillation log probabilities take this one path: LM head in the model's dtype, float32
-from there on, divided by the temperature; the logits that exist at a time are no more than ``chunk`` rows of this rank's
-vocabulary have, in the forward and in the backward pass. Rows are in the order of the samples; a context-parallel rank has
-the rows it holds. Memory: :mod:`slime.utils.head_memory`.
+Guarantees:
+
+* Old, new, reference and distillation log probabilities take the same path: LM head in the model's dtype, then float32,
+  divided by the temperature.
+* In either pass, no more logits exist at a time than ``chunk`` rows of this rank's vocabulary have.
+
+Rows are in the order of the samples. A context-parallel rank has the rows it holds. :mod:`slime.utils.head_memory` computes
+the memory.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from slime.utils.head_memory import block_width, chunk_rows
 from slime.utils.vocab_parallel import is_split
 
 HeadPairs = Sequence[tuple[Tensor, Tensor]]
-"""Inputs ``[N, H_i]`` and weights ``[V/n, H_i]``, whose logits are ``sum_i x_i W_i^T``: an LM head, its bias, its adapter."""
+"""Inputs ``[N, H_i]`` and weights ``[V/n, H_i]`` with logits ``sum_i x_i W_i^T``: an LM head, its bias, its adapter."""
 
 
 def log_probs_of_head(
@@ -33,16 +37,16 @@ def log_probs_of_head(
     group: Any = None,
     vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return log probabilities of ``ids`` in the shape of ``ids``, and entropies ``[N]``, float32 each.
+    """Return log probabilities of ``ids`` in the shape of ``ids``, and entropies ``[N]``, both float32.
 
     Args:
-        pairs: inputs and weights whose logits are ``[N, V/n]``.
+        pairs: inputs and weights with logits ``[N, V/n]``.
         ids: ``[N]``, or ``[N, K]`` for several tokens per row.
         temperature: divisor of the logits.
-        chunk: bounds the logits that exist at a time to as many numbers as this many whole rows have.
-        with_entropy: whether to compute entropies; without it they are zero and carry no gradient.
-        group: the ranks that the vocabulary is split over, which all call together.
-        vocab_size: tokens of the whole vocabulary, where padding follows them.
+        chunk: at most as many logits exist at a time as this many whole rows have.
+        with_entropy: whether to compute entropies; if False they are zero and carry no gradient.
+        group: the ranks that share the vocabulary; all of them call together.
+        vocab_size: number of tokens, if the vocabulary is padded.
 
     Raises:
         ValueError: an id is outside the vocabulary.
@@ -64,19 +68,19 @@ def _check_ids(ids: Tensor, vocabulary: int) -> None:
     if low < 0 or high >= vocabulary:
         raise ValueError(
             f"token ids {low} to {high} do not fit a vocabulary of {vocabulary} tokens; "
-            "the ids come from another tokenizer than the model's"
+            "tokenize the samples with the model's own tokenizer"
         )
 
 
 @dataclass(frozen=True)
 class ResponseRows:
-    """Hidden states of response rows and the head that they go through.
+    """Hidden states of response rows, and the head that maps them to logits.
 
     Attributes:
         pairs: inputs ``[N, H_i]`` and weights ``[V/n, H_i]`` of the head.
-        chunk: rows of logits that may exist at a time; not positive: as many as fit the default.
+        chunk: rows of logits that may exist at a time; zero or less: the default.
         group: the ranks that share the vocabulary, or None.
-        vocab_size: tokens of the vocabulary, where padding follows them.
+        vocab_size: number of tokens, if the vocabulary is padded.
     """
 
     pairs: HeadPairs

@@ -1,1 +1,1 @@
-"""Names of metrics and logging under the paths that newer plugins import them from."""
+"""Metrics and logging under the import paths of newer plugins."""

@@ -1,4 +1,4 @@
-"""`slime.utils.logging_utils` under the path that newer plugins import it from."""
+"""Re-export `slime.utils.logging_utils` under the import path of newer plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a metric stands on the step axis of trackers, and which axis it belongs to."""
+"""Compute the position of metrics on the trackers' step axes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from typing import Any
 
 from slime.args import Arguments
 
-# Key of the trainer's metrics under which those of each optimizer step are, in order; beside it are those of the rollout.
+# Key of the trainer's metrics that holds one dict per optimizer step, in order; the other keys describe the rollout.
 STEPS = "steps"
 
 
 def compute_rollout_step(args: Arguments, rollout_id: int) -> int:
-    """Return the rollout, or with ``wandb_always_use_train_step`` the optimizer steps planned before it."""
+    """Return ``rollout_id``, or the optimizer steps before it with ``wandb_always_use_train_step``."""
     if not args.wandb_always_use_train_step:
         return rollout_id
     return compute_train_step(args, rollout_id)
 
 
 def compute_train_step(args: Arguments, rollout_id: int) -> int:
-    """Return ``rollout_id`` times the optimizer steps that the flags plan for a rollout."""
+    """Return ``rollout_id`` times the optimizer steps per rollout that the flags imply."""
     planned = args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
     return rollout_id * max(1, planned)
 
 
 class TrainSteps:
-    """Numbers the optimizer steps of a run: ``rollout_id`` * planned steps + step, as long as rollouts keep to the plan.
+    """Numbers the optimizer steps of a run.
 
-    A rollout with more steps than planned pushes those after it further, so that no number comes twice; later rollouts with
-    fewer make up for it. A rollout that is trained again after a restart gets the numbers it had.
+    The number is ``rollout_id`` * planned steps + step if all rollouts take the planned steps. A rollout with more
+    steps than planned shifts the following ones, so that no number repeats. Later rollouts with fewer steps make up for
+    it. A rollout that is trained again after a restart gets the same numbers.
     """
 
     def __init__(self, args: Arguments) -> None:
@@ -43,5 +44,5 @@ class TrainSteps:
 
 
 def rollout_part(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return what of the trainer's ``metrics`` describes the rollout: neither single steps nor their means."""
+    """Return the trainer's ``metrics`` that describe the rollout, without single steps and their means."""
     return {name: value for name, value in metrics.items() if name != STEPS and not name.startswith("train/")}

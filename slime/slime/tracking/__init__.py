@@ -1,4 +1,4 @@
-"""Where metrics go: JSON lines always, TensorBoard and Weights & Biases by flag."""
+"""Log metrics: always to JSON lines, and to TensorBoard and Weights & Biases if a flag enables them."""
 
 from __future__ import annotations
 

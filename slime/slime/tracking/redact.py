@@ -1,4 +1,4 @@
-"""What of the arguments a tracker may see: everything but secrets."""
+"""Redact secrets from the arguments that a tracker sees."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_secret(name: str) -> bool:
 
 
 def redacted(args: Arguments) -> dict[str, Any]:
-    """Return the arguments as JSON-ready values; one whose name sounds like a secret is shown as set or unset."""
+    """Return the arguments as JSON-ready values; a possible secret is replaced by ``set`` or ``unset``."""
     shown: dict[str, Any] = {}
     for name, value in sorted(vars(args).items()):
         if is_secret(name):

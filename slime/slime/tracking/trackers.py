@@ -1,6 +1,7 @@
-"""The trackers. Each takes a flat dict of numbers and the name of its step axis.
+"""Log metrics to JSON lines, TensorBoard, and Weights & Biases.
 
-Guarantees: a metric that is logged is on disk in ``metrics.jsonl`` when `log` returns; secrets never reach a tracker.
+A tracker takes a flat dict of numbers and the name of its step axis. Guarantees: ``metrics.jsonl`` holds a metric once `log`
+has returned. Secrets never reach a tracker.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ class Tracker(Protocol):
     """One destination of metrics."""
 
     def log(self, metrics: dict[str, Any], step_key: str) -> None:
-        """Take metrics; ``metrics[step_key]`` is the position on the axis."""
+        """Log ``metrics``; ``metrics[step_key]`` is the position on the step axis."""
         ...
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         ...
 
 
 def _number(value: Any) -> Any:
-    """Return a plain Python number, or the value's text."""
+    """Return ``value`` as a plain Python number, else as text."""
     if hasattr(value, "item"):
         value = value.item()
     return value if isinstance(value, int | float | bool | str) or value is None else str(value)
 
 
 class JsonLines:
-    """``<run-dir>/metrics.jsonl``, one object per call, and ``<run-dir>/arguments.json``."""
+    """Writes ``<run-dir>/metrics.jsonl``, one object per call, and ``<run-dir>/arguments.json``."""
 
     def __init__(self, args: Arguments) -> None:
         folder = Path(args.run_dir)
@@ -45,7 +46,7 @@ class JsonLines:
         self._file = (folder / "metrics.jsonl").open("a", buffering=1)
 
     def log(self, metrics: dict[str, Any], step_key: str) -> None:
-        """Append one line with the time and the step axis."""
+        """Append one line with the time and the name of the step axis."""
         row = {"time": time.time(), "step_key": step_key} | {name: _number(value) for name, value in metrics.items()}
         self._file.write(json.dumps(row) + "\n")
 
@@ -55,7 +56,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files in ``--tensorboard-dir`` or ``<run-dir>/tensorboard``, by project and experiment if they are named."""
+    """Writes event files to ``--tensorboard-dir`` or ``<run-dir>/tensorboard``, by project and experiment if set."""
 
     def __init__(self, args: Arguments) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -84,7 +85,7 @@ def run_name(args: Arguments) -> str | None:
 
 
 class WeightsAndBiases:
-    """A W&B run; the key comes from ``--wandb-key``, ``WANDB_API_KEY`` or ``WANDB_KEY``, in that order."""
+    """Logs to a W&B run; the key comes from ``--wandb-key``, ``WANDB_API_KEY`` or ``WANDB_KEY``, in that order."""
 
     def __init__(self, args: Arguments) -> None:
         import wandb
@@ -115,7 +116,7 @@ class WeightsAndBiases:
         self._run.define_metric("perf/*", step_metric="rollout/step")
 
     def log(self, metrics: dict[str, Any], step_key: str) -> None:
-        """Log; the axis is a metric of its own."""
+        """Log all metrics; ``define_metric`` has already declared the step axes."""
         self._run.log({name: _number(value) for name, value in metrics.items()})
 
     def finish(self) -> None:
@@ -124,7 +125,7 @@ class WeightsAndBiases:
 
 
 def make_trackers(args: Arguments) -> list[Tracker]:
-    """Return the trackers that the arguments ask for; JSON lines first."""
+    """Return the trackers that the arguments enable, JSON lines first."""
     trackers: list[Tracker] = [JsonLines(args)]
     if args.use_tensorboard:
         trackers.append(TensorBoard(args))

@@ -1,10 +1,14 @@
-"""LoRA: only the adapter moves, under a new name per version.
+"""LoRA: send only the adapter, under a new name per version.
 
-Guarantees: engines never pause; a request that is running keeps the adapter it began with, a later one takes the new adapter
-(`slime.backends.sglang_utils.server_hooks`), so versions never mix within a reply; besides the newest adapter the one before
-stays, and older ones as long as a request uses them; those of this run's trainer that died count as older ones. An engine where
-loading fails is ended, the others hold their requests until the next push. An adapter travels in ``--train-dtype``, as whole weights
-do: the trainer computes with its adapter cast to that type, so the engine applies the same bits.
+Guarantees:
+
+* Engines never pause. A running request keeps its adapter, and later requests take the new one
+  (`slime.backends.sglang_utils.server_hooks`). Versions never mix within a reply.
+* An engine keeps the two newest adapters, and older ones while a request uses them. Adapters of this run's earlier trainer
+  process count as older.
+* If loading fails on an engine, that engine is ended. The others hold their requests until the next push.
+* An adapter is sent in ``--train-dtype``, like whole weights. The trainer computes with the adapter cast to that type, so
+  the engine applies the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from slime.weight_sync.engine_sync import EngineWeightSync
 
 KEPT = 2
 PUSHES = itertools.count(time.time_ns())
-"""Makes the name of a push that is repeated, also by the trainer that follows a dead one, a new one: an engine takes a name once."""
+"""Numbers of pushes, unique across trainer restarts, because an engine accepts each adapter name only once."""
 
 
 def adapter_config(args: Arguments) -> dict[str, Any]:
@@ -42,10 +46,10 @@ def adapter_config(args: Arguments) -> dict[str, Any]:
 
 
 class AdapterWeightSync(EngineWeightSync):
-    """See the module.
+    """The transport of this module.
 
     Attributes:
-        moved_bytes: what the last push sent to each rank of each engine.
+        moved_bytes: bytes that the last push sent to each rank of each engine.
     """
 
     def __init__(self, args: Arguments, *, device: torch.device, address: str) -> None:
@@ -54,7 +58,10 @@ class AdapterWeightSync(EngineWeightSync):
         self._names: list[str] = []
 
     def _join(self) -> None:
-        """Find what a trainer of this run that died has left; there is nothing to join, the adapter travels in the request."""
+        """Find adapters that an earlier trainer process of this run left.
+
+        There is no group to join, because requests carry the adapter.
+        """
         left = set()
         for name in itertools.chain.from_iterable(self._call("lora_adapters")):
             match = ADAPTER_NAME.fullmatch(name)
@@ -63,7 +70,7 @@ class AdapterWeightSync(EngineWeightSync):
         self._names = [name for _, name in sorted(left)] + self._names
 
     def _leave(self, *, broken: bool) -> None:
-        """Nothing to leave."""
+        """No-op: there is no group to leave."""
 
     def _push(self, weights: Iterator[tuple[str, Tensor]], version: str) -> None:
         dtype = DTYPES[self._args.train_dtype]
@@ -75,7 +82,7 @@ class AdapterWeightSync(EngineWeightSync):
         self._names.append(name)
         self._call("load_lora_adapter_from_tensors", name, adapter_config(self._args), message, checksums)
         self._call("set_weight_version", version)
-        self._call("continue_generation")  # an engine that was started again, or failed in a push, holds its requests
+        self._call("continue_generation")  # an engine that restarted, or failed in a push, holds its requests
         for old in self._names[:-KEPT]:
             if all(self._call("unload_lora_adapter", old)):
                 self._names.remove(old)

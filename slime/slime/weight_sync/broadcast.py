@@ -1,10 +1,15 @@
-"""Weights by broadcast: trainer rank 0 sends flat buckets to the engines over one process group (NCCL, or gloo on a CPU).
+"""Broadcast weights from trainer rank 0 to the engines, in flat buckets.
 
-Rank 0 owns the group. While a bucket is broadcast and loaded, the next one is gathered and packed. Guarantees: rank 0 waits for the
-engines' calls and for the broadcast together, so an engine that refuses or dies ends the push at once with any communicator,
-also one that connects in its first broadcast; an engine that neither answers nor dies ends it after half of
-``--distributed-timeout-minutes`` for one bucket, before the other trainer ranks lose patience with rank 0. The order of an update
-and what becomes of the engines when it fails are `EngineWeightSync`'s.
+Rank 0 owns the process group (NCCL, or gloo on a CPU). While it broadcasts a bucket and the engines load it, the
+trainer gathers and packs the next one. `EngineWeightSync` defines the order of an update and what happens to the
+engines when it fails.
+
+Guarantees:
+
+* An engine that refuses or dies ends the push at once, because rank 0 waits for the engines' calls and the broadcast
+  together. This holds even for a communicator that connects in its first broadcast.
+* An engine that hangs ends the push after half of ``--distributed-timeout-minutes`` per bucket, before the other trainer
+  ranks time out.
 """
 
 from __future__ import annotations
@@ -27,20 +32,20 @@ from slime.weight_sync.engine_sync import CLEANUP_SECONDS, EngineWeightSync
 from slime.weight_sync.group import HostedGroup
 
 JOIN_SECONDS = 20.0
-"""How long the other engines have to reach the store of a group whose joining has failed; they serve meanwhile.
+"""After joining failed: how long the other engines may take to reach the group's store; they serve meanwhile.
 
-A new connection of torch asks the name service, which gives up on two lost answers after ten seconds."""
+A new torch connection does a name lookup, which gives up on two lost answers after ten seconds."""
 RELEASE_SECONDS = 20.0
-"""For the engines that did nothing wrong to come out of a broadcast whose group was left; one that is stuck in it is ended."""
+"""How long healthy engines may take to return from a broadcast after rank 0 left the group; a stuck engine is ended."""
 GLOO_BUCKET_BYTES = 24 << 20
-"""At most so many bytes per bucket over gloo: the engine's allocator gives it the same, warm memory again for each of them.
+"""Largest bucket over gloo, small enough for the engine's allocator to reuse the same warm memory for each bucket.
 
-The C library maps fresh memory for anything over 32 MiB, whose pages cost more than the transfer."""
+The C library maps fresh memory for anything over 32 MiB, and its page faults cost more than the transfer."""
 GROUP_NUMBERS = itertools.count()
 
 
 class BroadcastWeightSync(EngineWeightSync):
-    """See the module."""
+    """The transport of this module."""
 
     _group: HostedGroup | None = None
     _broadcaster: Broadcaster | None = None
@@ -71,7 +76,7 @@ class BroadcastWeightSync(EngineWeightSync):
         try:
             joining.finish(self._patience)
         except Exception:
-            # An engine that has yet to find the store would look for it until its own time-out; one that has is let go with it.
+            # An engine that has not reached the store yet would search until its own time-out; closing frees the others.
             joining.unanswered(JOIN_SECONDS)
             raise
         self._group.joined()
@@ -95,7 +100,7 @@ class BroadcastWeightSync(EngineWeightSync):
         )
 
     def _begin(self, data: Tensor, call: Callable[[], EngineCalls]) -> None:
-        """Begin to broadcast ``data`` to the engines that ``call`` asks to receive it, once they have what was sent before."""
+        """Start the engines' ``call`` and the broadcast of ``data``, once the engines have the previous bucket."""
         assert self._broadcaster is not None
         self._sent()
         self._calls = call()
@@ -110,15 +115,15 @@ class BroadcastWeightSync(EngineWeightSync):
         return [] if self._group is None else [("destroy_weights_update_group", (self._group.name,))]
 
     def _abandon(self, calls: EngineCalls, failed: list[int]) -> list[int]:
-        """See `EngineWeightSync._abandon`: abort, then see who comes out of the broadcast."""
+        """Abort the broadcast and return the engines stuck in it; see `EngineWeightSync._abandon`."""
         sending = [self._sending] if self._sending is not None else []
         if self._backend == "gloo":
-            # Nothing aborts gloo. An engine that refused and is not ours to end frees rank 0 when it leaves the group.
+            # Gloo has no abort. An external engine that refused frees rank 0 by leaving the group.
             for method, arguments in self._farewell():
                 EngineCalls([self._engines[index] for index in failed], method, *arguments).unanswered(CLEANUP_SECONDS)
             wait(sending, timeout=RELEASE_SECONDS)
         self._leave(broken=True)
-        if not sending:  # nobody is stuck in a broadcast; who is slow in another call is asked to hold its requests
+        if not sending:  # no engine is stuck in a broadcast; a slow one is asked to hold its requests
             return []
         wait(sending, timeout=RELEASE_SECONDS)
         return [index for index in calls.still_open(RELEASE_SECONDS) if index not in failed]

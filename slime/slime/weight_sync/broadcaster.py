@@ -1,9 +1,14 @@
-"""Broadcasts in a thread of their own, so that the caller can watch the engines and gather the next weights meanwhile.
+"""Broadcast in a separate thread.
 
-NCCL connects in the first broadcast and blocks the calling thread until all members have come; nothing but the end of the group
-frees it. Guarantees: the caller never blocks in a broadcast; a broadcast that never ends holds neither the caller nor the end of
-the process, because the thread is a daemon; on CUDA a broadcast begins when what its caller launched before is done, runs on a
-stream of its own beside what the caller launches later, and is done when its bytes have left the buffer.
+The caller can watch the engines and gather the next weights meanwhile. NCCL connects in the first broadcast. It blocks
+the calling thread until all members have joined or the group ends.
+
+Guarantees:
+
+* The caller never blocks in a broadcast.
+* A broadcast that never ends does not keep the process alive, because the thread is a daemon.
+* On CUDA, a broadcast waits for the caller's earlier kernels and runs on its own stream, concurrently with later ones. It is
+  done once its bytes have left the buffer.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from torch import Tensor
 
 
 class Group(Protocol):
-    """A joined group that this process is rank 0 of."""
+    """A joined group in which this process is rank 0."""
 
     def broadcast(self, data: Tensor) -> None:
         """Send ``data`` to all members."""
@@ -33,14 +38,14 @@ class Broadcaster:
         threading.Thread(target=_run, args=(group, device, self._queue), name="send-weights", daemon=True).start()
 
     def send(self, data: Tensor) -> Future[None]:
-        """Begin to broadcast ``data``, which must not change until the result is there."""
+        """Start to broadcast ``data``, which must not change until the future is done."""
         sending: Future[None] = Future()
         ready = torch.cuda.current_stream(data.device).record_event() if data.is_cuda else None
         self._queue.put((data, ready, sending))
         return sending
 
     def close(self) -> None:
-        """Let the thread end after the broadcast that is under way."""
+        """End the thread after the current broadcast."""
         self._queue.put(None)
 
 
@@ -56,8 +61,8 @@ def _run(group: Group, device: torch.device, queue: SimpleQueue[tuple[Tensor, An
                     stream.wait_event(ready)
                     group.broadcast(data)
                     stream.synchronize()
-        except Exception as error:  # noqa: BLE001 - it is the caller's: `Future.result` raises it there
-            # Its traceback would hold the group, and members of a gloo group are let go with the last reference to it.
+        except Exception as error:  # noqa: BLE001 - `Future.result` raises it in the caller
+            # The traceback would keep a reference to the group; a gloo group frees its members with the last reference.
             sending.set_exception(error.with_traceback(None))
         else:
             sending.set_result(None)

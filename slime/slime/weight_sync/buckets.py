@@ -1,8 +1,8 @@
-"""Weights as flat byte buckets, packed into two buffers that alternate.
+"""Pack weights into flat byte buckets, in two alternating buffers.
 
 A bucket is the concatenation of its tensors' bytes, in order, as SGLang's ``flattened_bucket`` format reads them. A tensor is
-packed when it arrives, so one tensor at most exists besides the buffers. A bucket stays valid while the next one is packed:
-its reader must be done with it before the next but one is asked for. A tensor larger than a buffer gets a bucket of its own size.
+packed on arrival, so at most one tensor exists outside the buffers. A bucket stays valid while the next one is packed: finish
+reading it before you request the one after that. A tensor larger than a buffer gets a bucket of its own size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass
 class Bucket:
-    """Flat bytes and what is in them; ``is_last`` on the last bucket of the weights."""
+    """Flat bytes and the tensors in them; ``is_last`` marks the last bucket of the weights."""
 
     data: Tensor
     is_last: bool = False
@@ -26,7 +26,7 @@ class Bucket:
     nbytes: int = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Pack a tensor behind the others."""
+        """Append a tensor."""
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         self.data[self.nbytes : self.nbytes + flat.numel()].copy_(flat)
         self.nbytes += flat.numel()
@@ -35,7 +35,7 @@ class Bucket:
         self.shapes.append(list(tensor.shape))
 
     def ended(self, *, is_last: bool) -> Bucket:
-        """Return this bucket with its data cut to what is in it."""
+        """Return this bucket with its data cut to the packed bytes."""
         self.data, self.is_last = self.data[: self.nbytes], is_last
         return self
 
@@ -44,9 +44,15 @@ class BucketBuffer:
     """Owns the two buffers of one rank."""
 
     def __init__(self, capacity: int, device: torch.device, room: Callable[[int], Tensor] | None = None) -> None:
-        """``capacity``: bytes of a bucket; ``room``: gives the memory for the next bucket, by default two buffers alternate."""
+        """Create the buffers.
+
+        Args:
+            capacity: bytes per bucket.
+            device: where the buffers are.
+            room: returns the memory of the next bucket; default: two alternating buffers.
+        """
         if capacity <= 0:
-            raise ValueError(f"--update-weight-buffer-size is {capacity}; it must be a positive number of bytes")
+            raise ValueError(f"--update-weight-buffer-size {capacity} is not positive; use a number of bytes above 0")
         self._capacity = capacity
         self._device = device
         self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
@@ -54,7 +60,7 @@ class BucketBuffer:
         self._room = room or self._other_buffer
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[Bucket]:
-        """Yield the buckets of ``weights``, which must have one dtype, so that no tensor is misaligned."""
+        """Yield the buckets of ``weights``, which must share one dtype to be aligned."""
         bucket: Bucket | None = None
         for name, tensor in weights:
             if bucket is not None and bucket.nbytes + tensor.nbytes > self._capacity:
@@ -76,7 +82,7 @@ class BucketBuffer:
 def unpack(
     data: Tensor, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a bucket's bytes, as views of ``data``."""
+    """Yield a bucket's tensors as views of ``data``."""
     start = 0
     for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
         kind = getattr(torch, dtype)

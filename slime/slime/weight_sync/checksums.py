@@ -1,8 +1,8 @@
-"""A checksum of a tensor's bits that can be put together from parts held by several processes.
+"""Compute a tensor's checksum from parts that several processes hold.
 
-With ``b[i]`` the bits of element ``i`` (in row-major order of the whole tensor) as an integer, the checksum is
-``sum(b[i] * m(i)) mod 2**64`` with ``m(i)`` odd: one changed element always changes it, and the checksum of a tensor is the sum
-of those of its parts, whichever way it is split.
+Let ``b[i]`` be the bits of element ``i`` as an integer, in row-major order of the whole tensor. The checksum is
+``sum(b[i] * m(i)) mod 2**64`` with ``m(i)`` odd. Changing one element always changes it. A tensor's checksum is the sum of its
+parts' checksums, however the tensor is split.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from torch import Tensor
 
 CHUNK = 1 << 22
 MODULUS = 1 << 64
-_MULTIPLIER = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio of 64 bits, as a signed number
+_MULTIPLIER = -7046029254386353131  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as a signed number
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksum(part: Tensor, place: Tensor) -> int:
     """Return the checksum of ``part``, in ``[0, 2**64)``.
 
-    ``place`` says which elements of the whole these are: a view of the whole tensor (``meta`` will do) of the same shape.
+    ``place`` says which elements of the whole these are: a view of the whole tensor with the shape of ``part``, possibly on
+    ``meta``.
     """
     if part.dim() == 0:
         part, place = part.reshape(1), place.reshape(1)
@@ -48,7 +49,7 @@ class Checksums:
     dtypes: dict[str, str] = field(default_factory=dict)
 
     def of_all(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Pass ``weights`` through and note the checksum of each."""
+        """Yield ``weights`` unchanged and record the checksum of each."""
         for name, tensor in weights:
             whole = tensor.detach().contiguous()
             self.found[name] = (checksum(whole, torch.empty_like(whole, device="meta")), tensor.numel())

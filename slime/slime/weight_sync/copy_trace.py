@@ -1,4 +1,4 @@
-"""Where a model's own loader puts each part of a checkpoint's tensors, found by running it on tensors without data."""
+"""Trace where a model's loader copies a checkpoint's tensors, by running it without data."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _UNREAD = 1_618_033
-"""What the one element of a tensor without data is said to be."""
+"""Placeholder for the value of a one-element tensor without data."""
 _CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
-"""They write to a parameter, as to what pads it, without reading any."""
+"""Operations that write to a parameter, for example to its padding, without reading one."""
 
 
 class CopyTrace(TorchDispatchMode):
-    """Notes where the loader would copy each tensor to, and copies nothing.
+    """Records where the loader would copy each tensor, without copying anything.
 
-    The tensors that are loaded have no data (``meta``), but slicing them keeps offset and strides, which say what part it is.
-    A tensor of one element may be read and filled in instead (SGLang's default loader does so); that counts as copied.
+    The loaded tensors have no data (``meta``). Slicing keeps their offset and strides, which identify the part. The loader may
+    read a one-element tensor and fill in the value (SGLang's default loader does); this counts as a copy.
 
     Attributes:
-        found: of each part, the name of the tensor that was given last, where it goes to, and what is copied there.
-        computed: the first operation that read what the model holds, as one that derives something from its parameters; empty
-            when there was none.
+        found: per part, the name of the latest tensor, the destination, and the source.
+        computed: the first operation that read the model's own data, for example to derive a value from its parameters; empty
+            if there was none.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class CopyTrace(TorchDispatchMode):
         self._read: Tensor | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """See the class."""
+        """Record a copy, or run any other operation."""
         if func is torch.ops.aten.copy_.default and args[1].is_meta:
             self.found.append((self.name, args[0], args[1]))
             return args[0]
@@ -54,16 +54,16 @@ class CopyTrace(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def tensor(self, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor without data; what is copied until the next one is given counts as its parts."""
+        """Return a tensor without data; copies until the next call count as its parts."""
         self.name, self._read = name, None
         return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def is_part(place: Tensor, whole: Tensor) -> bool:
-    """Whether ``place`` is a view of ``whole`` with its dtype, so that its offset and strides say which part."""
+    """Return whether ``place`` is a view of ``whole`` with its dtype, identified by offset and strides."""
     return place.dtype == whole.dtype and place.untyped_storage()._cdata == whole.untyped_storage()._cdata
 
 
 def _reads(arguments: Any) -> bool:
-    """Whether a tensor with data is among ``arguments``."""
+    """Return whether ``arguments`` contain a tensor with data."""
     return any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in tree_leaves(arguments))

@@ -1,11 +1,11 @@
-"""Weights as what changed: for engines that are far away, when a step changes few of the bits.
+"""Send only changed weights, for remote engines and steps that change few bits.
 
-With bfloat16 weights and small learning rates most elements stay what they were. Rank 0 keeps what it last sent in host memory
-and sends, per tensor, index and value of the elements whose bits changed, or the whole tensor where that is smaller. Each engine
-rank keeps the same whole weights in host memory, applies the change to them, and loads the tensors that changed; so what an
-engine holds is bit for bit what a full push would have given it.
+With bfloat16 weights and small learning rates, most elements do not change. Rank 0 keeps the last sent weights in host memory.
+Per tensor it sends index and value of the elements whose bits changed, or the whole tensor if that is smaller. Each engine rank
+keeps the same weights in host memory, applies the change, and loads the changed tensors. So an engine holds bit for bit the
+weights of a full push.
 
-Guarantees: a change is applied to the version it was made against, or not at all; after a connection or a failure the next push
+Guarantees: a change is applied only to the version it was computed against. After a reconnection or a failure the next push
 is whole.
 """
 
@@ -19,16 +19,17 @@ from torch import Tensor
 
 INDEX_BYTES = 4
 CHUNK = 1 << 22
-"""Elements that are compared or written at a time; torch's own index of them takes 8 bytes each."""
+"""Elements compared or written at a time; torch's index of them takes 8 bytes each."""
 WHOLE = -1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
 class Change:
-    """What changed in some tensors: ``counts`` elements of each (``WHOLE``: all are sent), and their data in order.
+    """Changes of some tensors, in order.
 
-    The data of a tensor are its whole bytes, or 32-bit indices into the flat tensor and then the values.
+    ``counts`` holds the number of changed elements per tensor (``WHOLE``: all are sent). A tensor's data are its whole
+    bytes, or 32-bit indices into the flat tensor followed by the values.
     """
 
     names: list[str] = field(default_factory=list)
@@ -40,33 +41,33 @@ class Change:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Return the flat tensor's bits as integers, a view where it is contiguous."""
+    """Return the flat tensor's bits as integers; a view if the tensor is contiguous."""
     return tensor.contiguous().view(-1).view(_BITS[tensor.element_size()])
 
 
 def number_of_changes(old: Tensor, new: Tensor) -> int:
-    """How many elements differ; both flat."""
+    """Return how many elements of two flat tensors differ."""
     pairs = zip(old.split(CHUNK), new.split(CHUNK), strict=True)
     return sum(int((one != other).sum()) for one, other in pairs)
 
 
 class Sender:
-    """What was last sent; on the host.
+    """The trainer's copy, in host memory, of the last sent weights.
 
-    Besides that copy a change takes its own bytes, fewer than the tensor's, and 38 MB (9 bytes times ``CHUNK``) while it is looked for.
+    A change also takes its own bytes, fewer than the tensor's, and 38 MB (9 bytes times ``CHUNK``) during the comparison.
     """
 
     def __init__(self) -> None:
         self._sent: dict[str, Tensor] = {}
 
     def forget(self) -> None:
-        """Make the next changes whole."""
+        """Forget what was sent, so that the next push is whole."""
         self._sent = {}
 
     def changes(self, weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[tuple[Change, bool]]:
-        """Yield the changes since the last call in parts of about ``limit`` bytes, and whether a part is the last.
+        """Yield the changes since the last call in parts of about ``limit`` bytes, each with whether it is the last.
 
-        Tensors that did not change are left out. What is yielded counts as sent.
+        Unchanged tensors are left out. Yielded changes count as sent.
         """
         change = Change()
         for name, tensor in weights:
@@ -111,7 +112,7 @@ class Sender:
 
 
 class Mirror:
-    """An engine rank's copy of the trainer's weights, and which version it is."""
+    """An engine rank's copy of the trainer's weights, with its version."""
 
     def __init__(self) -> None:
         self.version = ""
@@ -126,10 +127,10 @@ class Mirror:
         counts: list[int],
         base: str,
     ) -> list[tuple[str, Tensor]]:
-        """Apply a change's ``data`` (bytes) to version ``base`` and return the whole tensors that changed.
+        """Apply a change's ``data`` (bytes) to version ``base`` and return the changed tensors as a whole.
 
         Raises:
-            RuntimeError: when this is another version; nothing is applied.
+            RuntimeError: the copy has another version; nothing is applied.
         """
         if base and base != self.version:
             held = self.version or "never received"
@@ -155,5 +156,5 @@ class Mirror:
 
 
 def _aligned(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of bytes, as ``dtype``."""
+    """Return an aligned copy of the bytes ``part`` as ``dtype``."""
     return part.clone().view(dtype)

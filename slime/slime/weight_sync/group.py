@@ -1,9 +1,12 @@
-"""A process group between processes that do not share a default group: one trainer rank and the engines' ranks.
+"""A process group of one trainer rank and the engines' ranks, which share no default group.
 
-PyTorch builds such a group from a store of its own, where each member says its rank; the trainer is rank 0 and hosts the store.
-Guarantees: closing a :class:`HostedGroup` returns within ``LEAVE_SECONDS`` and ends every wait for members that have not joined,
-in this process and in the others. A group whose members may be gone is aborted, never destroyed: destroying an NCCL
-communicator waits for all of them. Gloo has no abort; an operation on it ends when the member it waits for ends.
+PyTorch builds such a group from a separate store, where each member registers its rank. The trainer is rank 0 and hosts it.
+
+Guarantees:
+
+* Closing a :class:`HostedGroup` returns within ``LEAVE_SECONDS`` and ends every wait for missing members, in all processes.
+* A group whose members may be gone is aborted, never destroyed, because destroying an NCCL communicator waits for all
+  members. Gloo has no abort: an operation ends when the member it waits for ends.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from torch.distributed.distributed_c10d import (
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 10.0
-"""For the library to abort or destroy a group; NCCL cannot abort a communicator that has yet to connect."""
+"""Time for the library to abort or destroy a group; NCCL cannot abort a communicator that has not connected yet."""
 
 
 def join_group(
@@ -40,7 +43,7 @@ def join_group(
 ) -> dist.ProcessGroup:
     """Join the group ``name`` as ``rank``.
 
-    Gloo blocks until all ``world_size`` members have joined, ``timeout`` at most; NCCL connects in the first operation.
+    Gloo blocks until all ``world_size`` members have joined, at most for ``timeout``. NCCL connects in the first operation.
     """
     store = TCPStore(address, port, world_size, False, timeout, wait_for_workers=False)
     joined, _ = _new_process_group_helper(
@@ -52,29 +55,29 @@ def join_group(
 
 
 def group_named(name: str) -> dist.ProcessGroup:
-    """Return the group ``name`` of this process.
+    """Return this process's group ``name``.
 
     Raises:
-        LookupError: when it has joined none of that name.
+        LookupError: this process has not joined a group of that name.
     """
     for group, known in _world.pg_names.items():
         if known == name:
             return group
-    raise LookupError(f"this process is in no group {name}")
+    raise LookupError(f"this process has not joined a group {name}")
 
 
 class HostedGroup:
     """Rank 0's side of a group: the store's server, and the membership once all others have joined."""
 
     def __init__(self, *, address: str, world_size: int, name: str, backend: str, timeout: timedelta) -> None:
-        """Open the store and begin to join; ``port`` is where the others find it."""
+        """Open the store on a free ``port`` and start to join."""
         self.name = name
         server = TCPStore(address, 0, world_size, True, timeout, wait_for_workers=False)
         self._server: TCPStore | None = server
         self.port: int = server.port
         self._group: dist.ProcessGroup | None = None
         thread = ThreadPoolExecutor(1, thread_name_prefix="join-group")
-        # A client of the server above, so that closing the server ends the wait of this process too.
+        # Joins as a client of the server above, so that closing the server also ends this process's wait.
         self._joining: Future[dist.ProcessGroup] = thread.submit(
             join_group,
             address=address,
@@ -88,47 +91,47 @@ class HostedGroup:
         thread.shutdown(wait=False)
 
     def joined(self) -> dist.ProcessGroup:
-        """Return the group; blocks until all others have joined."""
+        """Return the group once all others have joined."""
         if self._group is None:
             self._group = self._joining.result()
-            self._joining = Future()  # keeps no reference: members of a gloo group are let go with the last one
+            self._joining = Future()  # drops its reference: a gloo group frees its members with the last one
         return self._group
 
     def broadcast(self, data: Tensor) -> None:
-        """Send ``data`` to all members; blocks until they have it, or for NCCL until the stream will have sent it.
+        """Send ``data`` to all members and wait until they have it; with NCCL only enqueue it on the stream.
 
         Raises:
-            RuntimeError: the group was left.
+            RuntimeError: this process has left the group.
         """
         group = self._group
-        if group is None:  # which torch would take for the group of all trainer ranks
-            raise RuntimeError(f"{self.name} was left before the broadcast began")
+        if group is None:  # torch would take None for the group of all trainer ranks
+            raise RuntimeError(f"{self.name} was closed before the broadcast began")
         broadcast(data, src=0, group=group)
 
     def close(self, *, broken: bool = False) -> None:
-        """Leave the group, or stop waiting for it; what another member waits for in it fails.
+        """Leave the group, or stop waiting for it; other members' waits in it fail.
 
-        ``broken``: a member may be gone, or an operation under way may never end by itself.
+        ``broken``: a member may be gone, or a running operation may never end by itself.
         """
         self._server = None
         group, self._group = self._group, None
         if group is None:
-            self._joining.add_done_callback(_leave_unused)  # this process may have joined what others failed to
+            self._joining.add_done_callback(_leave_unused)  # this process may have joined although others failed
             return
         done = _in_background(_abort_process_group if broken else destroy_process_group, group)
         if not done.wait(LEAVE_SECONDS):
-            logger.warning("leaving %s takes over %.0f s; its thread is left behind", self.name, LEAVE_SECONDS)
+            logger.warning("leaving %s takes over %.0f s; it continues in the background", self.name, LEAVE_SECONDS)
 
 
 def _in_background(leave: Callable[[Any], None], group: dist.ProcessGroup) -> threading.Event:
-    """Call ``leave(group)`` in a daemon thread; the event says that it has returned."""
+    """Call ``leave(group)`` in a daemon thread; the event is set once it has returned."""
     done = threading.Event()
 
     def run() -> None:
         try:
             leave(group)
         except (RuntimeError, ValueError) as error:
-            logger.warning("a weight update group could not be left cleanly: %s", error)
+            logger.warning("could not leave a weight update group cleanly: %s", error)
         finally:
             done.set()
 

@@ -1,7 +1,7 @@
-"""What the trainer asks of `slime.weight_sync.engine_loader` inside an engine, and how it gets there.
+"""Encode the trainer's requests to `slime.weight_sync.engine_loader` inside an engine.
 
-A request is a JSON object. It travels as a tensor of its bytes, because tensors are what SGLang's
-``/update_weights_from_tensor`` passes to a custom weight loader.
+A request is a JSON object. It is sent as a tensor of its bytes, because SGLang's ``/update_weights_from_tensor`` passes only
+tensors to a custom weight loader.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DATA = "slime-data"
 
 
 def request_tensor(request: dict[str, Any]) -> Tensor:
-    """Return the bytes of ``request``."""
+    """Return the bytes of ``request`` as a tensor."""
     return torch.frombuffer(bytearray(json.dumps(request).encode()), dtype=torch.uint8)
 
 

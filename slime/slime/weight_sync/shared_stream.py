@@ -1,7 +1,8 @@
-"""Weights to engines of the trainer's machine through its processor's cache (`slime.weight_sync.stream`), without a GPU.
+"""Stream weights to engines on the trainer's machine through the CPU cache, without a GPU.
 
-Guarantees: one request per push carries all weights, whatever their size; trainer and engines copy at the same time; 16 MiB
-are shared. The version is set by a request of its own, after all ranks of all engines have everything.
+`slime.weight_sync.stream` implements the stream. Guarantees: one request per push carries all weights, whatever their
+size. Trainer and engines copy concurrently and share 16 MiB. A separate request sets the version, after all ranks of
+all engines have all weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from slime.weight_sync.stream import StreamWriter
 
 
 class StreamWeightSync(EngineWeightSync):
-    """See the module."""
+    """The transport of this module."""
 
     _writer: StreamWriter | None = None
     _requests: list[dict[str, Any]]
@@ -53,7 +54,7 @@ class StreamWeightSync(EngineWeightSync):
         )
 
     def _gathered(self, weights: Iterator[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """The first weights, as many as fill a bucket: requests are not held while they are gathered."""
+        """Return the first weights, about one bucket of them, gathered while engines still serve requests."""
         found, size = [], 0
         for name, tensor in weights:
             found.append((name, tensor))

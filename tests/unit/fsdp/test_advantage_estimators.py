@@ -170,7 +170,8 @@ def test_a_custom_advantage_function_sets_both_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("forgets", r'forgets did not set rollout\["returns"\]'), ("shortens", r"\[1, 2\] for")]
+    ("name", "message"),
+    [("forgets", r'forgets did not set rollout\["returns"\]'), ("shortens", r"\[1, 2\], but the responses have")],
 )
 def test_a_wrong_custom_advantage_function_is_named(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

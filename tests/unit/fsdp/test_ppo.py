@@ -110,7 +110,7 @@ def test_whitening_and_a_teacher_change_the_advantages_and_not_the_returns() -> 
 def test_without_values_it_says_so() -> None:
     data = rollout([(0.0, 0, 0, True)], 1.0)
     del data["values"]
-    with pytest.raises(ValueError, match="needs the values of a critic"):
+    with pytest.raises(ValueError, match="needs the critic's values"):
         compute_advantages(trainer_args("", advantage_estimator="ppo"), data)
 
 

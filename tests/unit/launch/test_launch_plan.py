@@ -176,8 +176,8 @@ def test_a_cluster_that_exists_is_given_counts(
 ) -> None:
     lists = {"ACTOR_GPUS": "0,1", "ROLLOUT_GPUS": "2,3", "PRM_GPUS": "4,5", "RAY_ADDRESS": "10.0.0.1:6379"}
     said = refusal(monkeypatch, capsys, "--method combine --model qwen3-4B --dry-run", **lists)
-    assert "this one joins 10.0.0.1:6379" in said
-    assert "as counts, or give --ray-address local" in said
+    assert "this run joins 10.0.0.1:6379" in said
+    assert "as counts, or add --ray-address local" in said
 
 
 def test_a_flag_with_a_typo(repository: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_broadcast_that_begins_after_the_group_was_left_reaches_nobody() -> No
     """Torch would take the missing group for that of all trainer ranks."""
     left = object.__new__(group.HostedGroup)
     left.name, left._group = "slime-weights-7", None
-    with pytest.raises(RuntimeError, match="slime-weights-7 was left"):
+    with pytest.raises(RuntimeError, match="slime-weights-7 was closed before"):
         left.broadcast(torch.zeros(1))
 
 

@@ -21,7 +21,7 @@ def test_a_group_that_is_closed_before_it_was_taken_is_left() -> None:
     group._joining.result(30)
     assert group_named("closed-early") is not None
     group.close(broken=True)
-    with pytest.raises(LookupError, match="in no group closed-early"):
+    with pytest.raises(LookupError, match="has not joined a group closed-early"):
         group_named("closed-early")
     assert set(_world.pg_names.values()) == before
 
@@ -30,5 +30,5 @@ def test_a_group_that_was_taken_is_left() -> None:
     group = hosted("taken")
     assert group.joined() is group_named("taken")
     group.close()
-    with pytest.raises(LookupError, match="in no group taken"):
+    with pytest.raises(LookupError, match="has not joined a group taken"):
         group_named("taken")

@@ -1,9 +1,13 @@
-"""Advantages of a rollout: one estimator by name, then the terms that are orthogonal to it.
+"""Compute a rollout's advantages: an estimator, then terms that work with every one.
 
-A new estimator is a function ``(args, rollout) -> list of [R_i]`` and a line in :data:`ESTIMATORS`. ``rollout``
-maps names to per-sample lists: ``rewards``, ``response_lengths``, ``loss_masks``, ``log_probs`` (the old policy), ``kl`` (of
-the old policy to the reference), ``values`` (of a critic), ``teacher_log_probs``, ... gspo and cispo have GRPO's advantages;
-they differ in the loss.
+To add an estimator, write a function ``(args, rollout) -> list of [R_i]`` and add a line to :data:`ESTIMATORS`.
+``rollout`` maps names to per-sample lists, among them:
+
+* ``rewards``, ``response_lengths``, ``loss_masks``, ``teacher_log_probs``
+* ``log_probs`` of the old policy, ``kl`` of the old policy to the reference
+* ``values`` of the critic
+
+gspo and cispo use GRPO's advantages and differ in the loss.
 """
 
 from __future__ import annotations
@@ -44,11 +48,10 @@ ESTIMATORS: dict[str, Estimator] = {
 def compute_advantages(
     args: Arguments, rollout: dict[str, Any], sum_over_ranks: SumOverRanks = on_one_rank
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the advantages and the returns ``[R_i]`` of every sample of ``rollout``, and set ``rollout["kl"]``.
+    """Return each sample's advantages and returns ``[R_i]``, and set ``rollout["kl"]``.
 
-    The returns are the estimator's advantages, plus the critic's ``values`` where there are any. The advantages then have the
-    teacher's term of ``--use-opd`` added, and the whitening of ``--normalize-advantages``, for which all ranks must call this
-    together.
+    The returns are the estimator's advantages, plus the critic's ``values`` if there is a critic. ``--use-opd`` then adds the
+    teacher's term to the advantages, and ``--normalize-advantages`` whitens them. Whitening is collective over the ranks.
     """
     rollout["kl"] = reference_kl(args, rollout)
     if args.custom_advantage_function_path:

@@ -1,6 +1,6 @@
-"""Rewards of tokens and their discounted sums, which several estimators start from.
+"""Token rewards and their discounted sums, shared by several estimators.
 
-Tokens under a zero mask earn nothing; the KL in a reward carries no gradient, which the KL *loss* of ``--use-kl-loss`` does.
+Masked tokens earn nothing. The KL in a reward carries no gradient, unlike the KL *loss* of ``--use-kl-loss``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from slime.utils.ppo_utils import compute_approx_kl
 
 
 def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    """Return ``G`` ``[R]`` with ``G_t = r_t + gamma G_{t+1}``, in ``log2(R)`` steps over the whole tensor.
+    """Return ``G`` ``[R]`` with ``G_t = r_t + gamma G_{t+1}``, in ``log2(R)`` tensor operations.
 
-    ``1 + x + x^2 + ... = (1 + x)(1 + x^2)(1 + x^4)...`` for the operator ``x``: shift by one and multiply by ``gamma``.
+    Uses ``1 + x + x^2 + ... = (1 + x)(1 + x^2)(1 + x^4)...``, where the operator ``x`` shifts by one and multiplies by
+    ``gamma``.
     """
     returns, shift = rewards.clone(), 1
     while shift < len(rewards):
@@ -27,7 +28,10 @@ def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
 
 
 def reference_kl(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
-    """Return the masked estimates ``[R_i]`` per sample; zeros with ``--kl-coef 0``, which needs no reference."""
+    """Return masked KL estimates ``[R_i]`` per sample.
+
+    They are zero with ``--kl-coef 0``, which needs no reference model.
+    """
     masks = rollout["loss_masks"]
     if args.kl_coef == 0:
         return [torch.zeros(len(mask), dtype=torch.float32) for mask in masks]
@@ -36,15 +40,14 @@ def reference_kl(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
 
 
 def token_rewards(args: Arguments, reward: float, kl: Tensor, mask: Tensor) -> Tensor:
-    """Return ``[R]`` float64 rewards of a sample's tokens: ``- kl_coef * KL_t``, and ``reward`` on its last unmasked token.
+    """Return the token rewards ``[R]`` float64 of a sample.
 
-    KL to the reference as part of the reward: token t earns ``- kl_coef * KL_t`` besides what the sample earns.
+    Token t earns ``- kl_coef * KL_t``. The last unmasked token also earns ``reward``. A sample without an unmasked token
+    does not get its reward.
 
-    ``KL_t`` is one of the estimators of :func:`slime.utils.ppo_utils.compute_approx_kl` of the old policy against the
-    reference (Ouyang et al., "Training language models to follow instructions with human feedback", 2022). It carries
-    no gradient; the KL *loss* of ``--use-kl-loss`` does. Tokens under a zero mask earn nothing.
-
-    A sample without an unmasked token has none to put its reward on.
+    ``KL_t`` compares the old policy to the reference with an estimator of :func:`slime.utils.ppo_utils.compute_approx_kl`
+    (Ouyang et al., "Training language models to follow instructions with human feedback", 2022). It carries no gradient,
+    unlike the KL *loss* of ``--use-kl-loss``. Masked tokens have ``KL_t = 0``.
     """
     rewards = -args.kl_coef * kl.double()
     kept = mask.nonzero()

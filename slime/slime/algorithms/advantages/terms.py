@@ -1,4 +1,4 @@
-"""What is applied to the advantages of any estimator: the teacher's term, and whitening over all ranks."""
+"""Post-process any estimator's advantages: add the teacher's term, and whiten over all ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import Tensor
 
 
 def add_opd_term(advantages: list[Tensor], rollout: Mapping[str, Any], coef: float) -> list[Tensor]:
-    """Return new advantages ``[R_i]``; reads ``teacher_log_probs`` (list, entries may be None) and ``log_probs``.
+    """Return new advantages ``[R_i]`` that include the teacher's term.
 
-    The teacher's term on top of any estimator: ``A_t += coef * (log pi_teacher(a_t) - log pi_old(a_t))``.
-
-    A sample without a teacher keeps its advantage. This is the combination of reward and on-policy distillation
-    (OpenClaw-RL, arXiv 2603.10165, ``A_t = w_rl r + w_opd (log pi_T - log pi_old)``).
+    ``A_t += coef * (log pi_teacher(a_t) - log pi_old(a_t))``, from ``teacher_log_probs`` (None for a sample without a
+    teacher) and ``log_probs``. A sample without a teacher keeps its advantage. This combines reward and on-policy
+    distillation (OpenClaw-RL, arXiv 2603.10165, ``A_t = w_rl r + w_opd (log pi_T - log pi_old)``).
     """
     teacher = rollout.get("teacher_log_probs")
     if teacher is None:
@@ -32,21 +31,21 @@ SumOverRanks = Callable[[Tensor], Tensor]
 
 
 def on_one_rank(values: Tensor) -> Tensor:
-    """The sum over the ranks when there is only this one: ``values``."""
+    """Return ``values``: the sum over the ranks of a single-rank run."""
     return values
 
 
 def whiten(advantages: Sequence[Tensor], masks: Sequence[Tensor], sum_over_ranks: SumOverRanks) -> list[Tensor]:
-    """Return whitened ``[R_i]`` float32 per sample; masked tokens are shifted and scaled like the others.
+    """Return advantages ``[R_i]`` float32 with mean zero and variance one.
 
-    Advantages with mean zero and variance one over the unmasked tokens of a rollout, on all ranks together.
+    ``A_t <- (A_t - mean) / sqrt(var + 1e-8)``, with the unbiased variance (``n - 1``). Mean and variance are taken over the
+    unmasked tokens of the rollout on all ranks; masked tokens are shifted and scaled too. Equal advantages become zero.
+    With fewer than two unmasked tokens the values stay unchanged.
 
-    ``A_t <- (A_t - mean) / sqrt(var + 1e-8)``, with the unbiased variance (``n - 1``). Guarantees: every rank gets
-    the same statistics, whatever samples it holds; sums are float64, and the variance is taken around the mean in a
-    second pass. Equal advantages become zero. With fewer than two unmasked tokens there is nothing to compare and the
-    values stay as they are.
+    Guarantees: every rank gets the same statistics, whatever samples it holds. Sums are float64, and a second pass
+    computes the variance around the mean.
 
-    ``sum_over_ranks`` adds a float64 tensor up over the data-parallel ranks; all of them must call this together.
+    ``sum_over_ranks`` sums a float64 tensor over the data-parallel ranks. Collective.
     """
     pairs = [(values.double(), mask.double()) for values, mask in zip(advantages, masks, strict=True)]
     sums = [torch.stack([(values * mask).sum(), mask.sum()]) for values, mask in pairs]

@@ -1,6 +1,7 @@
-"""Losses by name. A built-in loss is ``(args, batch, log_probs, entropy, reduce) -> (loss, metrics)``.
+"""Find a built-in loss by name.
 
-A new one is a function and a line in :data:`LOSSES`; ``custom_loss`` is the escape hatch of :mod:`slime.algorithms.losses.custom`.
+To add a loss, write ``(args, batch, log_probs, entropy, reduce) -> (loss, metrics)`` and add a line to :data:`LOSSES`.
+Plugins use ``custom_loss`` (:mod:`slime.algorithms.losses.custom`) instead.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The correction for tokens that the engine sampled with other probabilities than the trainer's old policy has.
+"""Correct for the difference between the engine's and the old policy's probabilities.
 
-``--use-tis`` multiplies the policy loss by truncated weights (:func:`truncated_weights`); with
-``--custom-tis-function-path`` a function does it, as its contract says:
-``fn(*, args, pg_loss, train_log_probs, rollout_log_probs, loss_masks, total_lengths, response_lengths) -> (pg_loss, masks,
-metrics)``. The masks it returns make the reducer of the loss; its metrics, one value per token, are averaged with the masks
-of the samples. With ``--get-mismatch-metrics`` and without ``--use-tis`` only its metrics are used.
-``--use-opsm`` masks sequences instead (:func:`off_policy_mask`).
+* ``--use-tis`` multiplies the policy loss by truncated weights (:func:`truncated_weights`).
+* ``--custom-tis-function-path`` replaces that with a plugin: ``fn(*, args, pg_loss, train_log_probs, rollout_log_probs,
+  loss_masks, total_lengths, response_lengths) -> (pg_loss, masks, metrics)``. The loss is reduced with the returned masks.
+  The metrics, one value per token, are averaged with the samples' own masks.
+* ``--get-mismatch-metrics`` without ``--use-tis`` uses the plugin's metrics only.
+* ``--use-opsm`` masks sequences instead (:func:`off_policy_mask`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from slime.utils.streams import TrainBatch
 def truncated_weights(
     old_log_probs: Tensor, rollout_log_probs: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights and the raw ratios, both without gradient, elementwise.
+    """Return the elementwise weights and raw ratios, both without gradient.
 
-    Truncated importance sampling: trains the trainer's weights on tokens that other weights, or another program,
-    sampled.
+    Truncated importance sampling: train on tokens that other weights, or another program, sampled.
 
-    ``w_t = clip(pi_old(a_t) / pi_rollout(a_t), low, high)`` multiplies the policy loss of token t, where ``pi_old``
-    are the trainer's weights before the step and ``pi_rollout`` is what the engine reported for that token, whichever
-    weight version it had then. Without bounds the weighted loss is an unbiased estimate for ``pi_old``; ``high``
-    bounds its variance (Ionides, "Truncated Importance Sampling", 2008; for engine against trainer: Yao et al., "Your
-    Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025).
+    ``w_t = clip(pi_old(a_t) / pi_rollout(a_t), low, high)`` multiplies the policy loss of token t. ``pi_old`` is the trainer's
+    policy before the step. ``pi_rollout`` is the probability that the engine reported, with the weight version it had then.
+    Without bounds the weighted loss is an unbiased estimate for ``pi_old``; ``high`` bounds its variance (Ionides,
+    "Truncated Importance Sampling", 2008; for engine against trainer: Yao et al., "Your Efficient RL Framework Secretly
+    Brings You Off-Policy RL Training", 2025).
     """
     ratio = torch.exp(old_log_probs.detach() - rollout_log_probs.detach())
     return ratio.clamp(low, high), ratio
@@ -45,11 +44,11 @@ def off_policy_mask(
 ) -> Tensor:
     """Return the mask ``[sum R_i]`` of zeros and ones, without gradient.
 
-    Off-policy sequence masking: a bad reply that the policy has already moved away from teaches nothing more.
+    Off-policy sequence masking: stop training on a bad reply once the policy has moved away from it.
 
     ``M = 0`` for the tokens with ``A_t < 0`` of a sequence with ``mean_t (log pi_old(a_t) - log pi(a_t)) > delta``,
-    else 1; it multiplies the policy loss (DeepSeek-AI, "DeepSeek-V3.2", 2025). ``pi_old`` is the old policy of the
-    ratio, which is the engine's with ``--use-rollout-logprobs``. Masked tokens stay in the loss's denominator.
+    else 1. It multiplies the policy loss (DeepSeek-AI, "DeepSeek-V3.2", 2025). ``pi_old`` is the old policy of the
+    ratio: the engine's with ``--use-rollout-logprobs``. Masked tokens stay in the loss's denominator.
     """
     differences = [before - now.detach() for before, now in zip(old, new, strict=True)]
     moved = [mean > delta for mean in sequence_mean(differences, masks)]
@@ -59,13 +58,13 @@ def off_policy_mask(
 def correct(
     args: Arguments, batch: TrainBatch, losses: Tensor, reduce: Reducer
 ) -> tuple[Tensor, list[Tensor], Reducer, dict[str, Tensor]]:
-    """Return the losses ``[sum R_i]``, the masks, the reducer that goes with them, and the reduced metrics."""
+    """Return the losses ``[sum R_i]``, the masks, the reducer for these masks, and the reduced metrics."""
     masks = batch["loss_masks"]
     sampled = batch.get("rollout_log_probs")
     if sampled is None:
         if args.use_tis or args.get_mismatch_metrics:
             flag = "--use-tis" if args.use_tis else "--get-mismatch-metrics"
-            raise ValueError(f"{flag} needs rollout_log_probs on every sample: ask the engine for logprobs")
+            raise ValueError(f"{flag} needs rollout_log_probs on every sample; request logprobs from the engine")
         return losses, masks, reduce, {}
     old, rollout = torch.cat(batch["log_probs"]), torch.cat(sampled)
     metrics = {"train_rollout_logprob_abs_diff": reduce((old - rollout).abs())}

@@ -1,16 +1,17 @@
-"""A loss function given by path, called as its contract says.
+"""Call a custom loss function as its contract says, and check its result.
 
-``fn(args, batch, logits, sum_of_sample_mean) -> (scalar, dict of detached scalars)``. ``batch`` has every key of
-`slime.utils.streams.batch_keys`; one that the rollout does not have is present with the value None. ``logits`` is
-``[1, T, V]`` float32 of the packed micro-batch, not divided by the temperature. A context-parallel rank (Megatron) gets the logits of the tokens it
-holds and its part of every per-token list; its loss and metrics are a part too, and add up over the ranks.
+``fn(args, batch, logits, sum_of_sample_mean) -> (scalar, dict of detached scalars)``.
 
-A loss that reads its logits only through the helpers of ``slime.logprobs.packed_logits`` and ``policy_loss_of_logits`` is marked
-with :func:`from_response_rows`. The trainer then gives it the rows that predict the response, whose logits the helpers compute
-in chunks: whole logits never exist.
+* ``batch`` has every key of `slime.utils.streams.batch_keys`. A key that the rollout lacks has the value None.
+* ``logits`` is ``[1, T, V]`` float32 of the packed micro-batch, not divided by the temperature.
+* A context-parallel rank (Megatron) gets the logits of its own tokens and its part of every per-token list. Its loss and
+  metrics are partial; the trainer sums them over the ranks.
+* ``multimodal_train_inputs`` has per sample a dict of tensors (``pixel_values``, ``image_grid_thw``) or None.
+  ``multimodal_num_items`` has each sample's number of images.
 
-``multimodal_train_inputs`` has per sample a dict of tensors (``pixel_values``, ``image_grid_thw``) or None, and
-``multimodal_num_items`` its number of images.
+Mark a loss with :func:`from_response_rows` if it reads its logits only through the helpers of
+``slime.logprobs.packed_logits`` and ``policy_loss_of_logits``. The trainer then passes the rows that predict the response. The
+helpers compute their logits in chunks, so the full logits never exist.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from slime.utils.misc import is_tuple
 from slime.utils.streams import TrainBatch, batch_keys
 
 CustomLoss = Callable[[Arguments, TrainBatch, Any, Reducer], object]
-"""A plugin: it should return a scalar and a dict of metrics, which :func:`custom_loss` checks."""
+"""A plugin that returns a scalar and a dict of metrics; :func:`custom_loss` checks this."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "from_response_rows"
 
 
 def from_response_rows(function: Function) -> Function:
-    """Mark a custom loss that reads its logits through the helpers alone, and return it."""
+    """Mark a custom loss that reads its logits only through the helpers, and return it."""
     setattr(function, _MARK, True)
     return function
 
@@ -45,7 +46,7 @@ def reads_response_rows(function: Any) -> bool:
 
 
 def full_loss_mask(batch: Mapping[str, Any]) -> Tensor:
-    """Return ``[1, T]``: the response masks at the positions that predict the response tokens, zero elsewhere."""
+    """Return ``[1, T]``: the response masks at the positions that predict response tokens, zero elsewhere."""
     parts: list[Tensor] = []
     for total, response, mask in zip(
         batch["total_lengths"], batch["response_lengths"], batch["loss_masks"], strict=True
@@ -57,9 +58,10 @@ def full_loss_mask(batch: Mapping[str, Any]) -> Tensor:
 
 
 def contract_batch(batch: Mapping[str, Any]) -> TrainBatch:
-    """Return ``batch`` with every key of the contract; ``batch`` has ``unconcat_tokens`` and the per-sample lists.
+    """Return ``batch`` with every key of the contract.
 
-    A batch that is a context-parallel rank's part brings its own ``tokens`` and ``full_loss_masks``.
+    ``batch`` has ``unconcat_tokens`` and the per-sample lists. That of a context-parallel rank also has its own ``tokens``
+    and ``full_loss_masks``.
     """
     result: dict[str, Any] = {**dict.fromkeys(batch_keys()), **batch}
     if "tokens" not in batch:
@@ -71,7 +73,12 @@ def contract_batch(batch: Mapping[str, Any]) -> TrainBatch:
 def custom_loss(
     function: CustomLoss, args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Call ``function`` and return its loss and metrics, with ``loss`` among the metrics; a wrong result is named."""
+    """Call ``function`` and return its loss and metrics, including the metric ``loss``.
+
+    Raises:
+        TypeError: the result is not a tensor and metrics.
+        ValueError: the loss is not a scalar.
+    """
     result = function(args, contract_batch(batch), logits, reduce)
     name = getattr(function, "__name__", repr(function))
     if not (is_tuple(result) and len(result) == 2 and isinstance(result[0], Tensor)):

@@ -1,13 +1,13 @@
-"""Hybrid: the reward's clipped surrogate, and the teacher's word on the K tokens the student itself finds most likely.
+"""Add distillation on the student's K most likely tokens to the policy loss.
 
 On the student's own top-K set ``S`` at the sampled state: ``w_v = softmax_S(log pi_old(v))``, ``D_v = clip(log pi_T(v) -
-log pi_old(v), -1, 1)``, ``A_v = w_v D_v``; ``L_OPD = sum_v PPO_clip(log pi(v) - log pi_old(v), A_v)`` per token, and ``L =
-L_policy + opd_kl_coef * L_OPD`` (OpenClaw-RL, arXiv 2603.10165v2; K = 4, clip 0.2 / 0.28). Without the bound on ``D`` replies
-grow into the length limit. One gather over the logits, whatever K is.
+log pi_old(v), -1, 1)``, ``A_v = w_v D_v``. Per token, ``L_OPD = sum_v PPO_clip(log pi(v) - log pi_old(v), A_v)``, and ``L =
+L_policy + opd_kl_coef * L_OPD`` (OpenClaw-RL, arXiv 2603.10165v2; K = 4, clip 0.2 / 0.28). Without the bound on ``D``,
+replies grow until they hit the length limit. One gather reads the logits, whatever K is.
 
 Use: ``--loss-type custom_loss --custom-loss-function-path slime.algorithms.losses.hybrid_distillation.hybrid_loss``. Samples
-have ``teacher_topk_indices`` (``S``), ``teacher_topk_log_probs`` (the teacher's) and ``rollout_topk_log_probs`` (the sampling
-policy's) ``[R, K]``. A sample without them has the policy loss only.
+need ``teacher_topk_indices`` (``S``), ``teacher_topk_log_probs`` (the teacher's) and ``rollout_topk_log_probs`` (the sampling
+policy's) ``[R, K]``. A sample without them gets the policy loss only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slime.logprobs.response_rows import ResponseRows
 from slime.utils.ppo_utils import compute_policy_loss
 from slime.utils.streams import TrainBatch
 
-# Bound of the teacher's advantage on one token of the support.
+# Bound on the teacher's advantage per token of the support.
 LARGEST_DIFFERENCE = 1.0
 
 
@@ -43,10 +43,10 @@ def support_surrogate(args: Arguments, new: Tensor, old: Tensor, teacher: Tensor
 def hybrid_loss(
     args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The reduced loss and its metrics, by the contract of custom losses."""
+    """Return the reduced loss and its metrics, as the contract of custom losses requires."""
     before = batch.get("rollout_topk_log_probs")
     if before is None:
-        raise ValueError("the hybrid loss needs rollout_topk_log_probs on samples; none of the batch has them")
+        raise ValueError("the hybrid loss needs rollout_topk_log_probs, but no sample of the batch has them")
     teachers = teacher_of(batch)
     own = predicted_ids(batch["unconcat_tokens"], batch["total_lengths"], batch["response_lengths"])
     ids = [torch.cat([a.unsqueeze(-1), b], dim=-1) for a, b in zip(own, support_ids(batch), strict=True)]

@@ -1,8 +1,8 @@
 """The built-in policy loss: a sum of named terms.
 
-``L = reduce(m_t w_t * surrogate_t) + kl_loss_coef * reduce(KL) - entropy_coef * reduce(H)``. The surrogate is PPO's clip, or the
-estimator's own; ``w_t`` are importance weights of trainer against engine, ``m_t`` is OPSM's mask; both are 1 unless asked for.
-It reads per-token streams and knows no method.
+``L = reduce(m_t w_t * surrogate_t) + kl_loss_coef * reduce(KL) - entropy_coef * reduce(H)``. The surrogate is PPO's clip or the
+estimator's own. ``w_t`` are importance weights of trainer against engine, and ``m_t`` is OPSM's mask; both default to 1.
+The loss reads per-token streams only and knows no method.
 """
 
 from __future__ import annotations
@@ -23,26 +23,22 @@ from slime.utils.streams import TrainBatch
 
 
 def with_entropy_bonus(loss: Tensor, entropy: Tensor, coef: float) -> Tensor:
-    """Return ``loss - coef * entropy``; both are already reduced.
+    """Return ``loss - coef * entropy``, both already reduced.
 
-    Entropy bonus: the loss gets ``- coef * reduce(H_t)`` with ``H_t = - sum_v pi(v) log pi(v)`` over the vocabulary
-    at token t.
-
-    (Williams and Peng, "Function Optimization Using Connectionist Reinforcement Learning Algorithms", 1991.) The
-    metric ``entropy_loss`` is the reduced ``H`` itself: larger is more random.
+    ``entropy`` is ``reduce(H_t)`` with ``H_t = - sum_v pi(v) log pi(v)`` over the vocabulary at token t (Williams and Peng,
+    "Function Optimization Using Connectionist Reinforcement Learning Algorithms", 1991). The metric ``entropy_loss`` is
+    this value: larger means more random.
     """
     return loss - coef * entropy if coef else loss
 
 
 def kl_per_token(args: Arguments, log_probs: Tensor, old_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Return the estimate of ``args.kl_loss_type`` per token; ``use_unbiased_kl`` weighs it by ``pi / pi_old``.
+    """Estimate the KL of the policy to the reference per token, as a loss term.
 
-    KL of the policy to the reference policy as a loss term: ``kl_loss_coef * reduce(KL_t)``, estimated at each token.
-
-    ``KL_t`` is a function of ``d = log pi(a_t) - log pi_ref(a_t)``, by ``--kl-loss-type`` (Schulman, "Approximating
-    KL Divergence", 2020; as a loss term: Shao et al., "DeepSeekMath", 2024, equation 4): see
-    :func:`slime.utils.ppo_utils.compute_approx_kl`. With ``--use-unbiased-kl`` it is weighted by ``pi / pi_old``
-    (DeepSeek-AI, "DeepSeek-V3.2", 2025).
+    ``--kl-loss-type`` selects the function of ``d = log pi(a_t) - log pi_ref(a_t)``
+    (:func:`slime.utils.ppo_utils.compute_approx_kl`; Schulman, "Approximating KL Divergence", 2020; as a loss term: Shao et
+    al., "DeepSeekMath", 2024, equation 4). ``--use-unbiased-kl`` weights it by ``pi / pi_old`` (DeepSeek-AI,
+    "DeepSeek-V3.2", 2025).
     """
     ratio = (log_probs - old_log_probs).exp() if args.use_unbiased_kl else None
     return compute_approx_kl(log_probs, ref_log_probs, args.kl_loss_type, importance_ratio=ratio)
@@ -50,18 +46,18 @@ def kl_per_token(args: Arguments, log_probs: Tensor, old_log_probs: Tensor, ref_
 
 Surrogate = Callable[[Arguments, Sequence[Tensor], Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 
-# Estimators whose loss is not PPO's clip.
+# Estimators with a surrogate other than PPO's clip.
 SURROGATES: dict[str, Surrogate] = {"gspo": gspo_surrogate, "cispo": cispo_surrogate}
 
 
 def policy_loss(
     args: Arguments, batch: TrainBatch, log_probs: list[Tensor], entropy: list[Tensor], reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the reduced loss and its detached metrics (reduced the same way).
+    """Return the reduced loss and its detached metrics, reduced the same way.
 
     Args:
-        batch: per-sample lists of ``[R_i]``: ``log_probs`` (old), ``advantages``, ``loss_masks``, and where used
-            ``ref_log_probs``, ``rollout_log_probs``; and ``total_lengths``, ``response_lengths``.
+        batch: per-sample lists of ``[R_i]``: ``log_probs`` (old), ``advantages``, ``loss_masks``, and if used
+            ``ref_log_probs`` and ``rollout_log_probs``. Also ``total_lengths`` and ``response_lengths``.
         log_probs: new log probabilities with gradient, ``[R_i]`` per sample.
         entropy: ``[R_i]`` per sample.
     """
@@ -95,7 +91,7 @@ def policy_loss(
 def policy_loss_of_logits(
     args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, reduce: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return :func:`policy_loss` of the packed logits ``[1, T, V]`` or the response rows, for custom losses that add something to it."""
+    """Return :func:`policy_loss` from packed logits ``[1, T, V]`` or response rows, for custom losses."""
     _, output = get_log_probs_and_entropy(
         logits,
         args=args,

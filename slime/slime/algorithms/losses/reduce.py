@@ -1,9 +1,12 @@
-"""How a per-token quantity of a micro-batch becomes one number that adds up over micro-batches and ranks.
+"""Reduce per-token values to one number that can be summed over micro-batches and ranks.
 
-Two reductions: the sum over samples of the masked token mean (then divided by the number of rollouts of the step), and the
-masked token sum (then divided by the number of unmasked tokens of the step). A sample whose mask is all zero adds zero.
-The mean of a sample is over the unmasked tokens of its whole rollout: a trajectory that was cut into many samples counts
-once, as one sample does, whatever its length.
+There are two reductions:
+
+* The sum over samples of the masked token mean. The trainer divides it by the number of rollouts of the step.
+* The masked token sum. The trainer divides it by the number of unmasked tokens of the step.
+
+A sample whose mask is all zero adds zero. A sample's mean divides by the unmasked tokens of its whole rollout, so a
+trajectory that was split into many samples counts once, whatever its length.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ def sum_of_sample_mean(
 ) -> Reducer:
     """Return ``f(x [sum R_i]) = sum_i (sum_t m_it x_it) / max(1, D_i)``.
 
-    ``D_i`` are ``mask_sums``, the unmasked tokens of the sample's rollout; without them ``sum_t m_it``.
+    ``D_i`` are ``mask_sums``: the number of unmasked tokens of the sample's rollout; default ``sum_t m_it``.
     """
 
     def reduce(values: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ def token_sum(response_lengths: Sequence[int], loss_masks: Sequence[Tensor]) -> 
 
     def reduce(values: Tensor) -> Tensor:
         if values.numel() != sum(response_lengths):
-            raise ValueError(f"got {values.numel()} values for responses of {sum(response_lengths)} tokens together")
+            raise ValueError(f"got {values.numel()} values for responses of {sum(response_lengths)} tokens in total")
         if not loss_masks:
             return values.sum()
         return (values * torch.cat([mask.to(values) for mask in loss_masks])).sum()
@@ -69,10 +72,12 @@ def make_reducer(
 
 
 def rebuild_reducer(per_token: bool, batch: TrainBatch, masks: Sequence[Tensor]) -> Reducer:
-    """Return the reducer of ``batch`` with other masks; the step's number of rollouts or tokens stays what it was.
+    """Return the reducer of ``batch`` with other masks.
 
-    A sample that is its whole rollout is divided by what is left of its mask. A piece of a larger rollout is still divided
-    by the tokens of the rollout, because what is left of the other pieces is not known here.
+    The step's number of rollouts or tokens does not change.
+
+    A sample that is a whole rollout is divided by the tokens left in its mask. A piece of a larger rollout is still divided
+    by the rollout's original token count, because the other pieces' new masks are unknown here.
     """
     before = batch.get("rollout_mask_sums")
     if before is None:
@@ -85,10 +90,11 @@ def rebuild_reducer(per_token: bool, batch: TrainBatch, masks: Sequence[Tensor])
 
 
 def policy_reducer(args: Arguments, batch: TrainBatch, masks: Sequence[Tensor], default: Reducer) -> Reducer:
-    """Return what reduces the policy loss: ``default``, or the function of ``--custom-pg-loss-reducer-function-path``.
+    """Return the reducer of the policy loss: ``default``, or the plugin's.
 
-    ``fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> reducer``; it gets ``args`` too when it has
-    a parameter of that name. What its reducer returns is divided by the step's number of samples (or tokens).
+    The plugin of ``--custom-pg-loss-reducer-function-path`` is ``fn(total_lengths, response_lengths, loss_masks,
+    calculate_per_token_loss) -> reducer``. It also gets ``args`` if it has a parameter of that name. The trainer
+    divides the reducer's result by the step's number of samples (or tokens).
     """
     path = args.custom_pg_loss_reducer_function_path
     if not path:
@@ -100,7 +106,7 @@ def policy_reducer(args: Arguments, batch: TrainBatch, masks: Sequence[Tensor], 
 
 
 def sequence_mean(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
-    """Return the mean over the unmasked tokens of each ``[R_i]``, as scalars; 0 without an unmasked token."""
+    """Return the mean over each sample's unmasked tokens, as scalars; 0 for a sample without any."""
     pairs = [(value, mask.to(value)) for value, mask in zip(values, masks, strict=True)]
     return [(value * mask).sum() / mask.sum().clamp_min(1.0) for value, mask in pairs]
 
@@ -114,17 +120,17 @@ def constant_denominator(
 ) -> Reducer:
     """Return ``f(x [sum R_i]) = sum_it m_it x_it / args.rollout_max_response_len``.
 
-    Dr.GRPO: a constant denominator, so that a wrong answer does not get cheaper by being longer.
+    Dr.GRPO: a constant denominator, so that a longer wrong answer is not penalised less per token.
 
     ``sum_it m_it L_it / C`` with ``C = --rollout-max-response-len``, instead of each sample's own length (Liu et al.,
-    "Understanding R1-Zero-Like Training: A Critical Perspective", 2025). The other half of the method, rewards
-    without division by the group's deviation, is ``--disable-grpo-std-normalization``. Use:
+    "Understanding R1-Zero-Like Training: A Critical Perspective", 2025). The other half of the method is
+    ``--disable-grpo-std-normalization``: rewards are not divided by the group's deviation. Use:
     ``--custom-pg-loss-reducer-function-path slime.algorithms.losses.reduce.constant_denominator``.
     """
     if calculate_per_token_loss:
-        raise ValueError("Dr.GRPO's denominator is constant: remove --calculate-per-token-loss")
+        raise ValueError("Dr.GRPO divides by a constant; remove --calculate-per-token-loss")
     longest = args.rollout_max_response_len
     if not longest:
-        raise ValueError("Dr.GRPO's denominator is the longest response: add --rollout-max-response-len N")
+        raise ValueError("Dr.GRPO divides by the maximum response length; add --rollout-max-response-len N")
     total = token_sum(response_lengths, loss_masks)
     return lambda values: total(values) / longest

@@ -1,10 +1,13 @@
-"""What engine and trainer disagree about too much, taken out of the loss (``--custom-tis-function-path``).
+"""Reject tokens or sequences on which engine and trainer disagree too much.
 
-``w_t = pi_old(a_t) / pi_rollout(a_t)``. Inside the band ``[--tis-clip-low, --tis-clip]`` the loss of a token is weighted by ``w_t``;
-outside there is none. :func:`icepop_function` and :func:`token_rejection` judge each token by ``w_t``, :func:`sequence_rejection`
-each sequence by the geometric mean of its ratios, which does not shrink with length (Liu et al., "When Speed Kills Stability:
-Demystifying RL Collapse from the Training-Inference Mismatch", 2025). The rejections also take the mask of what is outside, so
-the rest is averaged as if it had not been there; IcePop leaves it in the denominator.
+``w_t = pi_old(a_t) / pi_rollout(a_t)``. Inside the band ``[--tis-clip-low, --tis-clip]`` a token's loss is weighted by ``w_t``.
+Outside it is zero.
+
+* :func:`icepop_function` judges each token by ``w_t``. Tokens outside stay in the denominator.
+* :func:`token_rejection` also judges each token by ``w_t``, and masks the tokens outside, so that the mean excludes them.
+* :func:`sequence_rejection` judges and masks each sequence by the geometric mean of its ratios, which does not shrink with
+  length (Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch", 2025).
+
 Use: ``--use-tis --custom-tis-function-path slime.algorithms.losses.rejection.sequence_rejection``.
 """
 
@@ -28,9 +31,10 @@ def log_ratios(train: Sequence[Tensor], rollout: Sequence[Tensor]) -> list[Tenso
 
 
 def weigh_inside(args: Arguments, pg_loss: Tensor, own: Sequence[Tensor], judged: Sequence[Tensor]) -> Correction:
-    """Return losses ``[sum R_i]`` times ``w`` inside the band and 0 outside, what is inside ``[R_i]``, and metrics per token.
+    """Return the weighted losses ``[sum R_i]``, which tokens are inside ``[R_i]``, and metrics per token.
 
-    ``own`` are the log ratios of the tokens, ``judged`` those that are held against the band.
+    A loss is multiplied by ``w`` inside the band and by 0 outside. ``own`` are the tokens' log ratios; ``judged`` are the
+    log ratios that are compared with the band.
     """
     kept = [(d.exp() >= args.tis_clip_low) & (d.exp() <= args.tis_clip) for d in judged]
     ratio, inside = torch.exp(torch.cat(list(own))), torch.cat(kept)
@@ -47,11 +51,11 @@ def icepop_function(
     loss_masks: Sequence[Tensor],
     **lengths: Any,
 ) -> Correction:
-    """Return the weighted losses ``[sum R_i]``, the masks as they were, and the metrics per token.
+    """Return the weighted losses ``[sum R_i]``, the unchanged masks, and the metrics per token.
 
-    IcePop: a token whose two probabilities, trainer's and engine's, are too far apart has no loss.
+    IcePop: a token has no loss if the trainer's and the engine's probability of it differ too much.
 
-    ``w_t = pi_old(a_t) / pi_rollout(a_t)`` where that lies in ``[--tis-clip-low, --tis-clip]``, else 0 (Ling team,
+    The weight is ``w_t = pi_old(a_t) / pi_rollout(a_t)`` inside ``[--tis-clip-low, --tis-clip]``, else 0 (Ling team,
     "Small Leak Can Sink a Great Ship: Boost RL Training on MoE with IcePop", 2025). Tokens outside stay in the
     denominator. Use: ``--use-tis --custom-tis-function-path slime.algorithms.losses.rejection.icepop_function``.
     """
@@ -63,7 +67,7 @@ def icepop_function(
 def token_rejection(**given: Any) -> Correction:
     """Return the weighted losses ``[sum R_i]``, masks without the tokens outside the band, and metrics per token.
 
-    Takes the keywords of the contract of :mod:`slime.algorithms.losses.correction`.
+    Takes the keywords that :mod:`slime.algorithms.losses.correction` lists.
     """
     ratios = log_ratios(given["train_log_probs"], given["rollout_log_probs"])
     return _reject(given, ratios, ratios)
@@ -72,7 +76,7 @@ def token_rejection(**given: Any) -> Correction:
 def sequence_rejection(**given: Any) -> Correction:
     """Return the weighted losses ``[sum R_i]``, masks without the sequences outside the band, and metrics per token.
 
-    Takes the keywords of the contract of :mod:`slime.algorithms.losses.correction`.
+    Takes the keywords that :mod:`slime.algorithms.losses.correction` lists.
     """
     ratios = log_ratios(given["train_log_probs"], given["rollout_log_probs"])
     means = sequence_mean(ratios, given["loss_masks"])

@@ -1,6 +1,7 @@
-"""The surrogates of estimators that have one of their own; the others use :func:`slime.utils.ppo_utils.compute_policy_loss`.
+"""Compute the surrogates of gspo and cispo.
 
-A surrogate is ``(args, new, old, advantages, masks) -> (losses [sum R_i], 1.0 where it clipped)``.
+Other estimators use :func:`slime.utils.ppo_utils.compute_policy_loss`. A surrogate is ``(args, new, old, advantages,
+masks) -> (losses [sum R_i], 1.0 where it clipped)``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ def gspo_surrogate(
 
     GSPO: one importance ratio per sequence, clipped as a whole.
 
-    ``s = exp(mean_t (log pi(a_t) - log pi_old(a_t)))`` over the unmasked tokens, and the clipped surrogate of ``s``
-    and ``A`` for each of its tokens, so that the sample mean is the sequence's objective (Zheng et al., "Group
-    Sequence Policy Optimization", 2025, equations 5 and 6). A sequence without an unmasked token has ``s = 1``.
+    ``s = exp(mean_t (log pi(a_t) - log pi_old(a_t)))`` over the unmasked tokens. Each token gets the clipped surrogate of
+    ``s`` and ``A``, so that the sample mean is the sequence's objective (Zheng et al., "Group Sequence Policy
+    Optimization", 2025, equations 5 and 6). A sequence without an unmasked token has ``s = 1``.
     """
     differences = [before - now for before, now in zip(old, new, strict=True)]
     ppo_kl = torch.cat(
@@ -41,8 +42,7 @@ def cispo_surrogate(
     CISPO: REINFORCE with a clipped importance weight, so that a clipped token keeps a gradient.
 
     ``L_t = - sg(clip(r_t, 1 - eps_clip, 1 + eps_clip_high)) A_t log pi(a_t)`` with ``r = pi / pi_old`` and ``sg`` the
-    stopped gradient (MiniMax, "MiniMax-M1", 2025, equation 4). Their runs leave the lower bound open: ``--eps-clip
-    1``.
+    stop-gradient (MiniMax, "MiniMax-M1", 2025, equation 4). The paper sets no lower bound: ``--eps-clip 1``.
     """
     log_probs = torch.cat(list(new))
     ratio = torch.exp(log_probs.detach() - torch.cat(list(old)))

@@ -1,12 +1,15 @@
-"""Distillation on the teacher's K most likely tokens: the KL over those and one bucket for all the others.
+"""Distil the teacher's K most likely tokens: the KL over them and a bucket for the rest.
 
-Reverse, ``KL(pi || pi_T) = sum_k p_k (log p_k - log q_k)``, follows the teacher's modes; forward, ``KL(pi_T || pi) =
-sum_k q_k (log q_k - log p_k)``, covers them. ``k`` runs over the support and the tail, whose probability is ``1 - sum_k``.
-Merging tokens into a bucket never raises a KL, so both are lower bounds of the KL over the vocabulary (Gu et al., "MiniLLM",
-2023, and Agarwal et al., "On-Policy Distillation of Language Models", 2024, for the two directions). One gather over the
-logits, whatever K is; the trainer gives the response rows, whose logits exist a chunk at a time. There is no importance weight: the gradient is that of the KL at the sampled states. Both
-distributions are those at temperature 1, at which engines score: a student at ``--rollout-temperature`` against a teacher at 1
-would be pulled towards other logits than the teacher's.
+* Reverse, ``KL(pi || pi_T) = sum_k p_k (log p_k - log q_k)``, is mode-seeking.
+* Forward, ``KL(pi_T || pi) = sum_k q_k (log q_k - log p_k)``, is mode-covering.
+
+``k`` runs over the support and the tail, whose probability is ``1 - sum_k``. Merging tokens into a bucket never raises a KL,
+so both are lower bounds of the KL over the vocabulary (for the two directions: Gu et al., "MiniLLM", 2023, and Agarwal et
+al., "On-Policy Distillation of Language Models", 2024).
+
+One gather reads the logits, whatever K is. The trainer passes the response rows, so the logits exist one chunk at a time.
+There is no importance weight: the gradient is that of the KL at the sampled states. Both distributions are at temperature 1,
+because engines score at 1. With a student at ``--rollout-temperature``, its optimum would differ from the teacher's logits.
 
 Use: ``--loss-type custom_loss --custom-loss-function-path slime.algorithms.losses.topk_distillation.topk_distillation_loss``
 (or ``.forward_topk_distillation_loss``), with samples that have ``teacher_topk_log_probs`` and ``teacher_topk_indices``
@@ -27,7 +30,7 @@ from slime.logprobs.packed_logits import log_probs_at, predicted_ids
 from slime.logprobs.response_rows import ResponseRows
 from slime.utils.streams import TrainBatch
 
-# Smallest probability of the tail: float32 sums of a support that holds nearly everything may pass 1.
+# Bounds the tail's probability from below: the float32 sum of a support with nearly all of it may exceed 1.
 SMALLEST_TAIL = 1e-6
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
@@ -54,7 +57,7 @@ def forward_kl(student: Tensor, teacher: Tensor) -> Tensor:
 def topk_distillation_loss(
     args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The reverse KL as a custom loss: the reduced loss and its metrics, by the contract of custom losses."""
+    """Return the reduced reverse KL and its metrics, as the contract of custom losses requires."""
     return _loss(reverse_kl, args, batch, logits, sum_of_sample_mean)
 
 
@@ -62,7 +65,7 @@ def topk_distillation_loss(
 def forward_topk_distillation_loss(
     args: Arguments, batch: TrainBatch, logits: Tensor | ResponseRows, sum_of_sample_mean: Reducer
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The forward KL as a custom loss: the reduced loss and its metrics, by the contract of custom losses."""
+    """Return the reduced forward KL and its metrics, as the contract of custom losses requires."""
     return _loss(forward_kl, args, batch, logits, sum_of_sample_mean)
 
 
@@ -86,7 +89,7 @@ def _loss(
 
 
 def teacher_of(batch: TrainBatch) -> list[Tensor | None]:
-    """Return the teacher's log probabilities ``[R, K]`` per sample, None for a sample without a teacher.
+    """Return the teacher's log probabilities ``[R, K]`` per sample; None for a sample without a teacher.
 
     Raises:
         ValueError: no sample of the rollout has a teacher.
@@ -96,19 +99,19 @@ def teacher_of(batch: TrainBatch) -> list[Tensor | None]:
 
 
 def _given(batch: TrainBatch) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Return the teacher's log probabilities and ids as the batch has them; raise ValueError where it has none."""
+    """Return the batch's teacher log probabilities and ids; raise ValueError if it has none."""
     values, ids = batch["teacher_topk_log_probs"], batch["teacher_topk_indices"]
     if values is None or ids is None:
         raise ValueError(
-            "top-K distillation needs teacher_topk_log_probs and teacher_topk_indices on samples; none of the batch has them"
+            "top-K distillation needs teacher_topk_log_probs and teacher_topk_indices, but no sample of the batch has them"
         )
     return values, ids
 
 
 def support_ids(batch: TrainBatch) -> list[Tensor]:
-    """Return the teacher's ids ``[R, K]`` per sample, with the largest K of the batch.
+    """Return the teacher's ids ``[R, K]`` per sample, padded to the batch's largest K.
 
-    A sample with fewer has its response token in the missing columns, one without a teacher in all of them.
+    Padding repeats the response token. A sample without a teacher has padding only.
     """
     _, supports = _given(batch)
     width = max((ids.size(-1) for ids in supports if ids is not None), default=1)
