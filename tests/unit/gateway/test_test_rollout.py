@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_combine.test_rollout import main
+from openclaw.server.collect_check import main
 from openclaw_combine.utils import inspect_sessions
 from tests.unit.gateway.conftest import Stack, Starter
 
