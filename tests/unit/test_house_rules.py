@@ -174,3 +174,27 @@ def test_every_module_says_what_it_guarantees(repository: Path) -> None:
         if path.read_text().count("\n") > 15 and not ast.get_docstring(parsed(path))
     ]
     assert not silent, f"modules without a docstring: {silent}"
+
+
+def only_imports(path: Path) -> bool:
+    """Whether a module has nothing but imports, beside its docstring, ``__all__`` and the call of a command."""
+    rest = [
+        node
+        for node in ast.parse(path.read_text()).body
+        if not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr | ast.If)
+        and not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+    ]
+    return not rest and "__all__" in path.read_text()
+
+
+def test_every_re_export_is_on_the_page(repository: Path) -> None:
+    places = [repository / "slime" / "slime", repository / "openclaw", repository / "openclaw_combine"]
+    files = [path for place in places for path in place.rglob("*.py") if path.name != "__init__.py"]
+    ours = [path for path in files if "cpu_standins" not in path.parts]  # those stand in for other packages
+    found = {str(path.relative_to(repository)) for path in ours if only_imports(path)}
+    page = (repository / "instructions" / "architecture.md").read_text()
+    listed = dict(re.findall(r"^\| `([\w/]+\.py)` \| `([\w/]+\.py)` \|$", page, re.MULTILINE))
+    assert found == set(listed)
+    for path, code in listed.items():
+        module = code.removesuffix(".py").removeprefix("slime/").replace("/", ".")
+        assert f"from {module} import" in (repository / path).read_text()
