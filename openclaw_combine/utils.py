@@ -9,7 +9,7 @@ from typing import Any
 
 from openclaw.ledger.conversations import conversations
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.start import LEDGER_NAME
+from openclaw.runtime.where import LEDGER_NAME
 
 
 def inspect_sessions(path: str | Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Prints a plan: placement per GPU, variables with sources, flags by group, the command. Hides secrets."""
+"""Prints a plan: in short what `--dry-run` shows, in full what `--verbose` adds. Hides secrets."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.plan import Plan
+from openclaw.runtime.where import api_url, inspect_command
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
 from slime.exceptions import ConfigurationError
 from slime.tracking.redact import is_secret
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
+WORKER_MODULE = "slime.ray.worker_node"
+OTHER_SOURCES = ("default", "profile", "method", "model")
+"""Sources of a value that the user did not set."""
 
 
 def placement_lines(plan: Plan) -> Iterator[str]:
@@ -34,14 +38,71 @@ def source_text(name: str, source: str) -> str:
     """Return where a value came from; ``source`` is the variable's name as set, or a word."""
     if source == name:
         return "env"
-    return source if source in ("default", "profile", "method", "model") else f"env ({source})"
+    return source if source in OTHER_SOURCES else f"env ({source})"
+
+
+def derived_paths(plan: Plan) -> dict[str, str]:
+    """Return the paths of variables that are unset, by field, as the plan derives them from others."""
+    args = plan.args
+    paths = {"ref_load": args.ref_load, "save_ckpt": args.save, "prm_model_path": args.prm_model_path}
+    return {field: path for field, path in {**paths, "run_dir": args.run_dir}.items() if path}
+
+
+def given_lines(plan: Plan) -> Iterator[str]:
+    """Yield one line per variable or flag that the user set: variables first, with the name they were set under."""
+    for entry in plan.variables.values():
+        if entry.source not in OTHER_SOURCES:
+            yield f"  {entry.source}={shlex.quote(str(entry.value))}"
+    values = {name: value for name, value, _ in plan.runtime.describe()}
+    values |= {variable.name: "" if value is None else str(value) for variable, value in plan.own.values()}
+    secrets = {each.name for each in (*VARIABLES, *(variable for variable, _ in plan.own.values())) if each.secret}
+    for name, source in plan.runtime_sources.items():
+        if source not in OTHER_SOURCES:
+            yield f"  {source}={'***' if name in secrets else shlex.quote(values[name])}"
+    yield from (f"  {line}" for line in flag_lines(plan.sections.get("CUSTOM_ARGS", ())))
+
+
+def shown_words(words: Sequence[str]) -> str:
+    """Return words as a shell reads them, but hidden secrets unquoted."""
+    return shlex.join(words).replace("'***'", "***")
+
+
+def flag_lines(words: Sequence[str]) -> Iterator[str]:
+    """Yield one line per flag, with its values and without secrets."""
+    line: list[str] = []
+    for word in without_secrets(words):
+        if word.startswith("--") and line:
+            yield shown_words(line)
+            line = []
+        line.append(word)
+    if line:
+        yield shown_words(line)
+
+
+def run_lines(plan: Plan) -> Iterator[str]:
+    """Yield what the run learns from, where it writes and serves, and how to look into it."""
+    args = plan.args
+    if WORKER_MODULE in plan.command:
+        yield f"  joins    the run whose head is {args.head_address}"
+        return
+    yield f"  model    {args.hf_checkpoint}"
+    yield f"  folder   {args.run_dir}"
+    if args.resume:
+        yield f"  resumes  from the newest checkpoint in {args.save}"
+    yield f"  serves   {api_url(plan.runtime)}"
+    yield f"  learns   from {args.rollout_batch_size} judged turns per step; checkpoint every {args.save_interval} steps"
+    yield f"  inspect  {inspect_command(args, plan.environment)}"
 
 
 def variable_lines(plan: Plan) -> Iterator[str]:
     """Yield one line per variable: name, value, source."""
-    for entry in plan.variables.values():
+    derived = derived_paths(plan)
+    for field, entry in plan.variables.items():
         value = "" if entry.value is None else entry.value
-        yield f"  {entry.variable.name:<40} {value!s:<28} {source_text(entry.variable.name, entry.source)}"
+        source = source_text(entry.variable.name, entry.source)
+        if entry.value is None and field in derived:
+            value, source = derived[field], "derived"
+        yield f"  {entry.variable.name:<40} {value!s:<28} {source}"
     secrets = {variable.name for variable in VARIABLES if variable.secret}
     for name, value, _ in plan.runtime.describe():
         shown = ("set" if value else "unset") if name in secrets else value
@@ -98,6 +159,23 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
 
 
 def describe(plan: Plan) -> str:
+    """Return placement, run and what the user set."""
+    lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan)]
+    lines += ["", "run:", *run_lines(plan)]
+    given = list(given_lines(plan))
+    defaults = f"of method {plan.method} and profile {plan.profile.name}"
+    lines += [
+        "",
+        f"you set (all else is the default {defaults}):"
+        if given
+        else f"you set nothing: all values are the defaults {defaults}",
+    ]
+    lines += [*given, "", "--verbose adds memory, every variable with its source, every flag and the command"]
+    lines += [f"warning: {warning}" for warning in plan.budget.warnings]
+    return "\n".join(lines)
+
+
+def describe_in_full(plan: Plan) -> str:
     """Return the whole plan as text."""
     lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan), ""]
     lines += [
@@ -113,15 +191,7 @@ def describe(plan: Plan) -> str:
         "arguments:",
     ]
     for title, words in plan.sections.items():
-        lines.append(f"  {title}")
-        line: list[str] = []
-        for word in without_secrets(words):
-            if word.startswith("--") and line:
-                lines.append("    " + shlex.join(line))
-                line = []
-            line.append(word)
-        if line:
-            lines.append("    " + shlex.join(line))
+        lines += [f"  {title}", *(f"    {line}" for line in flag_lines(words))]
     lines += [
         "",
         "command:",

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
-from openclaw.runtime.start import ledger_path, start_runtime
+from openclaw.runtime.start import start_runtime
+from openclaw.runtime.where import ledger_path
 from openclaw.training.live_arguments import check_arguments
 from slime.args import Arguments
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput

@@ -18,7 +18,8 @@ import pytest
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
-from openclaw.runtime.start import ledger_path, reachable_host, runtime_environment
+from openclaw.runtime.start import runtime_environment
+from openclaw.runtime.where import ledger_path, reachable_host
 from openclaw.training import rollout
 from openclaw.training.rollout import LedgerDataSource, LiveRollout, staleness
 from slime.args import Arguments
