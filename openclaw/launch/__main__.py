@@ -17,8 +17,9 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
-from openclaw.launch.report import describe, describe_in_full
+from openclaw.launch.report import STARTED_AS, continue_command, describe, describe_in_full
 from openclaw.launch.resolve import make_plan
+from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
@@ -124,7 +125,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for warning in plan.budget.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.flush()
-    os.execve(plan.command[0], plan.command, dict(plan.environment))
+    again = continue_command(plan, sys.argv[1:] if argv is None else argv, os.environ)
+    environment = {**plan.environment, CONTINUE_VARIABLE: again}
+    environment.pop(STARTED_AS, None)
+    os.execve(plan.command[0], plan.command, environment)
 
 
 if __name__ == "__main__":

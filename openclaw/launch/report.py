@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.plan import Plan
-from openclaw.runtime.where import api_url, inspect_command
+from openclaw.runtime.where import api_url, inspect_command, shown_path
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
 from slime.exceptions import ConfigurationError
-from slime.tracking.redact import is_secret
+from slime.tracking.redact import without_secrets
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
+STARTED_AS = "LAUNCHED_AS"
+"""The variable in which scripts/launch.sh gives the command line of the script."""
 WORKER_MODULE = "slime.ray.worker_node"
 OTHER_SOURCES = ("default", "profile", "method", "model")
 """Sources of a value that the user did not set."""
@@ -79,6 +82,23 @@ def flag_lines(words: Sequence[str]) -> Iterator[str]:
         yield shown_words(line)
 
 
+def continue_command(plan: Plan, words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the line that continues the run from its newest checkpoint.
+
+    It repeats the variables that the user set, except secrets, because they may have been set for one command.
+    ``words``: the launcher's arguments, for a run that no script started.
+    """
+    secrets = {name for variable in VARIABLES if variable.secret for name in variable.names}
+    secrets |= {name for variable, _ in plan.own.values() if variable.secret for name in variable.names}
+    sources = [*(entry.source for entry in plan.variables.values()), *plan.runtime_sources.values()]
+    names = [name for name in sources if name in environment and name not in secrets and name != "RESUME"]
+    given = [f"{name}={shlex.quote(environment[name])}" for name in dict.fromkeys(names)]
+    script = shlex.split(environment.get(STARTED_AS, ""))
+    started = script or [shown_path(sys.executable), "-m", "openclaw.launch", *words]
+    again = [] if "--resume" in started else ["--resume"]
+    return " ".join([*given, shown_words(without_secrets([*started, *again]))])
+
+
 def run_lines(plan: Plan) -> Iterator[str]:
     """Yield what the run learns from, where it writes and serves, and how to look into it."""
     args = plan.args
@@ -118,18 +138,6 @@ def process_lines(plan: Plan) -> Iterator[str]:
     """Yield the variables of training ranks and engines: name, value, processes, source."""
     for line in environment_lines(plan.args, plan.environment):
         yield f"  {line}"
-
-
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """Return a command line's words with keys and passwords replaced by ``***``."""
-    shown: list[str] = []
-    hide = False
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        secret = flag.startswith("--") and is_secret(flag[2:].replace("-", "_"))
-        shown.append(f"{flag}=***" if secret and equals else "***" if hide and not word.startswith("--") else word)
-        hide = secret and not equals
-    return shown
 
 
 def summary_lines(plan: Plan) -> Iterator[str]:

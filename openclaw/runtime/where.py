@@ -1,4 +1,4 @@
-"""Where a run is: its ledger, the URL that it serves, and the lines a person types to look into it or continue it.
+"""Where a run is: its ledger, the URL that it serves, and the line a person types to look into it.
 
 Guarantees: imports neither torch nor Ray, so the launcher shows the same lines before a run as the run itself.
 """
@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from openclaw.config.runtime import RuntimeConfig
@@ -76,15 +76,3 @@ def inspect_command(args: Arguments, environment: Mapping[str, str] = os.environ
     path, run_dir = ledger_path(args, environment), Path(args.run_dir).absolute()
     from_folder = path.name == LEDGER_NAME and path.parent in (run_dir, run_dir / CHECKPOINTS_NAME)
     return python_module("openclaw.inspect", shown_path(run_dir if from_folder else path))
-
-
-def continue_command(started_as: Sequence[str], given: Mapping[str, str]) -> str:
-    """Return the line that continues a run from its newest checkpoint.
-
-    Args:
-        started_as: the command that started it.
-        given: the variables that its user set for it; secrets are left out.
-    """
-    variables = [f"{name}={shlex.quote(value)}" for name, value in given.items() if name != "RESUME"]
-    again = [] if "--resume" in started_as else ["--resume"]
-    return " ".join([*variables, shlex.join([*started_as, *again])])
