@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import GPU8, TINY_CPU
+from openclaw.launch.report import STARTED_AS
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, REPLACED, parse_gpus
+from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from tests.helpers.checkpoints import config_only
 
 METHODS = ("rl", "opd", "combine")
@@ -313,6 +316,31 @@ def test_a_dry_run_is_short_and_shows_what_the_user_set(repository: Path) -> Non
     assert "s3cret" not in result.stdout + result.stderr
     inspects = next(line for line in lines if line.startswith("  inspect"))
     assert inspects.endswith(" -m openclaw.inspect runs/run_qwen3_4b_openclaw_combine")
+
+
+def test_the_driver_gets_the_line_that_continues_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+    model = str(config_only(tmp_path / "a model"))
+    given = {"HF_CKPT": model, "BATCH_SIZE": "4", "RESUME": "", "SGLANG_API_KEY": "s3cret"}
+    words = ["--method", "rl", "--profile", "tiny_cpu", "--wandb-key", "s3cret"]
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(environment))
+    monkeypatch.setattr(os, "environ", CLEAN | given)
+    main(words)
+    monkeypatch.setattr(os, "environ", CLEAN | given | {STARTED_AS: "'bash' 'run mine.sh' '--lr' '1e-5'"})
+    main(words)
+    module, script = (environment[CONTINUE_VARIABLE] for environment in started)
+    variables = f"HF_CKPT='{tmp_path}/a model' BATCH_SIZE=4 "
+    assert module.startswith(variables)
+    assert module.endswith(" -m openclaw.launch --method rl --profile tiny_cpu --wandb-key *** --resume")
+    assert script == f"{variables}bash 'run mine.sh' --lr 1e-5 --resume"
+    assert all(STARTED_AS not in environment for environment in started)
+
+
+def test_a_script_says_how_it_was_started(tmp_path: Path, repository: Path) -> None:
+    script = tmp_path / "my run.sh"
+    script.write_text(f'source "{repository}/scripts/launch.sh"\nstarted_as\n')
+    found = subprocess.run(["bash", str(script), "--lr", "a b"], capture_output=True, text=True, check=True, env=CLEAN)
+    assert shlex.split(found.stdout) == ["bash", str(script), "--lr", "a b"]
 
 
 def test_without_own_settings_a_dry_run_says_so(repository: Path) -> None:
