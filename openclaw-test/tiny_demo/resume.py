@@ -139,7 +139,11 @@ def last_lines(
     if not has_checkpoint(options.run_dir):
         return [*lines, "continue no step was taken, so there is nothing to continue: start it again"]
     words = shlex.split(environment.get(STARTED_AS, "")) or [shown_path(sys.executable), *argv]
-    place = [] if any(word.partition("=")[0] == "--run-dir" for word in words) else ["--run-dir", shown_path(options.run_dir)]
+    place = (
+        []
+        if any(word.partition("=")[0] == "--run-dir" for word in words)
+        else ["--run-dir", shown_path(options.run_dir)]
+    )
     again = [] if "--resume" in words else ["--resume"]
     return [*lines, f"continue {shlex.join([*words, *place, *again])}"]
 
