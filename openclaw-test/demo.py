@@ -23,6 +23,7 @@ from openai import AsyncOpenAI
 from rich.console import Console
 from student import Student
 from tiny_demo import report as reports
+from tiny_demo import resume
 from tiny_demo.launched import REPOSITORY, LaunchedRun, RunFailed, Settings
 from tiny_demo.progress import Watch
 from tiny_models.build import BuildError, ensure_built
@@ -46,6 +47,7 @@ class DemoFailed(RuntimeError):
 
 async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: argparse.Namespace) -> tuple:
     """Let the student talk until every update is live; return its tally, the learning curve and the seconds."""
+    state: resume.State = options.state
     started = last_step_at = time.monotonic()
     stop = asyncio.Event()
 
@@ -53,9 +55,10 @@ async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: a
         while watch.ready >= READY_LIMIT and not stop.is_set():
             await asyncio.sleep(POLL_SECONDS / 2)
 
-    student = Student(client, MODEL_NAME, seed=options.seed, max_turns=options.max_turns, may_go_on=may_go_on)
+    name, seed = state.speaker(options.seed)
+    student = Student(client, MODEL_NAME, seed=seed, name=name, max_turns=options.max_turns, may_go_on=may_go_on)
     console = options.console
-    with Watch(ledger, student.tally, options.updates, console) as watch:
+    with Watch(ledger, student.tally, options.updates, console, state.history) as watch:
         talking = asyncio.create_task(student.talk(options.sessions, stop))
         try:
             while not watch.done:
@@ -65,6 +68,8 @@ async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: a
                 watch.look()
                 if watch.steps > steps:
                     last_step_at = time.monotonic()
+                    state.history = watch.history.points
+                    state.save(options.run_dir)
                 if talking.done():
                     raise DemoFailed("the student stopped talking") from talking.exception()
                 if time.monotonic() - last_step_at > STUCK_SECONDS:
@@ -92,6 +97,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         options.run_dir,
         model_path(),
         options.launcher_arguments,
+        options.resume,
     )
 
 
@@ -125,14 +131,20 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
         run.start()
         with console.status(f"starting Ray, SGLang, trainer and gateway (log: {run.log_path})"):
             await run.wait_ready()
-        console.print(f"{settings.base_url} answers after {time.monotonic() - started:.0f} s")
+        console.print(f"serves   {settings.base_url}, after {time.monotonic() - started:.0f} s", soft_wrap=True)
+        console.print(resume.inspect_line(settings.run_dir), soft_wrap=True)
         ledger = Ledger(settings.ledger)
 
         async def both() -> tuple:
             return await measure(client, MODEL_NAME, items), await measure(client, MODEL_NAME, gsm8k) if gsm8k else None
 
-        with console.status("measuring on problems nobody trains on"):
-            before, gsm8k_before = await both()
+        state: resume.State = options.state
+        before, gsm8k_before = state.before, state.gsm8k_before
+        if before is None:
+            with console.status("measuring on problems nobody trains on"):
+                before, gsm8k_before = await both()
+        state.before, state.gsm8k_before = before, gsm8k_before
+        state.save(settings.run_dir)
         tally, history, seconds = await talk(run, client, ledger, options)
         with console.status("measuring again"):
             after, gsm8k_after = await both()
@@ -170,7 +182,8 @@ def finish(report: reports.Report, options: argparse.Namespace) -> None:
         drawn = "; no plot: matplotlib is not installed"
     reports.save(report, options.report_path)
     options.reported = True
-    options.console.print(f"report: {options.report_path}{drawn}", soft_wrap=True)
+    options.console.print(f"report   {options.report_path}{drawn}", soft_wrap=True)
+    options.console.print(resume.inspect_line(options.run_dir), soft_wrap=True)
 
 
 async def serve(run: LaunchedRun, settings: Settings) -> None:
@@ -207,14 +220,24 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--heldout", type=int, default=256, help="held-out problems to measure on (default: %(default)s)"
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        default=os.environ.get("RESUME", "") not in ("", "0"),
+        help="continue the run in --run-dir, by default the newest one that was stopped (also: RESUME=1)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
     options, options.launcher_arguments = parser.parse_known_args(argv)
+    state = None
+    if options.resume:
+        options, state = resume.continued(parser, options, argv, REPOSITORY / "runs")
     if options.updates < 1 or options.sessions < 1 or options.max_turns < 2 or options.heldout < 1:
         parser.error("--updates, --sessions and --heldout must be 1 or more, --max-turns 2 or more")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"tiny-cpu-{options.method}-{stamp}").absolute()
-    if (options.run_dir / "ledger.sqlite").exists():
-        parser.error(f"--run-dir {options.run_dir} already has a run; name another folder")
+    if wrong := resume.problem(options, state):
+        parser.error(wrong)
+    options.state = state or resume.State(resume.options_of(options))
     options.report_path = options.report or options.run_dir / "report.json"
     options.console, options.reported = Console(), False
     return options
@@ -256,8 +279,13 @@ def main() -> int:
         asyncio.run(interruptible(options, prepare(options), started))
     except (asyncio.CancelledError, KeyboardInterrupt):
         print("\nstopped", file=sys.stderr)
-        return 0 if options.keep_serving and options.reported else 130
+        if options.keep_serving and options.reported:
+            return 0
+        resume.say_how(options)
+        return 130
     except (BuildError, RunFailed, MeasureError, DemoFailed) as error:
+        if isinstance(error, (RunFailed, DemoFailed)) and resume.has_checkpoint(options.run_dir):
+            resume.say_how(options)
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

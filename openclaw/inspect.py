@@ -1,4 +1,4 @@
-"""``python -m openclaw.inspect LEDGER``: shows the verdict, sample and step of each turn.
+"""``python -m openclaw.inspect RUN``: shows the verdict, sample and step of each turn.
 
 Guarantees: without a command it only reads, except that it first migrates a file of an older version, after a backup. It
 works while a run writes. Commands that change the file are in `openclaw.ledger.commands`.
@@ -18,6 +18,7 @@ from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import next_state_text, response_text
+from openclaw.runtime.where import LEDGER_NAME, find_ledger
 
 PREVIEW = 60
 
@@ -80,6 +81,18 @@ def session_text(records: Iterable[TurnRecord]) -> Iterable[str]:
             yield f"  {vote.judge} vote {vote.value} ({vote.seconds:.1f} s): {preview(vote.answer, 200)}"
 
 
+def turn_lines(ledger: Ledger, *, everything: bool) -> Iterable[str]:
+    """Yield one line per turn; unless ``everything``, side turns (heartbeats, measurements, ...) are only counted."""
+    hidden = 0
+    for record in ledger.export_turns():
+        if record.turn.kind == "side" and not everything:
+            hidden += 1
+        else:
+            yield turn_line(record)
+    if hidden:
+        yield f"{hidden} side turn{'s' * (hidden > 1)} (measurements, heartbeats, ...) not shown; --all shows them"
+
+
 def summary(ledger: Ledger) -> Iterable[str]:
     """Yield counts and steps."""
     counts = ledger.counts()
@@ -108,7 +121,7 @@ def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
             raise UnknownRecordError(f"no session {options.session!r}; --turns lists them")
         return session_text(records)
     if options.turns:
-        return (turn_line(record) for record in ledger.export_turns())
+        return turn_lines(ledger, everything=options.all)
     if options.samples:
         return (sample_line(record) for record in ledger.sample_records())
     return summary(ledger)
@@ -121,9 +134,12 @@ def build_parser() -> argparse.ArgumentParser:
         description="Show the verdict, sample and step of each turn of a run, or maintain its ledger file.",
         epilog="Without option or command: counts by state and reason, and the steps. Everything works while a run writes.",
     )
-    parser.add_argument("ledger", type=Path, metavar="LEDGER", help="ledger file of a run; its folder is SAVE_CKPT")
+    parser.add_argument(
+        "ledger", type=Path, metavar="RUN", help=f"a run's folder, its folder of checkpoints, or its {LEDGER_NAME}"
+    )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--turns", action="store_true", help="one line per turn: verdict, sample, step")
+    what.add_argument("--turns", action="store_true", help="one line per turn that can teach: verdict, sample, step")
+    parser.add_argument("--all", action="store_true", help="with --turns: side turns too, such as measurements")
     what.add_argument("--samples", action="store_true", help="one line per sample")
     what.add_argument("--session", metavar="ID", help="one conversation in full")
     what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
@@ -142,16 +158,31 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def no_ledger(place: Path) -> str:
+    """Return a line about a place without a ledger, and what to type instead."""
+    if place.is_dir():
+        return f"no {LEDGER_NAME} in {place}; name the folder of a run, such as runs/NAME: the run prints the line at its start"
+    return f"no ledger at {place}; name a folder under runs/: a run prints the line at its start"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the requested view; return the exit code: 2, with one line of explanation, on failure."""
-    options = build_parser().parse_args(argv)
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if options.all and not options.turns:
+        parser.error("--all goes with --turns")
     if options.export:
         options.command, options.file = "export", options.export
-    if options.command == "import":
+    found = find_ledger(options.ledger)
+    if options.command == "import" and found is None:
+        if options.ledger.is_dir():
+            options.ledger /= LEDGER_NAME
         options.ledger.parent.mkdir(parents=True, exist_ok=True)
-    elif not options.ledger.is_file():
-        print(f"no ledger at {options.ledger}; a run prints its path when it starts", file=sys.stderr)
+    elif found is None:
+        print(no_ledger(options.ledger), file=sys.stderr)
         return 2
+    else:
+        options.ledger = found
     try:
         lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options)
         for line in lines:

@@ -9,6 +9,15 @@ openclaw_tools="$openclaw_root/.venv/bin"
 # They win over what the variables set; flags after the script's name win over them.
 openclaw_arrays=(CKPT_ARGS ROLLOUT_ARGS OPTIMIZER_ARGS PERF_ARGS SGLANG_ARGS PRM_ARGS CUSTOM_ARGS WANDB_ARGS)
 
+# Prints the command line of this shell, quoted, so that the run can print the line that continues it; nothing without /proc.
+started_as() {
+    local -a words=()
+    if [ -r "/proc/$$/cmdline" ]; then
+        mapfile -d '' words <"/proc/$$/cmdline"
+    fi
+    echo "${words[*]@Q}"
+}
+
 # Becomes the launcher. Arguments: its own options and flags of slime/train_async.py; of two equal flags the later one wins.
 # Without --method the method is that of the script's folder.
 launch() {
@@ -36,7 +45,8 @@ launch() {
             added+=("${!array}")
         fi
     done
-    PATH="$openclaw_tools:$PATH" PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
+    LAUNCHED_AS="$(started_as)" PATH="$openclaw_tools:$PATH" \
+        PYTHONPATH="$openclaw_root:$openclaw_root/slime${PYTHONPATH:+:$PYTHONPATH}" \
         exec "$python" -m openclaw.launch --name "$name" "${added[@]}" "$@"
 }
 
@@ -56,5 +66,5 @@ demo() {
         *" --dry-run "*) ;;
         *) bash "$openclaw_root/scripts/setup.sh" cpu ;;
     esac
-    program "$openclaw_root/openclaw-test/demo.py" "$@"
+    LAUNCHED_AS="$(started_as)" program "$openclaw_root/openclaw-test/demo.py" "$@"
 }

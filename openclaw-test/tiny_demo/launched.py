@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx
 
 from openclaw.config.runtime_variables import client_key
+from openclaw.runtime.where import CHECKPOINTS_NAME, LEDGER_NAME
 from slime.utils.process import ChildProcess, spawn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,11 +45,12 @@ class Settings:
     run_dir: Path
     model: Path
     extra: Sequence[str] = ()
+    resume: bool = False
 
     @property
     def ledger(self) -> Path:
-        """The ledger file."""
-        return self.run_dir / "ledger.sqlite"
+        """The ledger file, beside the checkpoints as in any run."""
+        return self.run_dir / CHECKPOINTS_NAME / LEDGER_NAME
 
     @property
     def base_url(self) -> str:
@@ -75,7 +77,8 @@ class Settings:
             "NUM_ROLLOUT": str(self.updates),
             "SEED": str(self.seed),
             "RUN_DIR": str(self.run_dir),
-            "SAVE_CKPT": str(self.run_dir / "checkpoints"),
+            "RESUME": "1" if self.resume else "",
+            "SAVE_CKPT": str(self.run_dir / CHECKPOINTS_NAME),
             "OPENCLAW_LEDGER": str(self.ledger),
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",

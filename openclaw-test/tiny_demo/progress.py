@@ -23,12 +23,15 @@ class History:
 class Watch:
     """Reads the ledger and the student's tally; a context manager for the display."""
 
-    def __init__(self, ledger: Ledger, tally: Tally, updates: int, console: Console) -> None:
+    def __init__(
+        self, ledger: Ledger, tally: Tally, updates: int, console: Console, earlier: list[dict[str, Any]]
+    ) -> None:
+        """``earlier``: the learning curve of the run's earlier parts; empty for a new run."""
         self._ledger, self._tally, self._updates, self._console = ledger, tally, updates, console
         self._started = time.monotonic()
-        self.history = History()
+        self.history = History(list(earlier))
         self.ready = 0
-        self.steps = 0
+        self.steps = int(ledger.counts()["steps"])
         text = (
             "updates, {task.fields[sessions]} sessions, {task.fields[turns]} turns, {task.fields[ready]} samples ready"
         )
@@ -40,7 +43,9 @@ class Watch:
             TimeElapsedColumn(),
             console=console,
         )
-        self._task = self._progress.add_task("talking", total=updates, sessions=0, turns=0, ready=0, liked="-")
+        self._task = self._progress.add_task(
+            "talking", total=updates, completed=self.steps, sessions=0, turns=0, ready=0, liked="-"
+        )
 
     def __enter__(self) -> Watch:
         self._progress.start()

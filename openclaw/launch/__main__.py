@@ -17,8 +17,9 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
-from openclaw.launch.report import describe
+from openclaw.launch.report import STARTED_AS, continue_command, describe, describe_in_full
 from openclaw.launch.resolve import make_plan
+from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
@@ -91,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="shape in slime/scripts/models, checked against the checkpoint")
     parser.add_argument("--name", help="folder under runs/ (default: profile and method)")
     parser.add_argument("--dry-run", action="store_true", help="print and validate the plan, start nothing")
+    parser.add_argument(
+        "--verbose", action="store_true", help="print every variable, every flag and the command, also before a start"
+    )
     options, extra = parser.parse_known_args(argv)
     profile = PROFILES[options.profile or (LORA_PROFILE if options.lora else DEFAULT_PROFILE)]
     if options.lora:
@@ -101,8 +105,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(str(error))
     missing = [problem for problem in plan.problems if of_machine(problem)]
     wrong = [problem for problem in plan.problems if not of_machine(problem)]
-    if options.dry_run:
+    if options.verbose:
+        print(describe_in_full(plan))
+    elif options.dry_run:
         print(describe(plan))
+    if options.dry_run:
         for problem in missing:
             print(f"warning: not found on this machine: {problem}")
         for problem in missing_devices(plan.args, plan.environment):
@@ -118,7 +125,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for warning in plan.budget.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.flush()
-    os.execve(plan.command[0], plan.command, dict(plan.environment))
+    again = continue_command(plan, sys.argv[1:] if argv is None else argv, os.environ)
+    environment = {**plan.environment, CONTINUE_VARIABLE: again}
+    environment.pop(STARTED_AS, None)
+    os.execve(plan.command[0], plan.command, environment)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A plan: everything about a run that is known before it starts.
 
-`openclaw.launch.resolve.make_plan` resolves a plan and `openclaw.launch.report.describe` shows it. `openclaw.launch.__main__`
+`openclaw.launch.resolve.make_plan` resolves a plan and `openclaw.launch.report` shows it. `openclaw.launch.__main__`
 executes exactly ``Plan.command`` with ``Plan.environment``, so ``--dry-run`` shows what a run does.
 """
 

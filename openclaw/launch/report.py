@@ -1,18 +1,25 @@
-"""Prints a plan: placement per GPU, variables with sources, flags by group, the command. Hides secrets."""
+"""Prints a plan: in short what `--dry-run` shows, in full what `--verbose` adds. Hides secrets."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.plan import Plan
+from openclaw.runtime.where import api_url, inspect_command, shown_path
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
 from slime.exceptions import ConfigurationError
-from slime.tracking.redact import is_secret
+from slime.tracking.redact import without_secrets
 
 TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
+STARTED_AS = "LAUNCHED_AS"
+"""The variable in which scripts/launch.sh gives the command line of the script."""
+WORKER_MODULE = "slime.ray.worker_node"
+OTHER_SOURCES = ("default", "profile", "method", "model")
+"""Sources of a value that the user did not set."""
 
 
 def placement_lines(plan: Plan) -> Iterator[str]:
@@ -34,14 +41,88 @@ def source_text(name: str, source: str) -> str:
     """Return where a value came from; ``source`` is the variable's name as set, or a word."""
     if source == name:
         return "env"
-    return source if source in ("default", "profile", "method", "model") else f"env ({source})"
+    return source if source in OTHER_SOURCES else f"env ({source})"
+
+
+def derived_paths(plan: Plan) -> dict[str, str]:
+    """Return the paths of variables that are unset, by field, as the plan derives them from others."""
+    args = plan.args
+    paths = {"ref_load": args.ref_load, "save_ckpt": args.save, "prm_model_path": args.prm_model_path}
+    return {field: path for field, path in {**paths, "run_dir": args.run_dir}.items() if path}
+
+
+def given_lines(plan: Plan) -> Iterator[str]:
+    """Yield one line per variable or flag that the user set: variables first, with the name they were set under."""
+    for entry in plan.variables.values():
+        if entry.source not in OTHER_SOURCES:
+            yield f"  {entry.source}={shlex.quote(str(entry.value))}"
+    values = {name: value for name, value, _ in plan.runtime.describe()}
+    values |= {variable.name: "" if value is None else str(value) for variable, value in plan.own.values()}
+    secrets = {each.name for each in (*VARIABLES, *(variable for variable, _ in plan.own.values())) if each.secret}
+    for name, source in plan.runtime_sources.items():
+        if source not in OTHER_SOURCES:
+            yield f"  {source}={'***' if name in secrets else shlex.quote(values[name])}"
+    yield from (f"  {line}" for line in flag_lines(plan.sections.get("CUSTOM_ARGS", ())))
+
+
+def shown_words(words: Sequence[str]) -> str:
+    """Return words as a shell reads them, but hidden secrets unquoted."""
+    return shlex.join(words).replace("'***'", "***")
+
+
+def flag_lines(words: Sequence[str]) -> Iterator[str]:
+    """Yield one line per flag, with its values and without secrets."""
+    line: list[str] = []
+    for word in without_secrets(words):
+        if word.startswith("--") and line:
+            yield shown_words(line)
+            line = []
+        line.append(word)
+    if line:
+        yield shown_words(line)
+
+
+def continue_command(plan: Plan, words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the line that continues the run from its newest checkpoint.
+
+    It repeats the variables that the user set, except secrets, because they may have been set for one command.
+    ``words``: the launcher's arguments, for a run that no script started.
+    """
+    secrets = {name for variable in VARIABLES if variable.secret for name in variable.names}
+    secrets |= {name for variable, _ in plan.own.values() if variable.secret for name in variable.names}
+    sources = [*(entry.source for entry in plan.variables.values()), *plan.runtime_sources.values()]
+    names = [name for name in sources if name in environment and name not in secrets and name != "RESUME"]
+    given = [f"{name}={shlex.quote(environment[name])}" for name in dict.fromkeys(names)]
+    script = shlex.split(environment.get(STARTED_AS, ""))
+    started = script or [shown_path(sys.executable), "-m", "openclaw.launch", *words]
+    again = [] if "--resume" in started else ["--resume"]
+    return " ".join([*given, shown_words(without_secrets([*started, *again]))])
+
+
+def run_lines(plan: Plan) -> Iterator[str]:
+    """Yield what the run learns from, where it writes and serves, and how to look into it."""
+    args = plan.args
+    if WORKER_MODULE in plan.command:
+        yield f"  joins    the run whose head is {args.head_address}"
+        return
+    yield f"  model    {args.hf_checkpoint}"
+    yield f"  folder   {args.run_dir}"
+    if args.resume:
+        yield f"  resumes  from the newest checkpoint in {args.save}"
+    yield f"  serves   {api_url(plan.runtime)}"
+    yield f"  learns   from {args.rollout_batch_size} judged turns per step; checkpoint every {args.save_interval} steps"
+    yield f"  inspect  {inspect_command(args, plan.environment)}"
 
 
 def variable_lines(plan: Plan) -> Iterator[str]:
     """Yield one line per variable: name, value, source."""
-    for entry in plan.variables.values():
+    derived = derived_paths(plan)
+    for field, entry in plan.variables.items():
         value = "" if entry.value is None else entry.value
-        yield f"  {entry.variable.name:<40} {value!s:<28} {source_text(entry.variable.name, entry.source)}"
+        source = source_text(entry.variable.name, entry.source)
+        if entry.value is None and field in derived:
+            value, source = derived[field], "derived"
+        yield f"  {entry.variable.name:<40} {value!s:<28} {source}"
     secrets = {variable.name for variable in VARIABLES if variable.secret}
     for name, value, _ in plan.runtime.describe():
         shown = ("set" if value else "unset") if name in secrets else value
@@ -57,18 +138,6 @@ def process_lines(plan: Plan) -> Iterator[str]:
     """Yield the variables of training ranks and engines: name, value, processes, source."""
     for line in environment_lines(plan.args, plan.environment):
         yield f"  {line}"
-
-
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """Return a command line's words with keys and passwords replaced by ``***``."""
-    shown: list[str] = []
-    hide = False
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        secret = flag.startswith("--") and is_secret(flag[2:].replace("-", "_"))
-        shown.append(f"{flag}=***" if secret and equals else "***" if hide and not word.startswith("--") else word)
-        hide = secret and not equals
-    return shown
 
 
 def summary_lines(plan: Plan) -> Iterator[str]:
@@ -98,6 +167,23 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
 
 
 def describe(plan: Plan) -> str:
+    """Return placement, run and what the user set."""
+    lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan)]
+    lines += ["", "run:", *run_lines(plan)]
+    given = list(given_lines(plan))
+    defaults = f"of method {plan.method} and profile {plan.profile.name}"
+    lines += [
+        "",
+        f"you set (all else is the default {defaults}):"
+        if given
+        else f"you set nothing: all values are the defaults {defaults}",
+    ]
+    lines += [*given, "", "--verbose adds memory, every variable with its source, every flag and the command"]
+    lines += [f"warning: {warning}" for warning in plan.budget.warnings]
+    return "\n".join(lines)
+
+
+def describe_in_full(plan: Plan) -> str:
     """Return the whole plan as text."""
     lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan), ""]
     lines += [
@@ -113,15 +199,7 @@ def describe(plan: Plan) -> str:
         "arguments:",
     ]
     for title, words in plan.sections.items():
-        lines.append(f"  {title}")
-        line: list[str] = []
-        for word in without_secrets(words):
-            if word.startswith("--") and line:
-                lines.append("    " + shlex.join(line))
-                line = []
-            line.append(word)
-        if line:
-            lines.append("    " + shlex.join(line))
+        lines += [f"  {title}", *(f"    {line}" for line in flag_lines(words))]
     lines += [
         "",
         "command:",

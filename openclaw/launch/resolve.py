@@ -204,10 +204,15 @@ def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tu
     parser = parser_for(words)
     parser.prog = "launch"
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(problem) for problem in wrong]
+    problems = [with_variables(problem) for problem in wrong if not _repeats(problem, args)]
     if found.declared and (unfed := unfed_loss(args, found.without_topk)):
         problems.append(unfed)
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
+
+
+def _repeats(problem: str, args: Arguments) -> bool:
+    """Return whether a problem is about a path that is only derived from ``--hf-checkpoint``, which has it too."""
+    return any(problem.startswith(f"--{flag} {args.hf_checkpoint}: ") for flag in ("ref-load", "prm-model-path"))
 
 
 def with_variables(problem: str) -> str:

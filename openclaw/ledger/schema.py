@@ -51,7 +51,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
                 connection.execute(statement)
             if migration.fill is not None:
                 migration.fill(connection)
-            logger.info("%s: ledger version %d, %s", path, migration.version, migration.summary)
+            if version:  # a new file is not news
+                logger.info("%s: ledger version %d, %s", path, migration.version, migration.summary)
         if version < VERSION:
             create_triggers(connection)
             connection.execute(f"PRAGMA user_version = {VERSION}")

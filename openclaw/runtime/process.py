@@ -130,6 +130,11 @@ class RuntimeSupervisor:
         self._serving = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="runtime-supervisor", daemon=True)
 
+    @property
+    def api_url(self) -> str:
+        """The URL of the OpenAI API that the process serves."""
+        return self._health_url.removesuffix("/healthz") + "/v1"
+
     def start(self) -> None:
         """Start the process and return once it serves.
 

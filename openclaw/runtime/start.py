@@ -17,12 +17,12 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
 from openclaw.method import method_config
 from openclaw.runtime.process import RuntimeSupervisor, answers, free_port
+from openclaw.runtime.where import ledger_path, reachable_host
 from slime.args import Arguments
 from slime.utils.process import spawn
 
 logger = logging.getLogger(__name__)
 
-LEDGER_NAME = "ledger.sqlite"
 RUNTIME_LOG_NAME = "runtime.log"
 PORT_PATIENCE_SECONDS = 15.0
 """For the runtime process of a rollout manager that was killed; it ends with its lifeline, within seconds."""
@@ -36,14 +36,6 @@ PROPOSED_BY_ARGUMENTS = {
     "PRM_TEMPERATURE": ("prm_temperature",),
     "PRM_MAX_NEW_TOKENS": ("prm_max_new_tokens",),
 }
-
-
-def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the ledger file: ``OPENCLAW_LEDGER``, else next to the checkpoints (``--save``), else in ``--run-dir``."""
-    named, _ = RuntimeConfig.declared("ledger").read(environment)
-    if named:
-        return Path(str(named)).absolute()
-    return Path(args.save or args.run_dir).absolute() / LEDGER_NAME
 
 
 def runtime_environment(
@@ -105,12 +97,6 @@ def own_import_paths() -> list[str]:
     paths = [Path(path or os.getcwd()).absolute() for path in sys.path]
     own = [str(path) for path in paths if not any(path.is_relative_to(root) for root in interpreter)]
     return list(dict.fromkeys(own))
-
-
-def reachable_host(host: str) -> str:
-    """Return the host part of a URL for a gateway that listens on ``host``."""
-    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{own}]" if ":" in own else own
 
 
 def health_check(config: RuntimeConfig) -> Callable[[str], bool]:

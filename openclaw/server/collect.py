@@ -19,7 +19,7 @@ from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.ledger.conversations import conversations, write_conversations, write_lines
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
-from openclaw.runtime.start import LEDGER_NAME
+from openclaw.runtime.where import LEDGER_NAME
 from openclaw.server.run import CONVERSATIONS_NAME
 from slime.utils.process import StopRequested
 

@@ -9,7 +9,11 @@ from typing import Any
 
 from openclaw.ledger.conversations import conversations
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.start import LEDGER_NAME
+from openclaw.runtime.where import LEDGER_NAME
+
+UNJUDGED = (
+    "SELECT session_id, COUNT(*) AS n FROM turns WHERE state IN ('waiting', 'pending', 'ended') GROUP BY session_id"
+)
 
 
 def inspect_sessions(path: str | Path) -> list[dict[str, Any]]:
@@ -22,13 +26,13 @@ def inspect_sessions(path: str | Path) -> list[dict[str, Any]]:
     for row in rows:
         print(
             f"{row['session_id']}: {row['main']} main and {row['side']} side turns, {row['with_next_state']} with a "
-            f"next state, {row['trainable']} trainable"
+            f"next state, {row['trainable']} trainable{_not_yet(row['unjudged'])}"
         )
     return rows
 
 
 def session_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Return a row per session: its turns by kind, how many have a next state, how many may be trained.
+    """Return a row per session: turns by kind, and how many have a next state, give samples or wait for a verdict.
 
     Args:
         path: a ledger, or a folder that holds one (of a server, of ``collect_rollouts.py``, of `test_rollout`).
@@ -40,10 +44,17 @@ def session_rows(path: str | Path) -> list[dict[str, Any]]:
     if not file.is_file():
         raise FileNotFoundError(f"{path} has no {LEDGER_NAME}; collect_rollouts.py writes one")
     with closing(Ledger(file)) as ledger:
-        return [_row(conversation) for conversation in conversations(ledger)]
+        counted = ledger.rows(UNJUDGED)
+        unjudged = {row["session_id"]: int(row["n"]) for row in counted}
+        return [_row(each, unjudged.get(each["session_id"], 0)) for each in conversations(ledger)]
 
 
-def _row(conversation: dict[str, Any]) -> dict[str, Any]:
+def _not_yet(unjudged: int) -> str:
+    """Return the words about turns that no judge has read, which may still become trainable."""
+    return f", {unjudged} not judged yet" if unjudged else ""
+
+
+def _row(conversation: dict[str, Any], unjudged: int) -> dict[str, Any]:
     turns = conversation["turns"]
     kinds = Counter(turn["type"] for turn in turns)
     return {
@@ -53,4 +64,5 @@ def _row(conversation: dict[str, Any]) -> dict[str, Any]:
         "side": kinds["side"],
         "with_next_state": sum(bool(turn["next_state"]) for turn in turns),
         "trainable": sum(turn["trainable"] for turn in turns),
+        "unjudged": unjudged,
     }

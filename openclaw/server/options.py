@@ -17,7 +17,8 @@ from typing import Literal
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.launch.variables import LaunchVariables, parse_gpus
-from openclaw.runtime.start import LEDGER_NAME, own_import_paths
+from openclaw.runtime.start import own_import_paths
+from openclaw.runtime.where import LEDGER_NAME
 from slime.arguments.derive import visible_gpus
 
 DEFAULT_FOLDER = "rl_buffer"

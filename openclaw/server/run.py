@@ -18,7 +18,8 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
-from openclaw.runtime.start import LEDGER_NAME, RUNTIME_LOG_NAME, supervise
+from openclaw.runtime.start import RUNTIME_LOG_NAME, supervise
+from openclaw.runtime.where import LEDGER_NAME
 from openclaw.server.options import ServerOptions
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec

@@ -22,7 +22,8 @@ from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.start import LEDGER_NAME, own_import_paths
+from openclaw.runtime.start import own_import_paths
+from openclaw.runtime.where import LEDGER_NAME
 from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
 
 LEAST_GPUS = 3

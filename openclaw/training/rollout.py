@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
-from openclaw.runtime.start import ledger_path, start_runtime
+from openclaw.runtime.start import start_runtime
+from openclaw.runtime.where import inspect_command, ledger_path, shown_path
 from openclaw.training.live_arguments import check_arguments
 from slime.args import Arguments
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
-from slime.rollout.data_source import DataSource
+from slime.rollout.data_source import DataSource, Story
 from slime.rollout.sglang_rollout import eval_rollout
 from slime.utils.async_utils import run
 from slime.utils.misc import load_function
@@ -67,6 +68,15 @@ class LedgerDataSource(DataSource):
         with self._runtime_lock:
             if self._runtime is None:
                 self._runtime = start_runtime(self.args, function.method_path)
+
+    def story(self) -> Story:
+        """Return where the run serves, which command shows its turns, and where everything else is logged."""
+        inspect = f"inspect  {inspect_command(self.args)}"
+        if self._runtime is None:
+            return Story((inspect,), (inspect,))
+        serves = f"serves   {self._runtime.api_url}; talk to it, and it learns"
+        logs = f"logs     {shown_path(self.args.run_dir)}"
+        return Story((serves, inspect, logs), (inspect,))
 
     @property
     def runtime(self) -> RuntimeSupervisor:

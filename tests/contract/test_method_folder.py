@@ -112,7 +112,7 @@ def script(folder: Path, *words: str, **environment: str) -> subprocess.Complete
 
 
 def test_its_script_shows_its_lines(folder: Path, repository: Path) -> None:
-    result = script(folder, "--dry-run", FORESIGHT_WEIGHT="0.75")
+    result = script(folder, "--dry-run", "--verbose", FORESIGHT_WEIGHT="0.75")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     for line in (

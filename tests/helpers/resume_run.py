@@ -17,7 +17,7 @@ import torch.distributed as dist
 from benchmarks.fault_parts.trainer import NoRuntime
 from openclaw.ledger.records import Verdict, VersionSpan
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.start import ledger_path
+from openclaw.runtime.where import ledger_path
 from openclaw.training.rollout import LedgerDataSource, collect
 from openclaw.training.samples import make_sample
 from slime.args import Arguments

@@ -37,6 +37,8 @@ CHECKPOINT = Group(
 
 
 LATEST = "latest_checkpointed_iteration.txt"
+CONTINUE_VARIABLE = "SLIME_CONTINUE_WITH"
+"""The variable in which a launcher gives the command that continues the run it starts."""
 
 
 def check_paths(args: Arguments) -> list[str]:

@@ -21,6 +21,7 @@ from slime.args import Arguments, required
 from slime.arguments.machines import TOKEN_VARIABLE, missing_machines
 from slime.arguments.process_environment import NOSET, THREADS, of_user, shared_settings, variables_of_job
 from slime.exceptions import ConfigurationError, NodeError
+from slime.ray.actor_output import take_over
 from slime.ray.ray_start import (
     CPU_OBJECT_STORE_BYTES,
     EXTRA_CPUS,
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = None) -> Iterator[None]:
     """Initialise Ray for the length of the block; ``num_gpus`` of this machine are logical if it has none.
 
+    `slime.ray.actor_output` handles what the run's other processes print.
+
     ``stop`` ends the wait for other machines. In an existing cluster ``args.num_nodes`` becomes the cluster's size.
 
     Raises:
@@ -52,6 +55,7 @@ def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = 
 
     if args.ray_address:
         with _existing_cluster(args):
+            take_over(args.run_dir)
             yield
         return
     if missing := missing_machines(args):
@@ -60,6 +64,7 @@ def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = 
         print(f"{NOSET} is ignored, because every rank must see only its own GPU", flush=True)
     if args.num_nodes > 1:
         with _cluster_of_several(args, stop):
+            take_over(args.run_dir)
             yield
         return
     folder = Path(tempfile.mkdtemp(prefix="slime-ray-"))
@@ -67,6 +72,7 @@ def ray_cluster(args: Arguments, *, num_gpus: int, stop: StopRequested | None = 
     try:
         _start_local_head(folder, num_gpus=num_gpus, cpu=args.device == "cpu")
         entrust(janitor, psutil.Process().children(recursive=True))
+        take_over(args.run_dir)
         yield
     finally:
         ray.shutdown()

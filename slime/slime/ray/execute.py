@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable
 
 from ray.exceptions import RayTaskError
 
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError, SlimeError
-from slime.ray.report import say
+from slime.ray.report import continue_line, say
 from slime.ray.restarts import first_line
 from slime.ray.run import Run
 from slime.utils.process import Stopped
@@ -21,7 +23,8 @@ def execute(args: Arguments, loop: Callable[[Run], None], *, collects: bool = Tr
     """Run a control loop until it returns or a signal stops it, and return the exit code.
 
     On a failure the last line of output names the trainer, engine, machine or plugin that failed. The traceback
-    precedes it, unless the arguments are at fault. ``collects``: whether the loop asks for rollouts.
+    precedes it, unless the arguments are at fault. Before that come the lines to look into the run and to continue it.
+    ``collects``: whether the loop asks for rollouts.
     """
     run = Run(args, collects=collects)
     try:
@@ -29,10 +32,22 @@ def execute(args: Arguments, loop: Callable[[Run], None], *, collects: bool = Tr
             run.repeat(loop)
     except Stopped:
         say("stopped")
+        _say_the_end(run, unfinished=True)
     except (SlimeError, RayTaskError) as error:
         if not isinstance(error, ConfigurationError):
             logger.exception("the run failed")
+        _say_the_end(run, unfinished=True)
         cause = getattr(error, "cause", None) or error
         say(f"the run failed: {first_line(cause)}")
         return 1
+    else:
+        _say_the_end(run, unfinished=False)
     return run.stop.exit_code
+
+
+def _say_the_end(run: Run, *, unfinished: bool) -> None:
+    """Print the data source's last lines and, if a run can go on, the line that continues it."""
+    for line in run.story.end:
+        say(line)
+    if unfinished and (line := continue_line(run.args, sys.argv, os.environ)):
+        say(f"continue {line}")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from slime.args import Arguments
+from slime.arguments.checkpoint import CONTINUE_VARIABLE, LATEST
 from slime.rollout.eval_metrics import scores
+from slime.tracking.redact import without_secrets
 
 
 class Step(NamedTuple):
@@ -23,12 +30,13 @@ class Trained(NamedTuple):
     step: Step
 
 
+# The reward is what the method gives; score and liked are the judge's, where a sample carries its score.
 _COLUMNS = (
-    ("reward", "rollout/raw_reward", "{:+.3f}"),
+    ("reward", "rollout/reward", "{:+.3f}"),
+    ("score", "rollout/score", "{:+.3f}"),
+    ("liked", "rollout/liked_share", "{:.2f}"),
     ("loss", "train/loss", "{:+.4f}"),
-    ("grad", "train/grad_norm", "{:.3f}"),
     ("samples", "rollout/samples", "{:.0f}"),
-    ("tokens", "rollout/response_len/mean", "{:.0f}"),
     ("stale", "rollout/staleness_mean", "{:.1f}"),
     ("collect", "perf/rollout_time", "{:.1f}s"),
     ("step", "perf/step_time", "{:.1f}s"),
@@ -54,6 +62,19 @@ def evaluation_line(rollout_id: int, metrics: dict[str, Any]) -> str:
     return "  ".join(
         [f"evaluation at {rollout_id}", *(f"{name} {score:.3f}" for name, score in scores(metrics).items())]
     )
+
+
+def continue_line(args: Arguments, argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return the command that continues a run from its newest checkpoint; None if there is none.
+
+    A launcher that started this process gives its own command in `CONTINUE_VARIABLE`.
+    """
+    if not args.save or not Path(args.save, LATEST).is_file():
+        return None
+    if given := environment.get(CONTINUE_VARIABLE):
+        return given
+    again = [] if "--resume" in argv else ["--resume"]
+    return shlex.join([sys.executable, *without_secrets(argv), *again])
 
 
 def say(text: str) -> None:

@@ -25,7 +25,7 @@ from slime.ray.engines import EngineGroup, engine_groups
 from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, call_rollout_fn
 from slime.rollout.custom_conversion import convert_with
-from slime.rollout.data_source import number_of_prompts
+from slime.rollout.data_source import Story, number_of_prompts
 from slime.rollout.eval_metrics import eval_metrics
 from slime.rollout.evaluation import PROGRESS
 from slime.rollout.foreign_data_source import marks, with_optional_methods
@@ -276,9 +276,13 @@ class RolloutManager:
         """Restore the data source to its state after ``rollout_id``."""
         self._source_hooks.load(rollout_id)
 
-    def before_rollouts(self) -> None:
-        """Let the data source start what rollouts need; the engines have the trainer's weights."""
+    def before_rollouts(self) -> Story:
+        """Let the data source start what rollouts need, and return what it tells the user.
+
+        The engines have the trainer's weights.
+        """
         self._source_hooks.before_rollouts()
+        return self._source_hooks.story()
 
     def on_weights_live(self, rollout_id: int, version: str) -> None:
         """Tell the data source that engines serve the weights that ``rollout_id`` produced."""

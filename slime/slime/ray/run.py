@@ -37,6 +37,7 @@ from slime.ray.run_processes import RunProcesses
 from slime.ray.run_state import Phase, Progress, RunLife
 from slime.ray.save_lock import own_save_folders
 from slime.ray.trainer import Trainer
+from slime.rollout.data_source import Story
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
@@ -65,6 +66,7 @@ class Run:
         self._collects = collects
         self.stop = StopRequested()
         self.weight_version = ""
+        self.story = Story()
         self._life = RunLife()
         self._progress = Progress()
         self._processes = RunProcesses()
@@ -149,8 +151,15 @@ class Run:
         if self._serves_engines():
             self._hand_over(connect=True)
         if self._rollouts_follow():
-            self.wait(processes.manager.before_rollouts.remote())
+            self._show(self.wait(processes.manager.before_rollouts.remote()) or Story())
         self._progress.free_since = time.monotonic()
+
+    def _show(self, story: Story) -> None:
+        """Print what the data source tells the user, unless a restart has nothing new to tell."""
+        if story != self.story:
+            for line in story.start:
+                say(line)
+        self.story = story
 
     def _rollouts_follow(self) -> bool:
         """Whether the data source has to be ready: rollouts are left to collect, or the run serves without any."""

@@ -13,7 +13,7 @@ import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime.args import Arguments
 from slime.exceptions import CheckpointError, ConfigurationError
@@ -30,6 +30,13 @@ from slime.rollout.stored_pictures import decode, record_of
 from slime.utils.data import read_file, split_slice
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
+
+
+class Story(NamedTuple):
+    """Lines for a run's terminal: once rollouts can start, and at the end of the run."""
+
+    start: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
 
 
 class DataSource(abc.ABC):
@@ -59,6 +66,10 @@ class DataSource(abc.ABC):
 
     def before_rollouts(self) -> None:  # noqa: B027
         """Start what rollouts need: engines are up with the trainer's weights. Called again after a restart of the trainer."""
+
+    def story(self) -> Story:
+        """Return what the terminal shows about this source; called after `before_rollouts`."""
+        return Story()
 
     def mark(self, rollout_id: int) -> None:  # noqa: B027
         """Record the position when the rollout function returns, because `save` of ``rollout_id`` comes after later rollouts."""

@@ -40,7 +40,7 @@ def rollout_metrics(args: Arguments, samples: Sequence[Sample], seconds: float) 
     if cut:
         metrics["rollout/cut_at_placeholder"] = cut
     if rewards:
-        metrics["rollout/raw_reward"] = statistics.fmean(rewards)
+        metrics["rollout/raw_reward"] = metrics["rollout/reward"] = statistics.fmean(rewards)
     if len(rewards) == len(samples):
         constant = constant_groups(args, samples)
         metrics["rollout/constant_groups"] = len(constant)
@@ -51,7 +51,17 @@ def rollout_metrics(args: Arguments, samples: Sequence[Sample], seconds: float) 
         for name, numbers in (("", whole), ("effective_", lengths)):
             metrics[f"perf/{name}tokens_per_gpu_per_sec"] = sum(numbers) / seconds / max(1, args.rollout_num_gpus or 1)
             metrics[f"perf/{name}longest_sample_tokens_per_sec"] = max(numbers) / seconds
-    return metrics | waiting(samples) | requested_metrics(args, samples)
+    return metrics | judged(samples) | waiting(samples) | requested_metrics(args, samples)
+
+
+def judged(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the mean score of a judge and the share of positive ones; empty unless every sample carries its score."""
+    scores = [sample.metadata.get("raw_reward") for sample in samples]
+    numbers = [float(score) for score in scores if isinstance(score, (int, float))]
+    if not numbers or len(numbers) < len(scores):
+        return {}
+    liked = sum(number > 0 for number in numbers)
+    return {"rollout/score": statistics.fmean(numbers), "rollout/liked_share": liked / len(numbers)}
 
 
 def waiting(samples: Sequence[Sample]) -> dict[str, float]:

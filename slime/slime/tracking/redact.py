@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from slime.args import Arguments
@@ -46,3 +47,15 @@ def redacted(args: Arguments) -> dict[str, Any]:
         else:
             shown[name] = repr(value)
     return {name: value for name, value in shown.items() if not (name.startswith("sglang_") and value is None)}
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Return a command line's words with keys and passwords replaced by ``***``."""
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        secret = flag.startswith("--") and is_secret(flag[2:].replace("-", "_"))
+        shown.append(f"{flag}=***" if secret and equals else "***" if hide and not word.startswith("--") else word)
+        hide = secret and not equals
+    return shown

@@ -18,7 +18,8 @@ import pytest
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
-from openclaw.runtime.start import ledger_path, reachable_host, runtime_environment
+from openclaw.runtime.start import runtime_environment
+from openclaw.runtime.where import ledger_path, reachable_host
 from openclaw.training import rollout
 from openclaw.training.rollout import LedgerDataSource, LiveRollout, staleness
 from slime.args import Arguments
@@ -93,6 +94,20 @@ def source(args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     source.before_rollouts()
     yield source
     supervisor.stop()
+
+
+def test_the_terminal_learns_where_to_talk_and_where_to_look(args: Arguments, source: LedgerDataSource) -> None:
+    story = source.story()
+    assert story.start[0] == "serves   http://none/v1; talk to it, and it learns"
+    assert story.start[1].endswith(f" -m openclaw.inspect {args.run_dir}")
+    assert story.end == (story.start[1],)
+
+
+def test_without_a_runtime_process_the_terminal_learns_only_where_to_look(args: Arguments) -> None:
+    source = LedgerDataSource(args)
+    assert source.story().start == source.story().end
+    args.save = "/elsewhere"
+    assert source.story().end[0].endswith(" -m openclaw.inspect /elsewhere/ledger.sqlite")
 
 
 def claim(args: Arguments, source: LedgerDataSource, rollout_id: int) -> Any:

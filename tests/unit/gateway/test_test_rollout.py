@@ -30,7 +30,9 @@ async def test_samples_are_collected_and_shown(
     rows = inspect_sessions(tmp_path / "kept")
     assert [(row["main"], row["side"], row["with_next_state"]) for row in rows] == [(2, 0, 1)] * 5
     assert rows == inspect_sessions(tmp_path / "kept" / "ledger.sqlite")
-    assert "2 main and 0 side turns, 1 with a next state" in capsys.readouterr().out
+    assert [row["unjudged"] for row in rows] == [2] * 5
+    said = "2 main and 0 side turns, 1 with a next state, 0 trainable, 2 not judged yet"
+    assert said in capsys.readouterr().out
 
 
 async def test_a_server_that_hands_nothing_out_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import GPU8, TINY_CPU
+from openclaw.launch.report import STARTED_AS
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, REPLACED, parse_gpus
+from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from tests.helpers.checkpoints import config_only
 
 METHODS = ("rl", "opd", "combine")
@@ -52,7 +55,7 @@ def plan(method: str = "combine", *extra: str, model: Path | None = None, **envi
 def test_gpu_scripts_dry_run(method: str, folder: str, repository: Path) -> None:
     cwd = repository / (f"openclaw-{method}" if folder == "own" else folder)
     script = os.path.relpath(gpu_script(repository, method), cwd)
-    result = run_script(script, "--dry-run", cwd=cwd)
+    result = run_script(script, "--dry-run", "--verbose", cwd=cwd)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     for line in (
@@ -131,7 +134,7 @@ def test_a_profile_of_one_gpu_is_refused_on_several_machines(
 
 def test_the_plan_of_each_machine(repository: Path) -> None:
     nodes = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1", **SECRET}
-    head = run_script(gpu_script(repository, "combine"), "--dry-run", cwd=repository, **nodes)
+    head = run_script(gpu_script(repository, "combine"), "--dry-run", "--verbose", cwd=repository, **nodes)
     assert head.returncode == 0, head.stderr
     for words in (
         *("--num-nodes 2", "--head-address 10.0.0.1:6379", "--actor-num-nodes 2", "--actor-num-gpus-per-node 4"),
@@ -139,7 +142,7 @@ def test_the_plan_of_each_machine(repository: Path) -> None:
     ):
         assert words in head.stdout, words
     other = run_script(
-        *(gpu_script(repository, "combine"), "--dry-run", "--node-timeout", "1800"),
+        *(gpu_script(repository, "combine"), "--dry-run", "--verbose", "--node-timeout", "1800"),
         **{"cwd": repository, "NODE_RANK": "1", "MASTER_PORT": "7000", "NODE_ADDR": "10.0.0.2", **nodes},
     )
     assert other.returncode == 0, other.stderr
@@ -151,7 +154,8 @@ def test_the_plan_of_each_machine(repository: Path) -> None:
 
 
 def test_in_a_ray_job_the_cluster_says_how_many_gpus_there_are(repository: Path) -> None:
-    plan = run_script(gpu_script(repository, "combine"), "--dry-run", cwd=repository, RAY_ADDRESS="10.0.0.1:6379")
+    words = (gpu_script(repository, "combine"), "--dry-run", "--verbose")
+    plan = run_script(*words, cwd=repository, RAY_ADDRESS="10.0.0.1:6379")
     assert plan.returncode == 0, plan.stderr
     assert "--num-gpus-per-node 8" in plan.stdout
     assert "--num-gpus 8" not in plan.stdout
@@ -268,7 +272,7 @@ def test_variables_of_other_guides_say_what_to_use(name: str) -> None:
 
 def test_secrets_stay_out_of_the_plan(repository: Path) -> None:
     keys = {"SGLANG_API_KEY": "s3cret-a", "WANDB_API_KEY": "s3cret-b", "HF_TOKEN": "s3cret-c"}
-    result = run_script(gpu_script(repository, "rl"), "--dry-run", cwd=repository, **keys)
+    result = run_script(gpu_script(repository, "rl"), "--dry-run", "--verbose", cwd=repository, **keys)
     assert result.returncode == 0
     assert "s3cret" not in result.stdout + result.stderr
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if len(line.split()) == 3}
@@ -276,12 +280,72 @@ def test_secrets_stay_out_of_the_plan(repository: Path) -> None:
 
 
 def test_sources_are_shown(repository: Path) -> None:
-    result = run_script(gpu_script(repository, "rl"), "--dry-run", cwd=repository, UPDATES="7", TP="1")
+    words = (gpu_script(repository, "rl"), "--dry-run", "--verbose")
+    result = run_script(*words, cwd=repository, UPDATES="7", TP="1")
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
     assert rows["NUM_ROLLOUT"] == ["7", "env", "(UPDATES)"]
     assert rows["TP"] == ["1", "env"]
     assert rows["PRM_M"] == ["3", "method"]
     assert rows["PORT"] == ["30000", "default"]
+    assert rows["RUN_DIR"] == [f"{repository}/runs/{Path(words[0]).stem}", "derived"]
+
+
+def test_a_dry_run_is_short_and_shows_what_the_user_set(repository: Path) -> None:
+    keys = {"SGLANG_API_KEY": "s3cret-a"}
+    given = ("--dry-run", "--lr", "1e-4", "--wandb-key", "s3cret-b")
+    result = run_script(gpu_script(repository, "combine"), *given, cwd=repository, UPDATES="7", PORT="4000", **keys)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 32
+    assert lines[0].endswith("openclaw-combine, profile gpu8") or lines[0] == "method combine, profile gpu8"
+    for line in ("  actor    0-3", "  serves   http://127.0.0.1:4000/v1", f"  model    {repository}/models/Qwen3-4B"):
+        assert line in lines
+    start = next(index for index, line in enumerate(lines) if line.startswith("you set"))
+    assert lines[start + 1 : start + 7] == [
+        *(
+            "  GPU_MEMORY_GB=80.0",
+            "  UPDATES=7",
+            "  PORT=4000",
+            "  SGLANG_API_KEY=***",
+            "  --lr 1e-4",
+            "  --wandb-key ***",
+        )
+    ]
+    missing = [line for line in lines if line.startswith("warning: not found on this machine")]
+    assert [line.split()[6] for line in missing] == ["--hf-checkpoint"]
+    assert "s3cret" not in result.stdout + result.stderr
+    inspects = next(line for line in lines if line.startswith("  inspect"))
+    assert inspects.endswith(" -m openclaw.inspect runs/run_qwen3_4b_openclaw_combine")
+
+
+def test_the_driver_gets_the_line_that_continues_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+    model = str(config_only(tmp_path / "a model"))
+    given = {"HF_CKPT": model, "BATCH_SIZE": "4", "RESUME": "", "SGLANG_API_KEY": "s3cret"}
+    words = ["--method", "rl", "--profile", "tiny_cpu", "--wandb-key", "s3cret"]
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(environment))
+    monkeypatch.setattr(os, "environ", CLEAN | given)
+    main(words)
+    monkeypatch.setattr(os, "environ", CLEAN | given | {STARTED_AS: "'bash' 'run mine.sh' '--lr' '1e-5'"})
+    main(words)
+    module, script = (environment[CONTINUE_VARIABLE] for environment in started)
+    variables = f"HF_CKPT='{tmp_path}/a model' BATCH_SIZE=4 "
+    assert module.startswith(variables)
+    assert module.endswith(" -m openclaw.launch --method rl --profile tiny_cpu --wandb-key *** --resume")
+    assert script == f"{variables}bash 'run mine.sh' --lr 1e-5 --resume"
+    assert all(STARTED_AS not in environment for environment in started)
+
+
+def test_a_script_says_how_it_was_started(tmp_path: Path, repository: Path) -> None:
+    script = tmp_path / "my run.sh"
+    script.write_text(f'source "{repository}/scripts/launch.sh"\nstarted_as\n')
+    found = subprocess.run(["bash", str(script), "--lr", "a b"], capture_output=True, text=True, check=True, env=CLEAN)
+    assert shlex.split(found.stdout) == ["bash", str(script), "--lr", "a b"]
+
+
+def test_without_own_settings_a_dry_run_says_so(repository: Path) -> None:
+    result = run_script(gpu_script(repository, "combine"), "--dry-run", cwd=repository, GPU_MEMORY_GB="")
+    assert "you set nothing: all values are the defaults of " in result.stdout
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -39,7 +39,7 @@ def plan_of(script: str, **environment: str) -> Plan:
 
 def shown(script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
     monkeypatch.setattr(os, "environ", CLEAN | environment)
-    main([*plan_words(script), "--dry-run"])
+    main([*plan_words(script), "--dry-run", "--verbose"])
     return capsys.readouterr().out
 
 

@@ -94,7 +94,7 @@ def test_a_script_plans_the_same_run_from_every_folder(
     assert python_path == f"{ROOT}:{ROOT / 'slime'}"
     assert python == str(ROOT / ".venv" / "bin" / "python")
     monkeypatch.setattr(os, "environ", CLEAN)
-    main(plan_words(script))
+    main([*plan_words(script), "--verbose"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "dry run: the plan is valid, nothing was started"
     words = " ".join(lines)
@@ -245,7 +245,7 @@ def test_arrays_of_a_copied_script_reach_the_trainer(tmp_path: Path) -> None:
 
 def test_lora_is_an_option_of_every_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "environ", CLEAN)
-    main([*plan_words("openclaw-combine/run_combine_training.sh"), "--lora"])
+    main([*plan_words("openclaw-combine/run_combine_training.sh"), "--lora", "--verbose"])
     output = capsys.readouterr().out
     assert "method combine, profile gpu4_lora" in output
     assert "--use-lora" in output
@@ -253,7 +253,7 @@ def test_lora_is_an_option_of_every_script(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_one_gpu_holds_all_roles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "environ", CLEAN)
-    main(plan_words("openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh"))
+    main([*plan_words("openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh"), "--verbose"])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if re.fullmatch(r"  GPU 0  \w+ +(rank|engine) \d", line)] == [
         "  GPU 0  actor    rank 0",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,43 @@ def test_missing_file_and_session_say_what_to_type(ledger: Ledger, capsys: pytes
     assert "no ledger at" in capsys.readouterr().err
     assert main([str(ledger.path), "--session", "nobody"]) == 2
     assert "--turns" in capsys.readouterr().err
+
+
+def test_a_folder_of_a_run_is_as_good_as_its_ledger(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger.close()
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (run / "checkpoints", elsewhere):
+        folder.mkdir(parents=True)
+        shutil.copy(ledger.path, folder / "ledger.sqlite")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "arguments.json").write_text(json.dumps({"save": str(elsewhere)}))
+    for place in (run, run / "checkpoints", elsewhere, moved):
+        assert main([str(place)]) == 0
+        assert "sessions 3   steps 1" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty")]) == 2
+    assert capsys.readouterr().err.startswith(f"no ledger.sqlite in {tmp_path / 'empty'}; name the folder of a run")
+
+
+def test_side_turns_are_counted_and_shown_on_request(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        ledger.record_turn(make_turn(f"measure-{number}", session_id=f"m{number}", kind="side"))
+    lines = shown(ledger, capsys, "--turns").splitlines()
+    assert len(lines) == 6
+    assert lines[-1] == "2 side turns (measurements, heartbeats, ...) not shown; --all shows them"
+    assert len(shown(ledger, capsys, "--turns", "--all").splitlines()) == 7
+    with pytest.raises(SystemExit):
+        main([str(ledger.path), "--all"])
+    assert "--all goes with --turns" in capsys.readouterr().err
+
+
+def test_a_new_ledger_logs_no_migrations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Ledger(tmp_path / "new.sqlite").close()
+    assert "ledger version" not in caplog.text
 
 
 def test_export_is_one_conversation_a_line(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

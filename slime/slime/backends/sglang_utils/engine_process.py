@@ -7,6 +7,7 @@ except the first.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ class EngineProcess:
     """Owns one process group."""
 
     def __init__(self, args: Arguments, spec: EngineSpec) -> None:
+        logging.basicConfig(level=logging.INFO, format=f"[{spec.name}] %(levelname)s %(name)s: %(message)s")
         self._args = args
         self._spec = spec
         self._cpu = args.device == "cpu"

@@ -1,0 +1,159 @@
+"""Stop the demo and continue it later: what it remembers in its run's folder, and the lines it prints at its end.
+
+Guarantees: a resumed demo measures the same problems as the first part and compares them with the first measurement. Its
+student starts new conversations, so no session of the first part goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from measure import Item, Measurement, Reply
+
+from openclaw.launch.report import STARTED_AS
+from openclaw.runtime.where import CHECKPOINTS_NAME, find_ledger, python_module, shown_path
+from slime.arguments.checkpoint import LATEST
+
+STATE_NAME = "demo.json"
+OPTIONS = ("updates", "seed", "sessions", "max_turns", "heldout", "launcher_arguments")
+"""What a resumed demo takes over from its first part, unless the command line says otherwise."""
+
+SEEDS_APART = 1000
+
+
+@dataclass
+class State:
+    """What a demo remembers.
+
+    Attributes:
+        options: of the first part.
+        before: the measurement before training.
+        gsm8k_before: the same on GSM8K, if asked for.
+        history: the learning curve.
+        parts: how often the demo was started.
+    """
+
+    options: dict[str, Any]
+    before: Measurement | None = None
+    gsm8k_before: Measurement | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    parts: int = 1
+
+    def speaker(self, seed: int) -> tuple[str | None, int]:
+        """Return name and seed of the student of this part; None is the usual name."""
+        return (None, seed) if self.parts == 1 else (f"student-part{self.parts}", seed + SEEDS_APART * self.parts)
+
+    def save(self, run_dir: Path) -> None:
+        """Write it atomically."""
+        draft = run_dir / f".{STATE_NAME}.part"
+        draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        draft.replace(run_dir / STATE_NAME)
+
+
+def load(run_dir: Path) -> State | None:
+    """Return the state in a run's folder, None if there is none."""
+    path = run_dir / STATE_NAME
+    if not path.is_file():
+        return None
+    saved = json.loads(path.read_text())
+    for name in ("before", "gsm8k_before"):
+        if saved[name]:
+            replies = [Reply(**{**reply, "item": Item(**reply["item"])}) for reply in saved[name]["replies"]]
+            saved[name] = Measurement(tuple(replies))
+    return State(**saved)
+
+
+def options_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a resumed demo takes over."""
+    return {name: getattr(options, name) for name in OPTIONS}
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Return whether the run in a folder can go on."""
+    return (run_dir / CHECKPOINTS_NAME / LATEST).is_file()
+
+
+def newest_stopped(runs: Path, method: str) -> Path | None:
+    """Return the method's newest run in ``runs`` that has a checkpoint and no report, None if there is none."""
+    found = [path for path in runs.glob(f"tiny-cpu-{method}-*") if has_checkpoint(path)]
+    return max(
+        (path for path in found if not (path / "report.json").exists()), default=None, key=lambda path: path.name
+    )
+
+
+def continued(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, argv: Sequence[str] | None, runs: Path
+) -> tuple[argparse.Namespace, State | None]:
+    """Return the options of a resumed demo, with those of its first part as defaults, and what it remembers."""
+    run_dir = options.run_dir or newest_stopped(runs, options.method)
+    if run_dir is None:
+        parser.error(f"--resume: no stopped run of method {options.method} in {runs}; name its folder with --run-dir")
+    state = load(run_dir)
+    if state is not None:
+        parser.set_defaults(**{name: value for name, value in state.options.items() if name != "launcher_arguments"})
+        options, given = parser.parse_known_args(argv)
+        options.launcher_arguments = given or state.options["launcher_arguments"]
+        state.parts += 1
+    options.run_dir = run_dir
+    return options, state
+
+
+def problem(options: argparse.Namespace, state: State | None) -> str | None:
+    """Return why the options fit no run, and what to type; None if they fit."""
+    run_dir = options.run_dir
+    if not options.resume:
+        if find_ledger(run_dir) is None:
+            return None
+        again = "add --resume to continue it, or " if has_checkpoint(run_dir) else ""
+        return f"--run-dir {run_dir} already has a run; {again}name another folder"
+    if not has_checkpoint(run_dir):
+        return f"--resume: {run_dir} holds no checkpoint; start without --resume, in another folder"
+    done = steps_of(run_dir)
+    if done >= options.updates:
+        return f"--resume: the run in {run_dir} has {done} updates of {options.updates}; add --updates {done + 16}"
+    if state is not None and state.before is not None and len(state.before.replies) != options.heldout:
+        return (
+            f"--heldout {options.heldout}: the first part measured {len(state.before.replies)} problems; leave it out"
+        )
+    return None
+
+
+def steps_of(run_dir: Path) -> int:
+    """Return the number of a run's steps that a checkpoint contains."""
+    return int((run_dir / CHECKPOINTS_NAME / LATEST).read_text())
+
+
+def last_lines(
+    options: argparse.Namespace, argv: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Return the lines to look into a stopped run and to continue it."""
+    lines = [inspect_line(options.run_dir)] if find_ledger(options.run_dir) else []
+    if not has_checkpoint(options.run_dir):
+        return [*lines, "continue no step was taken, so there is nothing to continue: start it again"]
+    words = shlex.split(environment.get(STARTED_AS, "")) or [shown_path(sys.executable), *argv]
+    place = (
+        []
+        if any(word.partition("=")[0] == "--run-dir" for word in words)
+        else ["--run-dir", shown_path(options.run_dir)]
+    )
+    again = [] if "--resume" in words else ["--resume"]
+    return [*lines, f"continue {shlex.join([*words, *place, *again])}"]
+
+
+def say_how(options: argparse.Namespace) -> None:
+    """Print the lines to look into a stopped run and to continue it."""
+    for line in last_lines(options, sys.argv):
+        print(line, file=sys.stderr)
+
+
+def inspect_line(run_dir: Path) -> str:
+    """Return the line that shows the run's turns."""
+    return f"inspect  {python_module('openclaw.inspect', shown_path(run_dir))}"

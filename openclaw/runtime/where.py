@@ -1,0 +1,78 @@
+"""Where a run is: its ledger, the URL that it serves, and the line a person types to look into it.
+
+Guarantees: imports neither torch nor Ray, so the launcher shows the same lines before a run as the run itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from openclaw.config.runtime import RuntimeConfig
+from slime.args import Arguments
+
+LEDGER_NAME = "ledger.sqlite"
+CHECKPOINTS_NAME = "checkpoints"
+ARGUMENTS_NAME = "arguments.json"
+
+
+def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the ledger file: ``OPENCLAW_LEDGER``, else next to the checkpoints (``--save``), else in ``--run-dir``."""
+    named, _ = RuntimeConfig.declared("ledger").read(environment)
+    if named:
+        return Path(str(named)).absolute()
+    return Path(args.save or args.run_dir).absolute() / LEDGER_NAME
+
+
+def find_ledger(place: Path) -> Path | None:
+    """Return the ledger of ``place``: a ledger file, a run's folder, or a folder of checkpoints; None if there is none.
+
+    A run's folder need not hold its checkpoints: ``arguments.json`` says where they are.
+    """
+    if place.is_file():
+        return place
+    folders = [place, place / CHECKPOINTS_NAME]
+    try:
+        saved = json.loads((place / ARGUMENTS_NAME).read_text())
+    except (OSError, ValueError):
+        saved = {}
+    if isinstance(saved, dict) and saved.get("save"):
+        folders.append(Path(saved["save"]))
+    return next((folder / LEDGER_NAME for folder in folders if (folder / LEDGER_NAME).is_file()), None)
+
+
+def reachable_host(host: str) -> str:
+    """Return the host part of a URL for a gateway that listens on ``host``."""
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{own}]" if ":" in own else own
+
+
+def api_url(config: RuntimeConfig) -> str:
+    """Return the URL of the OpenAI API; without a fixed port, say so."""
+    url = f"{config.scheme}://{reachable_host(config.host)}"
+    return f"{url}:{config.port}/v1" if config.port else f"{url} on a free port"
+
+
+def shown_path(path: str | Path) -> str:
+    """Return a path relative to the working directory if it is below it, else absolute.
+
+    Symbolic links stay, because an environment's interpreter is one.
+    """
+    path = Path(path).absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def python_module(module: str, *words: str) -> str:
+    """Return the command line of a module, with this process's interpreter."""
+    return shlex.join([shown_path(sys.executable), "-m", module, *words])
+
+
+def inspect_command(args: Arguments, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the command that shows a run's turns: it names the run's folder if the ledger is found from there."""
+    path, run_dir = ledger_path(args, environment), Path(args.run_dir).absolute()
+    from_folder = path.name == LEDGER_NAME and path.parent in (run_dir, run_dir / CHECKPOINTS_NAME)
+    return python_module("openclaw.inspect", shown_path(run_dir if from_folder else path))
