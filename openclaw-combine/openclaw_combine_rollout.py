@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openclaw.training.rollout import LiveRollout
+from openclaw.training.live import LiveRollout
 
 METHOD = "openclaw_combine_method.Combine"
 generate_rollout_openclaw_combine = LiveRollout(METHOD)

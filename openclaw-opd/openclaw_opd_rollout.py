@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openclaw.training.rollout import LiveRollout
+from openclaw.training.live import LiveRollout
 
 METHOD = "openclaw_opd_method.OnPolicyDistillation"
 generate_rollout_openclaw_opd = LiveRollout(METHOD)

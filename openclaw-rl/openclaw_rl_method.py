@@ -33,8 +33,6 @@ class Config(MethodConfig):
     keeps_topk = False
     guide_name = "binary"
     defaults = {"PRM_M": DEFAULT_VOTES}
-    # Measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
-    profile_defaults = {"tiny_cpu": {"LEARNING_RATE": 2e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16}}
 
     session_weight: float = variable(
         "OPENCLAW_RL_SESSION_WEIGHT",
@@ -42,10 +40,6 @@ class Config(MethodConfig):
         "Binary RL: advantage of the one turn that a session without any score contributes; 0: none",
         minimum=0.0,
     )
-
-    def launch_flags(self) -> Sequence[str]:
-        """Return the flags for GRPO without normalisation, so that the score is the advantage."""
-        return ("--advantage-estimator", "grpo", "--disable-rewards-normalization", "--eps-clip-high", "0.28")
 
 
 class BinaryRL:

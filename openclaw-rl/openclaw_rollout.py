@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openclaw.training.rollout import LiveRollout
+from openclaw.training.live import LiveRollout
 
 METHOD = "openclaw_rl_method.BinaryRL"
 generate_rollout_openclaw = LiveRollout(METHOD)

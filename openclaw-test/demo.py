@@ -29,8 +29,10 @@ from tiny_demo.progress import Watch
 from tiny_models.build import BuildError, ensure_built
 from tiny_models.cache import is_built, model_path
 
+from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main as launch
-from openclaw.launch.methods import methods_of, recommended
+from openclaw.launch.method_check import folder_problems
+from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
 from openclaw.ledger.store import Ledger
 
 MODEL_NAME = "tiny"
@@ -112,7 +114,7 @@ def prepare(options: argparse.Namespace) -> Path:
     if options.gsm8k:
         gsm8k_items(options.gsm8k)
     LaunchedRun(settings_of(options)).check_port()
-    options.console.rule(f"openclaw-{options.method}: {options.updates} updates on this machine's CPU")
+    options.console.rule(f"openclaw-{options.title}: {options.updates} updates on this machine's CPU")
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
     return ensure_built(console=options.console)
@@ -149,7 +151,7 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
         with console.status("measuring again"):
             after, gsm8k_after = await both()
         report = {
-            "method": options.method,
+            "method": options.title,
             "seed": options.seed,
             "updates": options.updates,
             **reports.traffic_fields(tally, await run.gateway_counts(), 2 * (len(items) + len(gsm8k)), seconds),
@@ -199,13 +201,34 @@ async def serve(run: LaunchedRun, settings: Settings) -> None:
         await asyncio.sleep(1.0)
 
 
+def method_of(name: str) -> tuple[str, str]:
+    """Return what the launcher calls the method, and its name in titles; check the method of a folder.
+
+    Raises:
+        ConfigError: there is no such method, or it cannot work; the message says everything that is wrong.
+    """
+    found = next((each for each in methods_of() if each.config.name == name), None)
+    if found is not None and found.variant:
+        raise ConfigError(
+            f"--method {name} is a variant, which the demo does not run; use {find_method(str(found.folder)).config.name}"
+        )
+    folder = found.folder if found else find_folder(name)
+    if problems := folder_problems(folder, os.environ):
+        raise ConfigError("\n".join([f"the method cannot work, see CONTRIBUTING.md: --method {name}", *problems]))
+    return (name if found else str(folder)), find_method(str(folder)).config.name
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the options; unknown ones go to the launcher."""
     parser = argparse.ArgumentParser(
         prog="run_tiny_cpu.sh", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
     )
-    names = sorted(each.config.name for each in methods_of() if not each.variant)
-    parser.add_argument("--method", choices=names, default=recommended().config.name, help="(default: %(default)s)")
+    names = ", ".join(sorted(each.config.name for each in methods_of() if not each.variant))
+    parser.add_argument(
+        "--method",
+        default=recommended().config.name,
+        help=f"{names}, or the path of a method folder (default: %(default)s)",
+    )
     parser.add_argument("--updates", type=int, default=16, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the run and the student (default: %(default)s)")
     parser.add_argument("--report", type=Path, default=None, help="file for the report (default: in the run's folder)")
@@ -228,13 +251,18 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
     options, options.launcher_arguments = parser.parse_known_args(argv)
+    try:
+        method, title = method_of(options.method)
+    except ConfigError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     state = None
     if options.resume:
-        options, state = resume.continued(parser, options, argv, REPOSITORY / "runs")
+        options, state = resume.continued(parser, options, title, argv, REPOSITORY / "runs")
+    options.method, options.title = method, title
     if options.updates < 1 or options.sessions < 1 or options.max_turns < 2 or options.heldout < 1:
         parser.error("--updates, --sessions and --heldout must be 1 or more, --max-turns 2 or more")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"tiny-cpu-{options.method}-{stamp}").absolute()
+    options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"tiny-cpu-{options.title}-{stamp}").absolute()
     if wrong := resume.problem(options, state):
         parser.error(wrong)
     options.state = state or resume.State(resume.options_of(options))

@@ -101,6 +101,8 @@ def summary(ledger: Ledger) -> Iterable[str]:
     for group in ("turns", "turn_reasons", "samples", "sample_reasons"):
         entries = "  ".join(f"{name} {count}" for name, count in counts[group].items())
         yield f"{group.replace('_', ' '):15} {entries or '-'}"
+    if error := ledger.judge_error():
+        yield f"last judge error: {error}"
     for step in ledger.step_records():
         seconds = step["live_at"] - step["trained_at"]
         yield (

@@ -90,12 +90,12 @@ def newest_stopped(runs: Path, method: str) -> Path | None:
 
 
 def continued(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, argv: Sequence[str] | None, runs: Path
+    parser: argparse.ArgumentParser, options: argparse.Namespace, title: str, argv: Sequence[str] | None, runs: Path
 ) -> tuple[argparse.Namespace, State | None]:
     """Return the options of a resumed demo, with those of its first part as defaults, and what it remembers."""
-    run_dir = options.run_dir or newest_stopped(runs, options.method)
+    run_dir = options.run_dir or newest_stopped(runs, title)
     if run_dir is None:
-        parser.error(f"--resume: no stopped run of method {options.method} in {runs}; name its folder with --run-dir")
+        parser.error(f"--resume: no stopped run of method {title} in {runs}; name its folder with --run-dir")
     state = load(run_dir)
     if state is not None:
         parser.set_defaults(**{name: value for name, value in state.options.items() if name != "launcher_arguments"})

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from openclaw.exceptions import ConfigError
+from openclaw.launch.method_check import CPU_SCRIPT, plan_problems
 from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
@@ -23,8 +24,6 @@ from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
-
-CPU_SCRIPT = "run_tiny_cpu.sh"
 
 
 def fail(message: str) -> NoReturn:
@@ -105,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(str(error))
     missing = [problem for problem in plan.problems if of_machine(problem)]
     wrong = [problem for problem in plan.problems if not of_machine(problem)]
+    if of_method := plan_problems(plan):
+        wrong += [*of_method, f"fix the method, then check it: python -m openclaw.method check {options.method}"]
     if options.verbose:
         print(describe_in_full(plan))
     elif options.dry_run:

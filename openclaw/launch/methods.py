@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from openclaw.config.variable import Value
 from openclaw.exceptions import ConfigError
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
+from openclaw.method.loading import raised
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,12 @@ class Undeclared(MethodConfig):
 
     name = ""
     defaults = {"PRM_M": 1}
+    profile_defaults = {}
     has_environments = True
+
+    def launch_flags(self) -> Sequence[str]:
+        """Return nothing."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -85,19 +91,18 @@ def declared_in(folder: Path) -> list[FoundMethod]:
     file = method_file(folder)
     if not file.is_file():
         return []
-    try:
-        configs = declared_configs(_imported(file))
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
-    for config in configs:
-        _check(file, config)
+    configs = declared_configs(imported(file))
+    if problems := [problem for config in configs for problem in declaration_problems(file, config)]:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
     return [FoundMethod(folder, config, variant=number > 0) for number, config in enumerate(configs)]
 
 
-def _imported(file: Path) -> ModuleType:
-    """Import a module by file, under the name that it has with its folder on the import path."""
+def imported(file: Path) -> ModuleType:
+    """Import a module by file, under the name that it has with its folder on the import path.
+
+    Raises:
+        ConfigError: if it cannot be imported.
+    """
     known = sys.modules.get(file.stem)
     if known is not None and known.__file__ and Path(known.__file__).resolve() == file.resolve():
         return known
@@ -108,30 +113,35 @@ def _imported(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[file.stem]
-        raise
+        if isinstance(error, ConfigError) or not isinstance(error, Exception):
+            raise
+        raise ConfigError(f"{file} cannot be imported: {raised(error)}") from error
     finally:
         sys.path.remove(str(file.parent))
     return module
 
 
-def _check(file: Path, config: type[MethodConfig]) -> None:
-    """Raise ConfigError for duplicate variables, unknown profiles, and defaults of unknown variables or bad values."""
+def declaration_problems(file: Path, config: type[MethodConfig]) -> Iterator[str]:
+    """Yield duplicate variables, unknown profiles, and defaults of unknown variables or bad values."""
     taken = {name for each in (*LAUNCH_VARIABLES, *VARIABLES) for name in each.names}
     for each in config.variables():
         if again := taken.intersection(each.names):
-            raise ConfigError(f"{file}: {', '.join(sorted(again))} is already declared; choose another name")
+            yield f"{file}: {', '.join(sorted(again))} is already declared; choose another name"
         taken.update(each.names)
     known = {each.name: each for each in (*LAUNCH_VARIABLES, *VARIABLES, *config.variables())}
     if unknown := config.profile_defaults.keys() - PROFILES.keys():
-        raise ConfigError(f"{file}: unknown profile {', '.join(sorted(unknown))}; use {', '.join(sorted(PROFILES))}")
+        yield f"{file}: unknown profile {', '.join(sorted(unknown))}; use {', '.join(sorted(PROFILES))}"
     for defaults in (config.defaults, *config.profile_defaults.values()):
         for name, value in defaults.items():
             if name not in known:
-                raise ConfigError(f"{file}: default for the unknown variable {name}; declare it in Config")
-            if value is not None:
-                known[name].parse(str(value), f"{file}: {name}")
+                yield f"{file}: default for the unknown variable {name}; declare it in Config"
+            elif value is not None:
+                try:
+                    known[name].parse(str(value), f"{file}: {name}")
+                except ConfigError as error:
+                    yield str(error)
 
 
 @cache
@@ -161,10 +171,21 @@ def find_method(name: str, repository: Path = REPOSITORY) -> FoundMethod:
     for found in methods_of(repository):
         if found.config.name == name:
             return found
+    folder = find_folder(name, repository)
+    declared = declared_in(folder)
+    return declared[0] if declared else FoundMethod(folder, Undeclared)
+
+
+def find_folder(name: str, repository: Path = REPOSITORY) -> Path:
+    """Return the folder of a method of the repository by name, or a folder by path.
+
+    Raises:
+        ConfigError: if there is neither.
+    """
     by_name = repository / f"openclaw-{name}"
-    for folder in (Path(name), repository / name, *([by_name] if method_file(by_name).is_file() else [])):
+    folders = [found.folder for found in methods_of(repository) if found.config.name == name]
+    for folder in (*folders, Path(name), repository / name, *([by_name] if method_file(by_name).is_file() else [])):
         if folder.is_dir():
-            declared = declared_in(folder.resolve())
-            return declared[0] if declared else FoundMethod(folder.resolve(), Undeclared)
+            return folder.resolve()
     names = ", ".join(sorted(each.config.name for each in methods_of(repository)))
     raise ConfigError(f"--method {name}: use {names}, or the path of a method folder")

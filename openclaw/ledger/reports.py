@@ -43,8 +43,38 @@ class TurnRecord:
     judge_error: str | None
 
 
+@dataclass(frozen=True)
+class JudgeError:
+    """Why turns stay pending: the newest such turn with its error, and how many turns there are.
+
+    Attributes:
+        turn_id: the newest turn that the judge side failed on.
+        error: what its last attempt raised.
+        attempts: its failed attempts.
+        turns: number of pending turns with a failed attempt.
+    """
+
+    turn_id: str
+    error: str
+    attempts: int
+    turns: int
+
+    def __str__(self) -> str:
+        turns = "1 turn stays" if self.turns == 1 else f"{self.turns} turns stay"
+        times = "1 time" if self.attempts == 1 else f"{self.attempts} times"
+        return f"{turns} unjudged; {self.turn_id} failed {times}, last with {self.error}"
+
+
 class ReportQueries(Database):
     """The ledger's queries for tests, the inspect command and reports."""
+
+    def judge_error(self) -> JudgeError | None:
+        """Return the newest failure of the judge side that no later attempt has mended; None if there is none."""
+        found = self.rows(
+            "SELECT id, judge_error, judge_attempts, COUNT(*) OVER () AS n FROM turns"
+            " WHERE state = 'pending' AND judge_error IS NOT NULL ORDER BY number DESC LIMIT 1"
+        )
+        return next((JudgeError(row["id"], row["judge_error"], row["judge_attempts"], row["n"]) for row in found), None)
 
     def counts(self) -> dict[str, Any]:
         """Return counts of turns and samples by state, and by reason for not being trained.

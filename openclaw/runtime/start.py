@@ -15,7 +15,7 @@ from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
-from openclaw.method import method_config
+from openclaw.method import load_method
 from openclaw.runtime.process import RuntimeSupervisor, answers, free_port
 from openclaw.runtime.where import ledger_path, reachable_host
 from slime.args import Arguments
@@ -141,10 +141,14 @@ def supervise(
 
 
 def start_runtime(args: Arguments, method_path: str) -> RuntimeSupervisor:
-    """Start a runtime process and return its supervisor, which the caller must stop."""
+    """Start a runtime process and return its supervisor, which the caller must stop.
+
+    Raises:
+        ConfigError: a variable has an invalid value, or the method cannot be built or lacks a part. The child would
+            die of it again and again.
+    """
     environment = runtime_environment(args, method_path)
-    if own := method_config(method_path):
-        own.from_env(environment)  # report an invalid value here, not in the child
+    load_method(method_path, RuntimeConfig.from_env(environment), environment)
     supervisor, url = supervise(environment, Path(args.run_dir) / RUNTIME_LOG_NAME, PORT_PATIENCE_SECONDS)
     supervisor.start()
     logger.info("the gateway serves %s/v1; its log is in %s", url, args.run_dir)

@@ -13,13 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
-from openclaw.runtime.start import start_runtime
+from openclaw.runtime.start import RUNTIME_LOG_NAME, start_runtime
 from openclaw.runtime.where import inspect_command, ledger_path, shown_path
+from openclaw.training.judge_errors import JudgeErrors
+from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
 from slime.args import Arguments
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
@@ -44,9 +47,12 @@ class LedgerDataSource(DataSource):
     Owns the runtime process: `before_rollouts` starts it, `dispose` ends it.
     """
 
+    checked_by = "python -m openclaw.method check FOLDER"
+
     def __init__(self, args: Arguments) -> None:
         self.args = args
         self.ledger = Ledger(ledger_path(args))
+        self.judge_errors = JudgeErrors(self.ledger, str(Path(args.run_dir) / RUNTIME_LOG_NAME))
         self.stopped = threading.Event()
         self._runtime: RuntimeSupervisor | None = None
         self._runtime_lock = threading.Lock()
@@ -119,7 +125,11 @@ class LedgerDataSource(DataSource):
         until_available(lambda: self.ledger.record_step(rollout_id, str(version), trained, now), self.stopped)
 
     def check(self) -> None:
-        """Raise RuntimeFailedError if the runtime process has failed; the driver calls this from time to time."""
+        """Log the judge side's last error; raise RuntimeFailedError if the runtime process has failed.
+
+        The driver calls this from time to time.
+        """
+        self.judge_errors.look()
         if self._runtime is not None:
             self._runtime.check()
 
@@ -135,49 +145,27 @@ class LedgerDataSource(DataSource):
         return self.ledger.ready_count()
 
 
-class LiveRollout:
-    """The rollout function of a method that learns from conversations.
-
-    Attributes:
-        method_path: ``module.attribute`` of the method that the runtime process runs.
-    """
-
-    def __init__(self, method_path: str) -> None:
-        self.method_path = method_path
-
-    def __call__(
-        self, args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
-    ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-        """Return the batch of ``rollout_id``; wait until there are enough samples.
-
-        Args:
-            args: of the run.
-            rollout_id: the samples are leased to it.
-            data_source: a `LedgerDataSource` whose runtime process is started.
-            evaluation: evaluate on ``--eval-prompt-data`` instead.
-
-        Raises:
-            ValueError: when the data source is another one.
-            RuntimeFailedError: when the runtime process does not stay up.
-            InterruptedError: when the data source was disposed of meanwhile.
-        """
-        if evaluation:
-            output, _ = run(eval_rollout(args, rollout_id))
-            return output
-        if not isinstance(data_source, LedgerDataSource):
-            raise ValueError(
-                "live training reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource"
-            )
-        supervisor = data_source.runtime
-        started = time.monotonic()
-        samples, dropped = collect(args, rollout_id, data_source, supervisor)
-        metrics = batch_metrics(data_source.ledger, samples, args.max_weight_staleness)
-        metrics |= {
-            "openclaw/wait_seconds": time.monotonic() - started,
-            "openclaw/dropped_stale": float(dropped),
-            "openclaw/runtime_restarts": float(supervisor.restarts),
-        }
-        return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
+def live_rollout(
+    args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Do the work of a `LiveRollout`."""
+    if evaluation:
+        output, _ = run(eval_rollout(args, rollout_id))
+        return output
+    if not isinstance(data_source, LedgerDataSource):
+        raise ValueError(
+            "live training reads the ledger; add --data-source-path openclaw.training.rollout.LedgerDataSource"
+        )
+    supervisor = data_source.runtime
+    started = time.monotonic()
+    samples, dropped = collect(args, rollout_id, data_source, supervisor)
+    metrics = batch_metrics(data_source.ledger, samples, args.max_weight_staleness)
+    metrics |= {
+        "openclaw/wait_seconds": time.monotonic() - started,
+        "openclaw/dropped_stale": float(dropped),
+        "openclaw/runtime_restarts": float(supervisor.restarts),
+    }
+    return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
 
 
 def collect(
@@ -191,7 +179,7 @@ def collect(
     dropped = 0
     while True:
         held = ledger.leased_count(rollout_id)
-        wait_for_samples(ledger, rollout_id, wanted - held, source.stopped, supervisor)
+        wait_for_samples(source, rollout_id, wanted - held, supervisor)
         samples = until_available(lambda: ledger.claim_samples(rollout_id, wanted), source.stopped)
         version = ledger.live_weight_version()
         bound = args.max_weight_staleness if args.stale_samples == "drop" else None
@@ -208,14 +196,14 @@ def collect(
             )
 
 
-def wait_for_samples(
-    ledger: Ledger, rollout_id: int, count: int, stopped: threading.Event, supervisor: RuntimeSupervisor
-) -> None:
-    """Wait until ``count`` samples are ready; log the progress every ten seconds."""
+def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supervisor: RuntimeSupervisor) -> None:
+    """Wait until ``count`` samples are ready; log judge errors at once and the progress every ten seconds."""
+    ledger = source.ledger
     next_word = time.monotonic() + PROGRESS_SECONDS
     while (ready := ledger.ready_count()) < count:
         supervisor.check()
-        if stopped.wait(POLL_SECONDS):
+        source.judge_errors.look()
+        if source.stopped.wait(POLL_SECONDS):
             raise InterruptedError(f"rollout {rollout_id} was cancelled with {ready} of {count} samples ready")
         if time.monotonic() >= next_word:
             next_word += PROGRESS_SECONDS

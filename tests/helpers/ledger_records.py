@@ -39,3 +39,10 @@ def judged_sample(ledger: Ledger, turn_id: str, *, session_id: str = "session", 
     ledger.record_turn(turn)
     ledger.record_next_state(turn_id, USER_NEXT, 102.0)
     ledger.record_judged(turn_id, Verdict(score=1), [make_sample(turn, 1.0, score=1)], None)
+
+
+def failed_turn(ledger: Ledger, turn_id: str, error: str) -> None:
+    """Record a turn whose judge failed once with ``error``."""
+    ledger.record_turn(make_turn(turn_id))
+    ledger.record_next_state(turn_id, USER_NEXT, 102.0)
+    ledger.postpone(turn_id, error, 0.0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from textwrap import indent
 
-from slime.contract.check import check, named_plugins
+from slime.contract.check import check, checked_by, named_plugins
 from slime.contract.clauses import CLAUSES, KINDS, ContractViolation
 from slime.exceptions import ConfigurationError, PluginError
 
@@ -17,7 +18,7 @@ FLAGS are those of slime/train_async.py. Each plugin that they name is checked w
 
 
 def main(words: Sequence[str]) -> int:
-    """Print a line per plugin; return 0 if all pass, 1 if one fails, 2 if there is none to check."""
+    """Print a line per plugin, and each clause that it breaks; return 0 if all pass, 1 if one fails, 2 if there is none."""
     if list(words) == ["--clauses"]:
         for clause, text in CLAUSES.items():
             print(f"{clause}: the plugin {text}")
@@ -33,10 +34,13 @@ def main(words: Sequence[str]) -> int:
     broken = 0
     for kind, path in plugins:
         try:
+            if command := checked_by(kind, path):
+                print(f"live     {KINDS[kind].flag} {path}: it learns from conversations; check its method: {command}")
+                continue
             check(kind, path, words)
         except (ContractViolation, PluginError, ConfigurationError) as error:
             broken += 1
-            print(f"rejected {KINDS[kind].flag} {path}\n  {error}")
+            print(f"rejected {KINDS[kind].flag} {path}\n{indent(str(error), '  ')}")
         else:
             print(f"accepted {KINDS[kind].flag} {path}: {len(KINDS[kind].clauses)} clauses")
     return int(broken > 0)

@@ -10,7 +10,7 @@ from slime.arguments.parser import build_parser, parser_for
 from slime.arguments.plugin_paths import is_plugin_file, name_of_file
 from slime.arguments.yaml_files import with_config_file
 from slime.contract import choices, hooks, rollout_side, training_side
-from slime.contract.clauses import KINDS, require, running
+from slime.contract.clauses import KINDS, all_violations, require, running
 from slime.contract.signature import check_call
 from slime.contract.surroundings import Surroundings, surroundings
 from slime.rollout.reward_plugin import load_reward_function
@@ -87,7 +87,7 @@ def check(kind: str, path: str, words: Sequence[str] = ()) -> None:
         words: further flags of the trainer, which set the ``args`` that the plugin reads.
 
     Raises:
-        ContractViolation: the plugin breaks a clause, which the error names.
+        ContractViolation: the plugin breaks clauses; the error names them all.
         PluginError: there is no such plugin.
     """
     option = KINDS[kind].option
@@ -96,7 +96,21 @@ def check(kind: str, path: str, words: Sequence[str] = ()) -> None:
         if hasattr(around.args, option):
             setattr(around.args, option, path)
         plugin = load_reward_function(path, around.args) if kind == "reward" else load_function(path)
-        CHECKERS[kind](plugin, around)
+        with all_violations():
+            CHECKERS[kind](plugin, around)
+
+
+def checked_by(kind: str, path: str) -> str | None:
+    """Return the command that checks a plugin which no stand-in can feed, such as a live source; None for any other.
+
+    The plugin names it in its attribute ``checked_by``.
+
+    Raises:
+        PluginError: there is no such plugin.
+    """
+    return getattr(
+        load_function(name_of_file(KINDS[kind].option, path) if is_plugin_file(path) else path), "checked_by", None
+    )
 
 
 def named_plugins(words: Sequence[str]) -> list[tuple[str, str]]:

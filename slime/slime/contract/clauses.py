@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from slime.exceptions import SlimeError
@@ -271,17 +272,59 @@ class ContractViolation(SlimeError, AssertionError):
 
     Attributes:
         clause: id of the clause, such as ``generate-2``.
+        others: the further clauses that the plugin breaks.
     """
 
     def __init__(self, clause: str, detail: str) -> None:
         super().__init__(f"clause {clause}: the plugin {CLAUSES[clause]}; {detail}")
         self.clause = clause
+        self.others: tuple[ContractViolation, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *map(str, self.others)])
+
+
+_collected: ContextVar[dict[str, ContractViolation] | None] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def all_violations() -> Iterator[None]:
+    """Let the checks in the block go on after a broken clause; at the end raise the first one with the others.
+
+    A check ends early where the plugin raises, or where nothing is left to check.
+
+    Raises:
+        ContractViolation: the plugin breaks at least one clause.
+    """
+    found: dict[str, ContractViolation] = {}
+    token = _collected.set(found)
+    try:
+        yield
+    except ContractViolation as violation:
+        found.setdefault(violation.clause, violation)
+    except Exception:
+        if not found:  # otherwise the check stumbled over what it has reported
+            raise
+    finally:
+        _collected.reset(token)
+    if found:
+        first, *others = found.values()
+        first.others = tuple(others)
+        raise first
 
 
 def require(condition: object, clause: str, detail: str) -> None:
-    """Raise :class:`ContractViolation` unless ``condition`` holds; ``detail`` says what the check found."""
-    if not condition:
-        raise ContractViolation(clause, detail)
+    """Report a broken clause unless ``condition`` holds; ``detail`` says what the check found.
+
+    Raises:
+        ContractViolation: outside of `all_violations`.
+    """
+    if condition:
+        return
+    violation, found = ContractViolation(clause, detail), _collected.get()
+    if found is None:
+        raise violation
+    found.setdefault(clause, violation)
 
 
 @contextmanager

@@ -25,7 +25,9 @@ def is_number(value: Any) -> bool:
 def _leaves(groups: Any, clause: str) -> list[Sample]:
     if isinstance(groups, Sample):
         return [groups]
-    require(isinstance(groups, list), clause, f"it returned a {type(groups).__name__}")
+    if not isinstance(groups, list):
+        require(False, clause, f"it returned a {type(groups).__name__}")
+        return []
     return [leaf for member in groups for leaf in _leaves(member, clause)]
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime.contract.clauses import require
+from slime.contract.clauses import ContractViolation, require
 from slime.utils.async_utils import run
 
 
@@ -26,7 +26,8 @@ def check_call(function: Callable[..., Any], clause: str, positional: int, keywo
 def check_synchronous(function: Callable[..., Any], clause: str) -> None:
     """Check that ``function`` returns a result and not a coroutine."""
     found = function.__call__ if not inspect.isroutine(function) and not inspect.isclass(function) else function
-    require(not inspect.iscoroutinefunction(found), clause, "it is declared with async def")
+    if inspect.iscoroutinefunction(found):  # nothing can be said about a coroutine that nobody awaits
+        raise ContractViolation(clause, "it is declared with async def")
 
 
 def check_asynchronous(function: Callable[..., Any], clause: str) -> None:

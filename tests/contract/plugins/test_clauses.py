@@ -22,6 +22,7 @@ def test_a_plugin_that_breaks_a_clause_is_rejected_with_it(clause: str) -> None:
     with pytest.raises(ContractViolation, match=f"^clause {clause}: the plugin ") as caught:
         check(kind, path_of(clause))
     assert caught.value.clause == clause
+    assert all(each.clause.rpartition("-")[0] == kind for each in caught.value.others)
 
 
 def test_every_kind_has_a_checker_and_an_option() -> None:
@@ -52,6 +53,28 @@ def test_the_command_says_what_it_accepts_and_rejects(capsys: pytest.CaptureFixt
     assert main(["--help"]) == 0
     assert main(["--clauses"]) == 0
     assert capsys.readouterr().out.count("the plugin ") >= len(CLAUSES)
+
+
+def test_every_broken_clause_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "my_reward.py"
+    file.write_text("def reward_func(args, sample, **kwargs):\n    return None\n")
+    assert main(["--custom-rm-path", str(file)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[1:]] == ["reward-2:", "reward-4:", "reward-5:", "reward-6:"]
+    with pytest.raises(ContractViolation) as caught:
+        check("reward", str(file))
+    assert [each.clause for each in caught.value.others] == ["reward-4", "reward-5", "reward-6"]
+
+
+def test_a_live_source_is_recognised(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("openclaw-rl")
+    names = ("openclaw_rollout.generate_rollout_openclaw", "openclaw.training.rollout.LedgerDataSource")
+    words = ["--rollout-function-path", names[0], "--data-source-path", names[1]]
+    assert main(words) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"live     --rollout-function-path {names[0]}: it learns from conversations")
+    assert first.endswith("python -m openclaw.method check openclaw-rl")
+    assert second.endswith("python -m openclaw.method check FOLDER")
 
 
 def test_flags_of_the_run_reach_the_plugin() -> None:

@@ -17,14 +17,16 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
+from openclaw.ledger.records import Verdict
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import runtime_environment
 from openclaw.runtime.where import ledger_path, reachable_host
 from openclaw.training import rollout
+from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.rollout import LedgerDataSource, LiveRollout, staleness
 from slime.args import Arguments
 from slime.utils.types import Sample
-from tests.helpers.ledger_records import judged_sample
+from tests.helpers.ledger_records import failed_turn, judged_sample
 from tests.helpers.rollout_args import rollout_args
 
 DEADLINE = 20.0
@@ -145,6 +147,50 @@ def test_rollout_waits_for_the_missing_sample_and_says_so(
     judged_sample(source.ledger, "turn-1")
     thread.join(DEADLINE)
     assert ids(outputs[0]) == [1, 2]
+
+
+def test_a_waiting_rollout_says_at_once_why_turns_are_not_judged(
+    args: Arguments, source: LedgerDataSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed_turn(source.ledger, "turn-0", "KeyError: 'colour'")
+
+    def wait() -> None:
+        with pytest.raises(InterruptedError):
+            claim(args, source, 0)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while "judge: " not in caplog.text:
+        assert thread.is_alive()
+        thread.join(0.005)
+    source.dispose()
+    thread.join(DEADLINE)
+    log = Path(args.run_dir) / "runtime.log"
+    assert (
+        f"judge: 1 turn stays unjudged; turn-0 failed 1 time, last with KeyError: 'colour'; the traceback is in {log}"
+        in caplog.text
+    )
+
+
+def test_a_judge_error_is_said_once_until_it_changes(
+    source: LedgerDataSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    source.judge_errors = JudgeErrors(source.ledger, "log", clock=lambda: now[0])
+
+    def said_at(seconds: float) -> int:
+        now[0] = seconds
+        caplog.clear()
+        source.check()
+        return len(caplog.records)
+
+    failed_turn(source.ledger, "turn-0", "first")
+    assert [said_at(0.0), said_at(0.5), said_at(2.0), said_at(59.0), said_at(60.0)] == [1, 0, 0, 0, 1]
+    failed_turn(source.ledger, "turn-1", "second")
+    assert [said_at(61.5), said_at(63.0)] == [1, 0]
+    for turn_id in ("turn-0", "turn-1"):
+        source.ledger.record_judged(turn_id, Verdict(score=0), [], "score_zero")
+    assert said_at(200.0) == 0
 
 
 def test_disposing_ends_a_waiting_rollout(args: Arguments, source: LedgerDataSource) -> None:

@@ -65,3 +65,10 @@ def test_an_unusable_variable_of_the_method_is_refused_before_anything_starts(mo
     monkeypatch.setattr(start, "supervise", lambda *_: pytest.fail("a runtime was prepared"))
     with pytest.raises(ConfigError, match="OPENCLAW_COMBINE_W_RL=-1"):
         start.start_runtime(Arguments(), "openclaw_combine_method.Combine")
+
+
+def test_a_method_that_cannot_work_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "runtime_environment", lambda *_: {})
+    monkeypatch.setattr(start, "supervise", lambda *_: pytest.fail("a runtime was prepared"))
+    with pytest.raises(ConfigError, match=r"builtins\.str is not a method; str lacks name"):
+        start.start_runtime(Arguments(), "builtins.str")

@@ -52,6 +52,7 @@ def test_summary_counts_states_reasons_and_steps(ledger: Ledger, capsys: pytest.
     assert "score_zero 1" in text
     assert "dropped 1  leased 1" in text
     assert "stale 1" in text
+    assert "last judge error: 1 turn stays unjudged; stuck failed 1 time, last with connection refused" in text
     assert "version 1 (2.5 s after the step)" in text
 
 

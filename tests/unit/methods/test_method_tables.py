@@ -147,8 +147,10 @@ def test_rollout_file_names_a_method_that_loads(module: str, name: str) -> None:
 
 
 def test_method_must_implement_the_protocol() -> None:
-    with pytest.raises(TypeError, match="str lacks"):
+    with pytest.raises(ConfigError, match=r"str lacks name: add name = .*; str lacks samples: add def samples"):
         load_method("builtins.str", CONFIG)
+    with pytest.raises(ConfigError, match=r"openclaw_rl_method .*has no 'Binary'"):
+        load_method("openclaw_rl_method.Binary", CONFIG)
 
 
 def test_plans_and_decisions_say_what_is_missing() -> None:

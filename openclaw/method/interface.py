@@ -1,23 +1,16 @@
-"""The interface of a learning method, and its loading by name.
+"""The interface of a learning method.
 
 Guarantees: the runtime knows a method only through `Method`. A method is a pure function of turns and verdicts: it
 has no state, asks no engine and touches no ledger, so judging can be repeated after a crash.
-
-``OPENCLAW_METHOD`` names a factory as ``module.attribute``. It takes the runtime configuration
-(`openclaw.config.runtime.RuntimeConfig`) and, if its module declares one, the method's ``Config``
-(`openclaw.config.method_config`), and returns a `Method`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from openclaw.config.method_config import MethodConfig, config_of
 from openclaw.ledger.records import JudgedTurn, Message, Turn, Verdict
-from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 TeacherContext = Callable[[Turn, Verdict], Sequence[Message] | None]
@@ -87,25 +80,3 @@ class Method(Protocol):
             judged: its judged turns in order. Turns with ``reason`` None already gave samples.
         """
         ...
-
-
-def method_config(path: str) -> type[MethodConfig] | None:
-    """Return the ``Config`` of the module of ``module.attribute``, or None."""
-    return config_of(load_function(path))
-
-
-def load_method(path: str, config: Any, environment: Mapping[str, str] = os.environ) -> Method:
-    """Return the method at ``module.attribute``, built from the runtime configuration and its own.
-
-    Raises:
-        ConfigError: if a variable of the method has an unusable value.
-        TypeError: if the result does not implement `Method`.
-    """
-    factory: Callable[..., object] = load_function(path)
-    own = config_of(factory)
-    method = factory(config) if own is None else factory(config, own.from_env(environment))
-    if not isinstance(method, Method):
-        raise TypeError(
-            f"OPENCLAW_METHOD={path}: {type(method).__name__} lacks name, judges, samples or session_samples"
-        )
-    return method

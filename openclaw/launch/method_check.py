@@ -1,0 +1,183 @@
+"""Checks a method before a run: its folder, its declaration, its rollout function, and the method on canned turns.
+
+Guarantees: reports everything that is wrong, not only the first failure. Starts nothing and imports neither torch nor
+Ray. ``python -m openclaw.method check FOLDER`` runs it on a folder, the launcher on the method of its plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from openclaw.config.method_config import CONFIG_CLASS, MethodConfig, declared_configs
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.exceptions import ConfigError
+from openclaw.launch.methods import REPOSITORY, declaration_problems, find_folder, imported, method_file, recommended
+from openclaw.launch.plan import Plan
+from openclaw.launch.profiles import PROFILES
+from openclaw.method.check import CLAUSES, MethodCheck
+from openclaw.method.loading import build_method, raised, resolve
+from openclaw.training.live import LiveRollout
+
+CPU_PROFILE = "tiny_cpu"
+CPU_SCRIPT = "run_tiny_cpu.sh"
+EXAMPLE = "CONTRIBUTING.md has a complete example"
+
+
+def plan_problems(plan: Plan) -> list[str]:
+    """Return what is wrong with the method that a plan would run; empty if a rollout function is no live source."""
+    path = plan.args.rollout_function_path
+    if path.startswith("slime."):
+        return []
+    folders = plan.environment.get("PYTHONPATH", "").split(os.pathsep)
+    with import_paths([folder for folder in folders if folder]):
+        try:
+            function = resolve(path)
+        except ConfigError as error:
+            # A dry run works before the set-up, when a plugin of the trainer's side cannot be imported.
+            return [f"--rollout-function-path: {error}"] if importlib.util.find_spec("ray") else []
+        if not isinstance(function, LiveRollout):
+            return []
+        return method_problems(function.method_path, plan.runtime, plan.environment)
+
+
+def method_problems(path: str, config: RuntimeConfig, environment: Mapping[str, str]) -> list[str]:
+    """Return the clauses that the method at ``module.attribute`` breaks, or why it cannot be built."""
+    try:
+        method = build_method(path, config, environment)
+    except ConfigError as error:
+        return [str(error)]
+    return [f"{path}: {broken}" for broken in MethodCheck(method).run(config.temperature)]
+
+
+def folder_problems(folder: Path, environment: Mapping[str, str]) -> list[str]:
+    """Return everything that is wrong with a method folder."""
+    file = method_file(folder)
+    if not file.is_file():
+        others = [path.name for path in sorted(folder.glob("*_method.py"))]
+        rename = f"; rename {others[0]}" if others else f"; {EXAMPLE}"
+        return [f"{folder} has no {file.name}{rename}"]
+    with import_paths([str(folder), str(REPOSITORY), str(REPOSITORY / "slime")]):
+        try:
+            module = imported(file)
+        except ConfigError as error:
+            return [str(error)]
+        problems, config = _declared(file, module)
+        defaults: Mapping[str, object] = {}
+        if config is not None:
+            problems += _flag_problems(file, config, environment)
+            defaults = {**config.defaults, **config.profile_defaults.get(CPU_PROFILE, {})}
+        names = {name: str(value) for name, value in defaults.items() if value is not None}
+        whole = {**names, **PROFILES[CPU_PROFILE].runtime, **environment}
+        live, path = _method_path(folder, config, module)
+        problems += live
+        if path:
+            problems += method_problems(path, *_settings(whole, environment))
+    return list(dict.fromkeys(problems))
+
+
+def _settings(whole: Mapping[str, str], environment: Mapping[str, str]) -> tuple[RuntimeConfig, Mapping[str, str]]:
+    """Return the configuration of the runtime with the method's defaults, or without them if one is unusable."""
+    try:
+        return RuntimeConfig.from_env(whole), whole
+    except ConfigError:
+        return RuntimeConfig.from_env(environment), environment
+
+
+def _declared(file: Path, module: ModuleType) -> tuple[list[str], type[MethodConfig] | None]:
+    """Return what is wrong with a module's ``Config``, and the class if there is one."""
+    config = getattr(module, CONFIG_CLASS, None)
+    if not (isinstance(config, type) and issubclass(config, MethodConfig)):
+        return [f"{file} declares no method: add class {CONFIG_CLASS}(MethodConfig); {EXAMPLE}"], None
+    try:
+        configs = declared_configs(module)
+    except ConfigError as error:
+        return [str(error), *declaration_problems(file, config)], config
+    return [problem for each in configs for problem in declaration_problems(file, each)], config
+
+
+def _flag_problems(file: Path, config: type[MethodConfig], environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is wrong with the launch flags."""
+    try:
+        flags = config.from_env(environment).launch_flags()
+    except ConfigError as error:
+        yield str(error)
+    except Exception as error:  # noqa: BLE001 - a problem of the method, which is reported
+        yield f"{file}: launch_flags() raised {raised(error)}"
+    else:
+        if isinstance(flags, str) or not all(isinstance(word, str) for word in flags):
+            yield f"{file}: launch_flags() returned {flags!r:.80}; return a tuple of words, a value as its own word"
+
+
+def _method_path(folder: Path, config: type[MethodConfig] | None, module: ModuleType) -> tuple[list[str], str | None]:
+    """Return what is wrong with the rollout function, and the path of the method, which a lone class gives as well."""
+    stem = module.__name__.removesuffix("_method")
+    word = folder.name.removeprefix("openclaw-").replace("-", "_")
+    lone = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__ and hasattr(value, "samples")
+    ]
+    path = f"{module.__name__}.{lone[0]}" if len(lone) == 1 else None
+    line = f'generate_rollout_{word} = LiveRollout("{path or module.__name__ + ".MyMethod"}")'
+    if config is None:
+        return [], path
+    if not config.rollout_function:
+        declaration = f'rollout_function = "{stem}_rollout.generate_rollout_{word}"'
+        return [f"{CONFIG_CLASS} names no rollout function: add {declaration}, and in {stem}_rollout.py: {line}"], path
+    try:
+        function = resolve(config.rollout_function)
+    except ConfigError as error:
+        return [f"{CONFIG_CLASS}.rollout_function: {error}; write in {stem}_rollout.py: {line}"], path
+    if not isinstance(function, LiveRollout):
+        return [f"{config.rollout_function} is {function!r:.60}, which names no method; write: {line}"], path
+    return [], function.method_path
+
+
+@contextmanager
+def import_paths(folders: Sequence[str]) -> Iterator[None]:
+    """Import from ``folders`` first, during the block."""
+    before = list(sys.path)
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of ``python -m openclaw.method``.
+
+    Returns:
+        0 if the folder's method keeps all clauses, 1 if it does not, 2 if there is no such folder.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m openclaw.method",
+        description="Check a method folder on canned turns: no engine, no GPU, nothing is started.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    check = commands.add_parser("check", help="check the method of a folder against all clauses")
+    check.add_argument("folder", metavar="FOLDER", help="a method folder, or the name of a method of this repository")
+    commands.add_parser("clauses", help="list the clauses")
+    options = parser.parse_args(argv)
+    if options.command == "clauses":
+        print("\n".join(f"{clause}: a method {text}" for clause, text in CLAUSES.items()))
+        return 0
+    try:
+        folder = find_folder(options.folder)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if problems := folder_problems(folder, os.environ):
+        print("\n".join([f"rejected {options.folder}", *(f"  {problem}" for problem in problems)]))
+        return 1
+    demo = f"bash {recommended().folder.name}/{CPU_SCRIPT} --method {options.folder}"
+    print(f"accepted {options.folder}: {len(CLAUSES)} clauses; to watch it learn on this CPU: {demo}")
+    return 0

@@ -1,0 +1,11 @@
+"""What a learning method implements, its loading by name, and its check on canned turns.
+
+Guarantees: stateless; imports neither torch nor Ray. ``python -m openclaw.method check FOLDER`` checks a method folder.
+"""
+
+from __future__ import annotations
+
+from openclaw.method.interface import JudgePlan, Method, SampleDecision, TeacherContext
+from openclaw.method.loading import load_method, method_config
+
+__all__ = ["JudgePlan", "Method", "SampleDecision", "TeacherContext", "load_method", "method_config"]

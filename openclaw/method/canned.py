@@ -1,0 +1,68 @@
+"""A canned turn and the verdicts that a plan's judges can give on it.
+
+Guarantees: nothing here is sampled, so two checks see the same. The turn passes `openclaw.judge.hygiene`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openclaw.ledger.records import Turn, Verdict, VersionSpan, Vote
+from openclaw.method.interface import JudgePlan
+
+HINT = "Answer in one sentence, without bold type."
+RESPONSE_LOGPROBS = (-0.25, -1.5, -0.03125, -2.0, -0.5, -0.125, -3.0, -0.0625)
+
+
+def canned_turn(temperature: float) -> Turn:
+    """Return a pending reply of eight tokens, followed by a user's message."""
+    length = len(RESPONSE_LOGPROBS)
+    return Turn(
+        id="canned-turn",
+        session_id="canned-session",
+        index=0,
+        kind="main",
+        created_at=100.0,
+        finished_at=101.0,
+        messages=[{"role": "user", "content": "What is 2 + 3?"}],
+        prompt_ids=[11, 12, 13, 14, 15, 16],
+        response_ids=[*range(21, 21 + length)],
+        response_logprobs=[*RESPONSE_LOGPROBS],
+        finish_reason="stop",
+        response_message={"role": "assistant", "content": "The sum is **5**."},
+        temperature=temperature,
+        top_p=1.0,
+        weight_versions=[VersionSpan("1", 0, length)],
+        state="pending",
+        next_state=[{"role": "user", "content": "No bold please, write it again."}],
+        next_state_at=102.0,
+    )
+
+
+def canned_verdicts(plan: JudgePlan) -> Iterator[tuple[str, Verdict]]:
+    """Yield each verdict that the judges of ``plan`` can give on `canned_turn`, with its name.
+
+    A person's feedback can state a score although the plan has no votes on it, so that verdict is among them.
+    """
+    teacher = tuple(value / 2 for value in RESPONSE_LOGPROBS)
+    hints: list[tuple[str, str | None, tuple[float, ...] | None]] = [("no hint", None, None)]
+    if plan.hint_votes:
+        hints.append(("a hint", HINT, None))
+    if plan.needs_teacher:
+        hints.append(("a hint and a teacher", HINT, teacher) if plan.hint_votes else ("a teacher", None, teacher))
+    for score in (1, -1, 0) if plan.prm_votes else (None, 1):
+        for named, hint, log_probs in hints:
+            votes = [Vote("prm", f"\\boxed{{{score}}}", score)] * plan.prm_votes
+            votes += [Vote("hint", HINT, 1 if hint else -1, hint)] * plan.hint_votes
+            name = f"the verdict score {'none' if score is None else f'{score:+d}'}, {named}"
+            yield (
+                name,
+                Verdict(
+                    score=score,
+                    hint=hint,
+                    votes=tuple(votes),
+                    teacher_log_probs=log_probs,
+                    teacher_versions=("1",) if log_probs else (),
+                    score_source="judge" if plan.prm_votes or score is None else "feedback",
+                ),
+            )

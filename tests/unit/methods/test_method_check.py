@@ -1,0 +1,132 @@
+"""Each clause of a method, by a method that breaks it; the methods of the repository break none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.judge.hygiene import Limits, defect
+from openclaw.ledger.records import Verdict
+from openclaw.method import JudgePlan, SampleDecision, load_method
+from openclaw.method.canned import canned_turn, canned_verdicts
+from openclaw.method.check import CLAUSES, MethodCheck
+from openclaw.training.samples import make_sample
+
+CONFIG = RuntimeConfig()
+
+
+class Good:
+    """A method that breaks no clause; the tests replace parts of it."""
+
+    name = "good"
+
+    def judges(self) -> Any:
+        return JudgePlan(prm_votes=1, hint_votes=1, needs_teacher=True)
+
+    def samples(self, turn: Any, verdict: Verdict) -> Any:
+        if not verdict.score:
+            return SampleDecision(reason="zero")
+        return SampleDecision([make_sample(turn, verdict.score, score=verdict.score)])
+
+    def session_samples(self, judged: Any) -> Any:
+        return [(item.turn.id, make_sample(item.turn, 0.1, score=0)) for item in judged if item.turn.reason is not None]
+
+
+def broken(**parts: Any) -> list[str]:
+    method = type("Method", (Good,), parts)()
+    return [each.clause for each in MethodCheck(method).run(CONFIG.temperature)]
+
+
+def test_a_good_method_and_those_of_the_repository() -> None:
+    assert broken() == []
+    for path in (
+        "openclaw_rl_method.BinaryRL",
+        "openclaw_opd_method.OnPolicyDistillation",
+        "openclaw_combine_method.Combine",
+    ):
+        assert MethodCheck(load_method(path, CONFIG, {})).run(CONFIG.temperature) == []
+
+
+def test_the_canned_turn_can_be_trained() -> None:
+    turn = canned_turn(CONFIG.temperature)
+    turn.validate()
+    assert defect(turn, Limits(CONFIG.temperature, CONFIG.min_response_tokens, 1000)) is None
+    assert len(list(canned_verdicts(JudgePlan(prm_votes=1)))) == 3
+    assert len(list(canned_verdicts(JudgePlan(prm_votes=1, hint_votes=2, needs_teacher=True)))) == 9
+
+
+def bad_sample(**changes: Any) -> Callable[..., Any]:
+    return lambda self, turn, verdict: SampleDecision([replace(make_sample(turn, 1.0, score=1), **changes)])
+
+
+def changes_the_turn(self: Any, turn: Any, verdict: Verdict) -> Any:
+    turn.messages.append({"role": "user", "content": "more"})
+    return Good().samples(turn, verdict)
+
+
+def fails_without_a_hint(self: Any, turn: Any, verdict: Any) -> Any:
+    assert verdict.hint
+    return Good().samples(turn, verdict)
+
+
+def with_context(context: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self: JudgePlan(prm_votes=1, needs_teacher=True, teacher_context=context)
+
+
+COUNTER = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("clause", "parts"),
+    [
+        ("method-1", {"name": None}),
+        ("method-1", {"session_samples": None}),
+        ("method-2", {"judges": lambda self: None}),
+        ("method-2", {"judges": lambda self: JudgePlan()}),
+        ("method-3", {"samples": fails_without_a_hint}),
+        ("method-4", {"samples": lambda self, turn, verdict: None}),
+        ("method-5", {"samples": bad_sample(reward=float("nan"))}),
+        ("method-5", {"samples": bad_sample(tokens=[1, 2])}),
+        ("method-5", {"samples": bad_sample(loss_mask=[1])}),
+        ("method-5", {"samples": lambda self, turn, verdict: SampleDecision(["text"])}),  # type: ignore[list-item]
+        ("method-6", {"samples": lambda self, turn, verdict: SampleDecision(reason=str(next(COUNTER)))}),
+        ("method-6", {"samples": changes_the_turn}),
+        ("method-7", {"session_samples": lambda self, judged: None}),
+        ("method-7", {"session_samples": lambda self, judged: judged[7]}),
+        ("method-7", {"session_samples": lambda self, judged: [("other", None)]}),
+        ("method-8", {"judges": with_context(lambda turn, verdict: "text")}),
+        ("method-8", {"judges": with_context(lambda turn, verdict: turn.nothing)}),
+        (
+            "method-9",
+            {
+                "samples": lambda self, turn, verdict: SampleDecision(reason="no"),
+                "session_samples": lambda self, judged: [],
+            },
+        ),
+    ],
+)
+def test_a_method_that_breaks_a_clause(clause: str, parts: dict[str, Any]) -> None:
+    assert broken(**parts) == [clause]
+
+
+def test_a_teacher_context_may_refuse() -> None:
+    def refuse(turn: Any, verdict: Verdict) -> None:
+        raise ValueError("no context")
+
+    assert broken(judges=with_context(refuse)) == []
+    assert broken(judges=with_context(lambda turn, verdict: None)) == []
+
+
+def test_every_clause_is_tried_in_one_pass() -> None:
+    assert broken(
+        name=3,
+        judges=lambda self: None,
+        samples=lambda self, turn, verdict: None,
+        session_samples=lambda self, judged: None,
+    ) == ["method-1", "method-2", "method-4", "method-7"]
+    assert list(CLAUSES) == [f"method-{number}" for number in range(1, 10)]
