@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from openclaw.exceptions import ConfigError
+from openclaw.launch.known_names import name_warnings
 from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
@@ -99,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         plan = make_plan(profile, options.method, options.model, extra, os.environ, options.name)
     except ConfigError as error:
         fail(str(error))
+    for warning in name_warnings(os.environ, options.method):
+        print(f"warning: {warning}", file=sys.stderr)
     missing = [problem for problem in plan.problems if of_machine(problem)]
     wrong = [problem for problem in plan.problems if not of_machine(problem)]
     if options.dry_run:

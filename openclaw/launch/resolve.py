@@ -20,6 +20,7 @@ from openclaw.config.variable import Value
 from openclaw.launch.flags import FlagInputs, flag_sections
 from openclaw.launch.gpus import check_listed, gpus_of_roles
 from openclaw.launch.guide_files import with_guide_file
+from openclaw.launch.known_names import check_names
 from openclaw.launch.memory import plan_budget
 from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method
 from openclaw.launch.nodes import check_nodes, node_command
@@ -79,6 +80,7 @@ def make_plan(
     environment, extra = with_guide_file(method, environment, extra)
     found = find_method(method)
     check_replaced(environment, built_in=not found.config.has_environments)
+    check_names(environment, found)
     variables = _launch_variables(found, profile, model, environment)
     live = _live_settings(found, profile, environment)
     counts, ids = gpus_of_roles(variables)

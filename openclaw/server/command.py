@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import OpenClawError
+from openclaw.launch.known_names import check_names, name_warnings
 from openclaw.server.options import ServerOptions, build_parser, read_options
 from openclaw.server.run import serve
 from slime.exceptions import SlimeError
@@ -25,6 +26,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
     arguments = build_parser(prog).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        check_names(os.environ)
+        for warning in name_warnings(os.environ):
+            print(f"warning: {warning}", file=sys.stderr)
         options = read_options(arguments, os.environ)
         if arguments.dry_run:
             show_plan(options, os.environ)
