@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.known_names import name_warnings
 from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
@@ -51,6 +52,23 @@ def check_machine(plan: Plan) -> None:
         )
     if problems := missing_devices(plan.args, plan.environment):
         fail("\n".join(["this machine cannot run it:", *(f"  - {problem}" for problem in problems)]))
+
+
+def check_port(plan: Plan) -> None:
+    """Exit if another process listens on the gateway's port; a run that resumes waits for its predecessor to end."""
+    from openclaw.runtime.process import free_port  # slow imports, which a refused command line does without
+    from openclaw.runtime.start import PORT_PATIENCE_SECONDS
+
+    if plan.variables["node_rank"].value:
+        return  # the gateway runs on the head
+    source = plan.runtime_sources["PORT"]
+    setting = source if source in RuntimeVariables.declared("port").names else "PORT"
+    try:
+        free_port(
+            plan.runtime.host, plan.runtime.port, PORT_PATIENCE_SECONDS if plan.args.resume else 0.0, setting=setting
+        )
+    except OSError as error:
+        fail(str(error))
 
 
 def method_help(argv: Sequence[str] | None) -> str:
@@ -118,6 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_machine(plan)
     if missing:
         fail("\n".join(["the plan cannot work:", *(f"  - {problem}" for problem in missing)]))
+    check_port(plan)
     for warning in plan.budget.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.flush()

@@ -27,6 +27,7 @@ from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.plan import Plan, roles_of
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, resolve
+from openclaw.models.places import download_command
 from openclaw.training.live_losses import unfed_loss
 from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
@@ -206,10 +207,16 @@ def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tu
     parser = parser_for(words)
     parser.prog = "launch"
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(problem) for problem in wrong]
+    problems = [with_variables(with_download(problem)) for problem in wrong]
     if found.declared and (unfed := unfed_loss(args, found.without_topk)):
         problems.append(unfed)
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
+
+
+def with_download(problem: str) -> str:
+    """Return a problem, followed by the command that downloads a model if it is about a missing one."""
+    found = re.fullmatch(r"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): no such folder", problem)
+    return f"{problem}; download it with: {download_command(found[1])}" if found else problem
 
 
 def with_variables(problem: str) -> str:

@@ -14,6 +14,7 @@ COMMAND = "python -m openclaw.models"
 USUAL = "Qwen3-4B"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,36 @@ def download_command(path: str | Path) -> str:
     return f"{COMMAND} {folder.name} --folder {shlex.quote(str(path))}"
 
 
+def missing_model(name: str, *, weights: bool = True) -> str | None:
+    """Return why a checkpoint folder, or a name in the hub's cache on this machine, cannot be served; None if it can.
+
+    Args:
+        name: the folder or the name.
+        weights: whether the weights are needed; without them only tokenizer and config are.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        missing = missing_files(folder) if weights else []
+        return (
+            f"{name} lacks {', '.join(missing)}; download a model with: {download_command(name)}" if missing else None
+        )
+    if not _is_hub_name(name):
+        return f"{name}: no such folder; download a model with: {download_command(name)}"
+    return None if _in_cache(name) else f"{name} is not on this machine; download it with: {COMMAND} {name}"
+
+
+def _is_hub_name(name: str) -> bool:
+    """Return whether a name can only be OWNER/NAME: ``models/nope`` is a folder that is missing."""
+    owner = name.partition("/")[0]
+    return bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name)) and owner != FOLDER.name and not Path(owner).is_dir()
+
+
+def _in_cache(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
 def missing_files(folder: Path) -> list[str]:
     """Return the files that a checkpoint folder lacks; empty if it is whole.
 
@@ -77,6 +108,6 @@ def missing_files(folder: Path) -> list[str]:
     index = folder / INDEX
     if index.is_file():
         needed += sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    elif not any(folder.glob("*.safetensors")):
+    elif not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         needed.append(SINGLE)
     return [name for name in needed if not (folder / name).is_file()]
