@@ -16,6 +16,7 @@ from pathlib import Path
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.counted import counted
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor, free_port
 from openclaw.runtime.start import LEDGER_NAME, RUNTIME_LOG_NAME, supervise
@@ -117,4 +118,4 @@ def export(folder: Path, say: Callable[[str], None] | None = None) -> None:
     finally:
         ledger.close()
     if say:
-        say(f"{count} conversations in {folder / CONVERSATIONS_NAME}")
+        say(f"{counted(count, 'conversation')} in {folder / CONVERSATIONS_NAME}")
