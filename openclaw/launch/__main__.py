@@ -25,13 +25,26 @@ from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
 
-CPU_SCRIPT = "run_tiny_cpu.sh"
+# The fewest GPUs that a kind of script needs, and how its name ends; the first that fits counts.
+GPUS_OF_LARGEST = 8
+SCRIPTS_BY_GPUS = ((4, "3_4b_*_lora.sh"), (1, "_24gb.sh"), (0, "tiny_cpu.sh"))
 
 
 def fail(message: str) -> NoReturn:
     """Exit with code 2 and one message."""
     print(f"launch: {message}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def what_fits(method: str, gpus: int) -> str:
+    """Return what to type on a machine with this many GPUs: the method's script for it, or the usual method's."""
+    if gpus >= GPUS_OF_LARGEST:
+        return "lower NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS"
+    ending = next(ending for least, ending in SCRIPTS_BY_GPUS if gpus >= least)
+    own = sorted(find_method(method).folder.glob(f"run_*{ending}"))
+    script = (own or sorted(recommended().folder.glob(f"run_*{ending}")))[0]
+    shown = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script
+    return f"run the script for {gpus or 'no'} GPU{'s' * (gpus != 1)}: bash {shown}"
 
 
 def check_machine(plan: Plan) -> None:
@@ -43,13 +56,7 @@ def check_machine(plan: Plan) -> None:
     else:
         found, needed = usable_gpus(plan.environment), gpus_of_machine(plan.args)
     if found < needed:
-        folder = find_method(plan.method).folder
-        cpu = folder if (folder / CPU_SCRIPT).is_file() else recommended().folder
-        shown = cpu.name if cpu.parent == REPOSITORY else cpu
-        fail(
-            f"this script needs {needed} GPUs, but the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "
-            f"or on a CPU run: bash {shown}/{CPU_SCRIPT}"
-        )
+        fail(f"this run needs {needed} GPUs, but the machine has {found}; {what_fits(plan.method, found)}")
     if problems := missing_devices(plan.args, plan.environment):
         fail("\n".join(["this machine cannot run it:", *(f"  - {problem}" for problem in problems)]))
 
