@@ -17,6 +17,8 @@ from personas import Persona
 from rich.console import Console
 from student import Refused, Student
 
+from openclaw.ledger.counted import counted
+
 
 async def converse(arguments: argparse.Namespace, persona: Persona, console: Console) -> int:
     """Hold the conversations, ``arguments.sessions`` at a time, and print each at its end."""
@@ -51,7 +53,8 @@ async def converse(arguments: argparse.Namespace, persona: Persona, console: Con
     rate = tally.recent_rule_rate
     console.rule()
     console.print(
-        f"{tally.sessions} sessions, {tally.turns} turns, {tally.complaints} complaints, {tally.refused} refused; "
+        f"{counted(tally.sessions, 'session')}, {counted(tally.turns, 'turn')}, {counted(tally.complaints, 'complaint')}, "
+        f"{tally.refused} refused; "
         f"first replies liked: {'-' if rate is None else f'{rate:.2f}'}"
     )
     return 1 if tally.refused else 0

@@ -7,6 +7,6 @@
 * ``gateway``, ``judge``: answer requests; judge turns.
 * ``engine``, ``method``, ``sessions``: the policy engine's stream; a learning method's interface; conversations.
 * ``ledger``: the durable record.
-* ``config``, ``messages``: environment variables; chat messages as data.
+* ``config``, ``messages``, ``models``: environment variables; chat messages as data; checkpoints and their download.
 * ``exceptions``: errors that a person can act on.
 """

@@ -169,7 +169,7 @@ step "done: source .venv/bin/activate"
 if [ "$kind" = gpu ]; then
     cat <<'TEXT'
 setup: next
-  1. fetch a model:                              hf download Qwen/Qwen3-4B --local-dir models/Qwen3-4B
+  1. fetch a model:                              .venv/bin/python -m openclaw.models Qwen3-4B
                                                  (or name its folder with HF_CKPT)
   2. see which launch scripts fit this machine:  scripts/setup.sh doctor
   3. see the plan, start nothing:                bash openclaw-combine/run_qwen3_4b_openclaw_combine.sh --dry-run

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
+from openclaw.launch.known_names import name_warnings
 from openclaw.launch.method_check import CPU_SCRIPT, plan_problems
 from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
 from openclaw.launch.plan import Plan
@@ -25,11 +27,26 @@ from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
 
+# The fewest GPUs that a kind of script needs, and how its name ends; the first that fits counts.
+GPUS_OF_LARGEST = 8
+SCRIPTS_BY_GPUS = ((4, "3_4b_*_lora.sh"), (1, "_24gb.sh"), (0, "tiny_cpu.sh"))
+
 
 def fail(message: str) -> NoReturn:
     """Exit with code 2 and one message."""
     print(f"launch: {message}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def what_fits(method: str, gpus: int) -> str:
+    """Return what to type on a machine with this many GPUs: the method's script for it, or the usual method's."""
+    if gpus >= GPUS_OF_LARGEST:
+        return "lower NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS or PRM_GPUS"
+    ending = next(ending for least, ending in SCRIPTS_BY_GPUS if gpus >= least)
+    own = sorted(find_method(method).folder.glob(f"run_*{ending}"))
+    script = (own or sorted(recommended().folder.glob(f"run_*{ending}")))[0]
+    shown = script.relative_to(REPOSITORY) if script.is_relative_to(REPOSITORY) else script
+    return f"run the script for {gpus or 'no'} GPU{'s' * (gpus != 1)}: bash {shown}"
 
 
 def check_machine(plan: Plan) -> None:
@@ -41,15 +58,26 @@ def check_machine(plan: Plan) -> None:
     else:
         found, needed = usable_gpus(plan.environment), gpus_of_machine(plan.args)
     if found < needed:
-        folder = find_method(plan.method).folder
-        cpu = folder if (folder / CPU_SCRIPT).is_file() else recommended().folder
-        shown = cpu.name if cpu.parent == REPOSITORY else cpu
-        fail(
-            f"this script needs {needed} GPUs, but the machine has {found}; set NUM_GPUS, ACTOR_GPUS, ROLLOUT_GPUS, PRM_GPUS, "
-            f"or on a CPU run: bash {shown}/{CPU_SCRIPT}"
-        )
+        fail(f"this run needs {needed} GPUs, but the machine has {found}; {what_fits(plan.method, found)}")
     if problems := missing_devices(plan.args, plan.environment):
         fail("\n".join(["this machine cannot run it:", *(f"  - {problem}" for problem in problems)]))
+
+
+def check_port(plan: Plan) -> None:
+    """Exit if another process listens on the gateway's port; a run that resumes waits for its predecessor to end."""
+    from openclaw.runtime.process import free_port  # slow imports, which a refused command line does without
+    from openclaw.runtime.start import PORT_PATIENCE_SECONDS
+
+    if plan.variables["node_rank"].value:
+        return  # the gateway runs on the head
+    source = plan.runtime_sources["PORT"]
+    setting = source if source in RuntimeVariables.declared("port").names else "PORT"
+    try:
+        free_port(
+            plan.runtime.host, plan.runtime.port, PORT_PATIENCE_SECONDS if plan.args.resume else 0.0, setting=setting
+        )
+    except OSError as error:
+        fail(str(error))
 
 
 def method_help(argv: Sequence[str] | None) -> str:
@@ -102,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         plan = make_plan(profile, options.method, options.model, extra, os.environ, options.name)
     except ConfigError as error:
         fail(str(error))
+    for warning in name_warnings(os.environ, options.method):
+        print(f"warning: {warning}", file=sys.stderr)
     missing = [problem for problem in plan.problems if of_machine(problem)]
     wrong = [problem for problem in plan.problems if not of_machine(problem)]
     if of_method := plan_problems(plan):
@@ -123,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_machine(plan)
     if missing:
         fail("\n".join(["the plan cannot work:", *(f"  - {problem}" for problem in missing)]))
+    check_port(plan)
     for warning in plan.budget.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.flush()

@@ -20,12 +20,14 @@ from openclaw.config.variable import Value
 from openclaw.launch.flags import FlagInputs, flag_sections
 from openclaw.launch.gpus import check_listed, gpus_of_roles
 from openclaw.launch.guide_files import with_guide_file
+from openclaw.launch.known_names import check_names
 from openclaw.launch.memory import plan_budget
 from openclaw.launch.methods import REPOSITORY, FoundMethod, find_method
 from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.plan import Plan, roles_of
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, resolve
+from openclaw.models.places import download_command
 from openclaw.training.live_losses import unfed_loss
 from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
@@ -79,6 +81,7 @@ def make_plan(
     environment, extra = with_guide_file(method, environment, extra)
     found = find_method(method)
     check_replaced(environment, built_in=not found.config.has_environments)
+    check_names(environment, found)
     variables = _launch_variables(found, profile, model, environment)
     live = _live_settings(found, profile, environment)
     counts, ids = gpus_of_roles(variables)
@@ -204,15 +207,16 @@ def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tu
     parser = parser_for(words)
     parser.prog = "launch"
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(problem) for problem in wrong if not _repeats(problem, args)]
+    problems = [with_variables(with_download(problem)) for problem in wrong]
     if found.declared and (unfed := unfed_loss(args, found.without_topk)):
         problems.append(unfed)
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
 
 
-def _repeats(problem: str, args: Arguments) -> bool:
-    """Return whether a problem is about a path that is only derived from ``--hf-checkpoint``, which has it too."""
-    return any(problem.startswith(f"--{flag} {args.hf_checkpoint}: ") for flag in ("ref-load", "prm-model-path"))
+def with_download(problem: str) -> str:
+    """Return a problem, followed by the command that downloads a model if it is about a missing one."""
+    found = re.fullmatch(r"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): no such folder", problem)
+    return f"{problem}; download it with: {download_command(found[1])}" if found else problem
 
 
 def with_variables(problem: str) -> str:

@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.counted import counted
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.importing import import_conversations
@@ -37,7 +38,7 @@ def forget_command(options: argparse.Namespace) -> Iterable[str]:
             gone = ledger.forget_session(options.session_id)
         except UnknownRecordError:
             raise UnknownRecordError(f"no session {options.session_id!r}; --turns lists them") from None
-        yield f"deleted {gone.turns} turns and {gone.samples} samples of {options.session_id!r}"
+        yield f"deleted {counted(gone.turns, 'turn')} and {counted(gone.samples, 'sample')} of {options.session_id!r}"
         for backup in ledger.erase():
             yield f"deleted {backup}, a backup of the file from before a migration"
         if gone.trained:
@@ -59,7 +60,7 @@ def import_command(options: argparse.Namespace) -> Iterable[str]:
     redactor = None if mode == "off" else Redactor(mode)
     with closing(Ledger(options.ledger, redaction=redactor)) as ledger, progress_bar("importing") as on_progress:
         result = import_conversations(ledger, options.file, on_progress)
-    yield f"added {result.added} turns of {result.sessions} sessions; {result.known} were already there"
+    yield f"added {counted(result.added, 'turn')} of {counted(result.sessions, 'session')}; {result.known} were already there"
     yield "imported turns can be read and exported, but not judged or trained: they lack an engine's ids and log-probabilities"
 
 
@@ -67,7 +68,7 @@ def export_command(options: argparse.Namespace) -> Iterable[str]:
     """Write all conversations to a file."""
     with closing(Ledger(options.ledger)) as ledger, progress_bar("exporting") as on_progress:
         count = write_conversations(ledger, options.file, on_progress)
-    yield f"wrote {count} sessions to {options.file}"
+    yield f"wrote {counted(count, 'session')} to {options.file}"
 
 
 def salvage_command(options: argparse.Namespace) -> Iterable[str]:

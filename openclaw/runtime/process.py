@@ -58,10 +58,14 @@ def answers(url: str, timeout: float = 1.0, context: ssl.SSLContext | None = Non
         return False
 
 
-def free_port(host: str, port: int, patience: float = 0.0) -> int:
+def free_port(host: str, port: int, patience: float = 0.0, setting: str = "PORT") -> int:
     """Return ``port``, or a free port for 0.
 
-    ``patience``: seconds to wait for a process that is about to leave the port.
+    Args:
+        host: address to listen on.
+        port: the wanted port.
+        patience: seconds to wait for a process that is about to leave the port.
+        setting: the flag or variable that set the port, for the message.
 
     Raises:
         OSError: another process still listens on ``port`` after that; the message says what to type.
@@ -81,7 +85,7 @@ def free_port(host: str, port: int, patience: float = 0.0) -> int:
                     time.sleep(PORT_POLL_SECONDS)
                     continue
                 raise OSError(
-                    f"the gateway cannot listen on {host}:{port} ({error}); set PORT to a free port"
+                    f"the gateway cannot listen on {host}:{port} ({error.strerror or error}); set {setting} to a free port"
                 ) from error
 
 

@@ -17,6 +17,7 @@ import httpx
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.ledger.conversations import conversations, write_conversations, write_lines
+from openclaw.ledger.counted import counted
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
 from openclaw.runtime.where import LEDGER_NAME
@@ -157,6 +158,9 @@ def _follow(collector: Collector, stop: StopRequested, arguments: argparse.Names
             count = 0
         if count or arguments.once:
             lines = collector.write(session_aware=arguments.session_aware)
-            print(f"collected {count} turns, {lines} lines in {collector.folder / CONVERSATIONS_NAME}", flush=True)
+            print(
+                f"collected {counted(count, 'turn')}, {counted(lines, 'line')} in {collector.folder / CONVERSATIONS_NAME}",
+                flush=True,
+            )
         if arguments.once or stop.wait(arguments.poll_seconds):
             return 0

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.exceptions import OpenClawError
+from openclaw.exceptions import ConfigError, OpenClawError
+from openclaw.launch.known_names import check_names, name_warnings
+from openclaw.models.places import missing_model
 from openclaw.server.options import ServerOptions, build_parser, read_options
 from openclaw.server.run import serve
 from slime.exceptions import SlimeError
@@ -25,10 +27,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
     arguments = build_parser(prog).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        check_names(os.environ)
+        for warning in name_warnings(os.environ):
+            print(f"warning: {warning}", file=sys.stderr)
         options = read_options(arguments, os.environ)
+        missing = missing_model(options.model, weights=options.engine_url is None)
         if arguments.dry_run:
-            show_plan(options, os.environ)
+            show_plan(options, os.environ, missing)
             return 0
+        if missing:
+            raise ConfigError(f"--model-path {missing}")
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `serve` handles signals: end what was started
         return serve(options, say)
     except (OpenClawError, SlimeError, OSError) as error:
@@ -38,8 +46,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
         return INTERRUPTED_EXIT
 
 
-def show_plan(options: ServerOptions, environment: Mapping[str, str]) -> None:
-    """Print the plan of the server.
+def show_plan(options: ServerOptions, environment: Mapping[str, str], missing: str | None = None) -> None:
+    """Print the plan of the server, with a warning if its model is ``missing`` on this machine.
 
     Raises:
         ConfigError: if the gateway's variables are invalid.
@@ -50,6 +58,8 @@ def show_plan(options: ServerOptions, environment: Mapping[str, str]) -> None:
     print(f"engine   {options.engine_url or f'SGLang on {gpus}'}")
     print(f"gateway  http://{config.host}:{config.port}/v1, context {config.context_length}")
     print(f"records  {options.folder or 'nothing'}")
+    if missing:
+        print(f"warning: not found on this machine: --model-path {missing}")
     print("dry run: the plan is valid, nothing was started")
 
 

@@ -39,6 +39,7 @@ class ServerOptions:
         folder: of ledger, logs and exported conversations; None records nothing.
         export_seconds: seconds between two exports.
         runtime: the gateway's variables that follow from the options.
+        port_setting: the option or variable that sets the port.
     """
 
     model: str
@@ -48,6 +49,7 @@ class ServerOptions:
     folder: Path | None
     export_seconds: float
     runtime: Mapping[str, str]
+    port_setting: str = "--port"
 
 
 def build_parser(prog: str = "python -m openclaw.server") -> argparse.ArgumentParser:
@@ -59,7 +61,11 @@ def build_parser(prog: str = "python -m openclaw.server") -> argparse.ArgumentPa
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model-path", metavar="P", help="checkpoint folder, or name on the hub (variable BASE_MODEL_PATH)")
+    add(
+        "--model-path",
+        metavar="P",
+        help="checkpoint folder, or OWNER/NAME in the hub's cache (variable BASE_MODEL_PATH)",
+    )
     add("--host", help="address to listen on (OPENCLAW_HOST or HOST; default: 127.0.0.1)")
     add("--port", type=int, help="port to listen on (OPENCLAW_PORT or PORT; default: 30000)")
     add("--backend", choices=("sglang",), default="sglang", help="engine (default: %(default)s)")
@@ -120,6 +126,7 @@ def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) 
         folder=folder,
         export_seconds=arguments.export_seconds,
         runtime=_runtime_variables(arguments, environment, model, folder),
+        port_setting=_port_setting(arguments, environment),
     )
 
 
@@ -141,6 +148,12 @@ def _placement(arguments: argparse.Namespace) -> tuple[Literal["cpu", "cuda"], t
             f"--gpu-ids {','.join(map(str, ids))}: the machine has {found} GPUs; use --device cpu or other ids"
         )
     return "cuda", ids
+
+
+def _port_setting(arguments: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """Return what set the port: the variable under the name that was used, else the option."""
+    _, source = RuntimeConfig.declared("port").read(environment)
+    return "--port" if arguments.port is not None or source == "default" else source
 
 
 def _runtime_variables(

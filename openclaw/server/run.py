@@ -16,8 +16,9 @@ from pathlib import Path
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.counted import counted
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.process import RuntimeSupervisor
+from openclaw.runtime.process import RuntimeSupervisor, free_port
 from openclaw.runtime.start import RUNTIME_LOG_NAME, supervise
 from openclaw.runtime.where import LEDGER_NAME
 from openclaw.server.options import ServerOptions
@@ -41,6 +42,7 @@ def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
     Raises:
         ConfigError: if the configuration is invalid.
         EngineError: if the engine does not start.
+        OSError: if another process listens on the port.
         RuntimeFailedError: if the gateway does not stay up.
     """
     with ExitStack() as stack:
@@ -49,6 +51,7 @@ def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
         environment = {**os.environ, "OPENCLAW_LEDGER": str(folder / LEDGER_NAME), **options.runtime}
         environment["OPENCLAW_POLICY_URL"] = options.engine_url or "http://127.0.0.1:1"
         config = RuntimeConfig.from_env(environment)
+        free_port(config.host, config.port, setting=options.port_setting)
         if options.folder is not None:
             stack.callback(export, folder, say)
         engine = None
@@ -116,4 +119,4 @@ def export(folder: Path, say: Callable[[str], None] | None = None) -> None:
     finally:
         ledger.close()
     if say:
-        say(f"{count} conversations in {folder / CONVERSATIONS_NAME}")
+        say(f"{counted(count, 'conversation')} in {folder / CONVERSATIONS_NAME}")

@@ -21,6 +21,7 @@ from openclaw.launch.methods import methods_of, recommended
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LaunchVariables, parse_gpus
+from openclaw.ledger.counted import counted
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.start import own_import_paths
 from openclaw.runtime.where import LEDGER_NAME
@@ -168,7 +169,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int
 def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size: int, keep_running: bool) -> int:
     """Run the job until nothing is left to do."""
     if not keep_running and nothing_left(ledger, batch_size):
-        print(f"nothing to train: {ledger.ready_count()} samples are ready, but a batch needs {batch_size}")
+        print(f"nothing to train: {counted(ledger.ready_count(), 'sample')} ready, but a batch needs {batch_size}")
         return 0
     stop = StopRequested().install()
     child = spawn(job.command, env=environment, name="training")
@@ -178,7 +179,7 @@ def _train(job: Job, environment: Mapping[str, str], ledger: Ledger, batch_size:
     status = _end(child)
     if status == 0:
         steps = ledger.counts()["steps"]
-        print(f"{steps} steps trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
+        print(f"{counted(steps, 'step')} trained; checkpoints are in {environment['SAVE_CKPT']}", flush=True)
     return stop.exit_code or status
 
 

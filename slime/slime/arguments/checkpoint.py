@@ -46,10 +46,12 @@ def check_paths(args: Arguments) -> list[str]:
     problems = []
     if not args.hf_checkpoint:
         problems.append("no model: add --hf-checkpoint FOLDER")
-    for flag in ("hf_checkpoint", "ref_load", "prm_model_path"):
+    missing: dict[str, str] = {}
+    for flag in ("hf_checkpoint", "ref_load", "prm_model_path"):  # the last two default to the first
         path = getattr(args, flag)
         if path and not Path(path).is_dir():
-            problems.append(f"--{flag.replace('_', '-')} {path}: no such folder")
+            missing.setdefault(path, f"--{flag.replace('_', '-')} {path}: no such folder")
+    problems += missing.values()
     if args.load and not args.resume and not _loadable(args):
         problems.append(
             f"--load {args.load}: no such folder with a checkpoint or a Hugging Face model; remove it to start from "

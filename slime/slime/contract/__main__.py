@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from textwrap import indent
 
+from slime.arguments.parser import parser_for
+from slime.arguments.yaml_files import with_config_file
 from slime.contract.check import check, checked_by, named_plugins
 from slime.contract.clauses import CLAUSES, KINDS, ContractViolation
 from slime.exceptions import ConfigurationError, PluginError
@@ -28,9 +30,17 @@ def main(words: Sequence[str]) -> int:
     except ConfigurationError as error:
         print(error)
         return 2
-    if not plugins or "--help" in words or "-h" in words:
+    if not words or "--help" in words or "-h" in words:
         print(USAGE + "\n".join(f"  {kind.flag}" for kind in KINDS.values()))
-        return 0 if "--help" in words or "-h" in words else 2
+        return 0 if words else 2
+    parser = parser_for(words)
+    parser.prog = "slime.contract"
+    _, unknown = parser.parse_known_args(with_config_file(parser, words))
+    if unknown:
+        parser.unknown(unknown)
+    if not plugins:
+        print("no flag names a plugin; --help lists the flags that do")
+        return 2
     broken = 0
     for kind, path in plugins:
         try:

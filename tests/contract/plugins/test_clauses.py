@@ -100,6 +100,18 @@ def test_files_of_arguments_reach_the_plugin(tmp_path: Path, capsys: pytest.Capt
     assert "did you mean --custom-rm-path" in capsys.readouterr().out
 
 
+def test_a_mistyped_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--rollout-functon-path", "a.b"])
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert said.err == (
+        "slime.contract: unknown argument --rollout-functon-path; did you mean --rollout-function-path?\n"
+    )
+    assert main(["--lr", "1e-5"]) == 2
+    assert capsys.readouterr().out == "no flag names a plugin; --help lists the flags that do\n"
+
+
 def test_a_file_is_a_plugin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_loss.py").write_text("def compute_loss(args, batch, logits, sum_of_sample_mean):\n    return 1\n")
     monkeypatch.chdir(tmp_path)

@@ -123,7 +123,7 @@ def test_commands_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixtur
     ledger = tmp_path / "new" / "ledger.sqlite"
     path = write(tmp_path / "a.jsonl", WRITTEN)
     assert main([str(ledger), "import", str(path)]) == 0
-    assert "added 2 turns of 1 sessions; 0 were already there" in capsys.readouterr().out
+    assert "added 2 turns of 1 session; 0 were already there" in capsys.readouterr().out
     assert main([str(ledger), "export", str(tmp_path / "b.jsonl")]) == 0
     assert json.loads((tmp_path / "b.jsonl").read_text())["turns"][0]["next_state"] == [
         {"role": "user", "content": "Thanks."}

@@ -160,7 +160,7 @@ def test_a_session_under_its_first_reply_is_not_stored(ledger: Ledger) -> None:
 def test_command_forgets(ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talk(ledger, "gone")
     assert main([str(ledger.path), "forget", f"session-{MARKER}"]) == 0
-    assert "1 turns and 1 samples" in capsys.readouterr().out
+    assert "1 turn and 1 sample of" in capsys.readouterr().out
     assert files_with_marker(tmp_path) == []
     assert main([str(ledger.path), "forget", f"session-{MARKER}"]) == 2
     assert "--turns" in capsys.readouterr().err

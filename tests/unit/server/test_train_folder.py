@@ -77,7 +77,7 @@ def test_too_little_for_a_batch_starts_nothing(
     judged_sample(ledger, "turn-0")
     arguments = ["--rollout-dir", str(ledger.path.parent), "--checkpoint-dir", str(tmp_path / "c"), "--gpus", "cpu"]
     assert main(arguments) == 0
-    assert "1 samples are ready, but a batch needs 16" in capsys.readouterr().out
+    assert "nothing to train: 1 sample ready, but a batch needs 16" in capsys.readouterr().out
 
 
 def test_what_is_left_to_do(ledger: Ledger) -> None:

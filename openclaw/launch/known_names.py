@@ -1,0 +1,52 @@
+"""Know every variable that a launch may set, and refuse or report the mistyped ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from openclaw.config.names import check_prefixed, near_misses
+from openclaw.config.runtime_variables import VARIABLES
+from openclaw.config.variable import Variable
+from openclaw.launch.methods import FoundMethod, find_method, methods_of
+from openclaw.launch.variables import LAUNCH_VARIABLES, OF_ENVIRONMENTS, REPLACED
+
+# Read by libraries, or by the run under these names only.
+OF_LIBRARIES = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN", "RAY_ADDRESS")
+
+
+def _names(variables: Collection[Variable]) -> set[str]:
+    return {name for each in variables for name in each.names}
+
+
+def known_names(found: FoundMethod | None = None) -> set[str]:
+    """Return the variables of launcher, runtime, ``found`` and every method of the repository."""
+    methods = [*methods_of(), *([found] if found else [])]
+    own = [variable for each in methods for variable in each.config.variables()]
+    return _names((*LAUNCH_VARIABLES, *VARIABLES, *own)) | {*REPLACED, *OF_ENVIRONMENTS, *OF_LIBRARIES}
+
+
+def check_names(environment: Mapping[str, str], found: FoundMethod | None = None) -> None:
+    """Raise ConfigError for unknown variables ``OPENCLAW_*``.
+
+    A folder without a declaration may read any variable, so it gets no check.
+    """
+    if found is None or found.declared:
+        check_prefixed(environment, known_names(found))
+
+
+def name_warnings(environment: Mapping[str, str], method: str | None = None) -> list[str]:
+    """Return a warning for each set variable that nothing will read, though its name suggests a variable of this project."""
+    found = find_method(method) if method else None
+    warnings = near_misses(environment, known_names(found))
+    if found is None or not found.declared:
+        return warnings
+    own = _names(found.config.variables())
+    for other in methods_of():
+        ignored = sorted(
+            name for name in _names(other.config.variables()) - own if environment.get(name) and not other.variant
+        )
+        warnings += [
+            f"{name} is a variable of the method {other.config.name}; --method {method} does not read it"
+            for name in ignored
+        ]
+    return warnings

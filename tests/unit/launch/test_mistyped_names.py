@@ -1,0 +1,123 @@
+"""A mistyped variable is refused or reported, in the launcher and in the server; it is never ignored in silence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from openclaw.config.names import check_prefixed, near_misses, one_error
+from openclaw.exceptions import ConfigError
+from openclaw.launch.__main__ import main as launch
+from openclaw.launch.known_names import known_names, name_warnings
+from openclaw.launch.profiles import TINY_CPU
+from openclaw.launch.resolve import make_plan
+from openclaw.server.command import main as server
+
+CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+DEMANDS = ["--method", "rl", "--profile", "tiny_cpu", "--dry-run"]
+# Set by shells, agents, job schedulers and other tools; none of them is a typing error.
+OF_OTHERS = (
+    *(
+        "PATH",
+        "HOME",
+        "TMP",
+        "TMPDIR",
+        "SHELL",
+        "HOSTNAME",
+        "HOSTTYPE",
+        "LOGNAME",
+        "MANPATH",
+        "MODULEPATH",
+        "NODE_PATH",
+    ),
+    *("LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "WANDB_MODE", "WANDB_DIR"),
+    *("HF_HOME", "HF_HUB_OFFLINE", "SLURM_NNODES", "SLURM_JOB_ID", "CUDA_HOME", "OMP_NUM_THREADS", "PYTHONPATH"),
+    *("KUBERNETES_PORT", "SSH_CLIENT", "OLDPWD", "TERM_PROGRAM", "XDG_RUNTIME_DIR", "VIRTUAL_ENV", "RAY_ADDRESS"),
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("LEARNING_RATES", "LEARNING_RATE"),
+        ("SAVE_CKP", "SAVE_CKPT"),
+        ("BATCH_SIZ", "BATCH_SIZE"),
+        ("HF_CKTP", "HF_CKPT"),
+        ("batch_size", "BATCH_SIZE"),
+        ("LEARNINGRATE", "LEARNING_RATE"),
+        ("OPENCLW_REDACT", "OPENCLAW_REDACT"),
+        ("NUM_GPU", "NUM_GPUS"),
+    ],
+)
+def test_a_near_miss_is_a_warning(typed: str, meant: str) -> None:
+    assert near_misses({typed: "4"}, known_names()) == [f"{typed} is set but nothing reads it; did you mean {meant}?"]
+
+
+def test_variables_of_other_programs_are_no_near_misses() -> None:
+    assert near_misses(dict.fromkeys(OF_OTHERS, "1"), known_names()) == []
+
+
+def test_every_known_variable_passes() -> None:
+    environment = dict.fromkeys(known_names(), "1")
+    assert near_misses(environment, known_names()) == []
+    check_prefixed(environment, known_names())
+
+
+def test_two_errors_are_too_many() -> None:
+    assert one_error("LERNING_RATE", "LEARNING_RATE")
+    assert not one_error("LERNING_RATES", "LEARNING_RATE")
+    assert not one_error("LOCAL_RANK", "LORA_RANK")
+
+
+def test_unknown_openclaw_variables_are_refused_together() -> None:
+    environment = {"OPENCLAW_REDCT": "off", "OPENCLAW_QUUX": "1", "OPENCLAW_EMPTY": "", "OPENCLAW_STATE_DIR": "/x"}
+    with pytest.raises(ConfigError) as refused:
+        check_prefixed(environment, known_names())
+    assert str(refused.value).splitlines() == [
+        "unknown variables:",
+        "  - OPENCLAW_QUUX is not a variable of this run; unset it: unset OPENCLAW_QUUX",
+        "  - OPENCLAW_REDCT is not a variable of this run; did you mean OPENCLAW_REDACT?",
+    ]
+
+
+def test_the_launcher_refuses_and_warns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "environ", CLEAN | {"OPENCLAW_REDCT": "off"})
+    with pytest.raises(SystemExit) as ended:
+        launch(DEMANDS)
+    said = capsys.readouterr().err
+    assert (ended.value.code, said) == (
+        2,
+        "launch: OPENCLAW_REDCT is not a variable of this run; did you mean OPENCLAW_REDACT?\n",
+    )
+    monkeypatch.setattr(os, "environ", CLEAN | {"SAVE_CKP": "/tmp/x"})
+    launch(DEMANDS)
+    assert "warning: SAVE_CKP is set but nothing reads it; did you mean SAVE_CKPT?" in capsys.readouterr().err
+
+
+def test_the_server_refuses_and_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    words = ["--model-path", str(tmp_path), "--device", "cpu", "--dry-run"]
+    monkeypatch.setattr(os, "environ", CLEAN | {"OPENCLAW_REDCT": "off"})
+    assert server(words) == 2
+    assert "did you mean OPENCLAW_REDACT?" in capsys.readouterr().err
+    monkeypatch.setattr(os, "environ", CLEAN | {"CONTEXT_LENGHT": "128"})
+    assert server(words) == 0
+    assert "did you mean CONTEXT_LENGTH?" in capsys.readouterr().err
+
+
+def test_a_variable_of_another_method_is_a_warning() -> None:
+    environment = {"OPENCLAW_COMBINE_W_RL": "2"}
+    assert name_warnings(environment, "opd") == [
+        "OPENCLAW_COMBINE_W_RL is a variable of the method combine; --method opd does not read it"
+    ]
+    assert name_warnings(environment, "combine") == []
+
+
+def test_a_folder_without_a_declaration_may_read_any_variable(tmp_path: Path) -> None:
+    folder = tmp_path / "openclaw-quiet"
+    folder.mkdir()
+    make_plan(TINY_CPU, str(folder), None, ["--rollout-function-path", "a.b"], {"OPENCLAW_QUUX": "1"})
