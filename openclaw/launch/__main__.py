@@ -16,7 +16,7 @@ from typing import NoReturn
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.known_names import name_warnings
-from openclaw.launch.method_check import CPU_SCRIPT, plan_problems
+from openclaw.launch.method_check import plan_problems
 from openclaw.launch.methods import REPOSITORY, find_method, method_file, methods_of, recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES

@@ -78,7 +78,9 @@ def test_the_demo_takes_a_folder(
 ) -> None:
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
     monkeypatch.chdir(folder.parent)
-    monkeypatch.setattr(sys, "argv", ["demo.py", "--method", "combine", "--method", folder.name, "--dry-run"])
+    monkeypatch.setattr(
+        sys, "argv", ["demo.py", "--method", "combine", "--method", folder.name, "--dry-run", "--verbose"]
+    )
     assert demo.main() == 0
     output = capsys.readouterr().out
     assert "generate_rollout_mymethod" in output

@@ -237,9 +237,9 @@ def test_the_flags_of_several_machines_reach_ray(
     assert ray_start.RAY_VARIABLES[NOSET] == "0", "of the other machines"
 
 
-def joined(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Arguments, dict[str, Any]]:
+def joined(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> tuple[Arguments, dict[str, Any]]:
     """Join a cluster of three machines; returns the arguments and what Ray was given."""
-    args = build_parser().parse_args(["--ray-address", "10.0.0.1:6379", *words])
+    args = build_parser().parse_args(["--ray-address", "10.0.0.1:6379", "--run-dir", str(folder), *words])
     found: dict[str, Any] = {}
     cluster(monkeypatch, 3)
     monkeypatch.setattr(cluster_module, "answers", lambda address: True)
@@ -250,12 +250,12 @@ def joined(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Arguments, dic
     return args, found
 
 
-def test_a_cluster_that_exists_is_joined_with_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_exists_is_joined_with_its_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", JOB_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     for name in ("MY_METHOD", "NCCL_DEBUG", "SECRET_KEY"):
         monkeypatch.setenv(name, "1")
-    args, found = joined(monkeypatch, "--forward-env", "MY_METHOD")
+    args, found = joined(monkeypatch, tmp_path, "--forward-env", "MY_METHOD")
     assert args.num_nodes == 3
     assert (found["address"], found["left"]) == ("10.0.0.1:6379", True)
     variables = found["runtime_env"]["env_vars"]
@@ -264,18 +264,18 @@ def test_a_cluster_that_exists_is_joined_with_its_machines(monkeypatch: pytest.M
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
-def test_what_a_job_was_given_is_not_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_job_was_given_is_not_given_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("NCCL_DEBUG", "HF_HOME"):
         monkeypatch.setenv(name, "of the job")
     monkeypatch.setenv(JOB_VARIABLE, '{"runtime_env": {"env_vars": {"NCCL_DEBUG": "of the job"}}}')
-    variables = joined(monkeypatch)[1]["runtime_env"]["env_vars"]
+    variables = joined(monkeypatch, tmp_path)[1]["runtime_env"]["env_vars"]
     assert variables["HF_HOME"] == "of the job"
     assert "NCCL_DEBUG" not in variables
 
 
-def test_a_proxy_is_for_a_cluster_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_is_for_a_cluster_of_one_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--http-proxy works on one machine only, but the cluster has 3"):
-        joined(monkeypatch, "--http-proxy", "http://proxy:1")
+        joined(monkeypatch, tmp_path, "--http-proxy", "http://proxy:1")
 
 
 def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
