@@ -152,7 +152,6 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
         report = {
             "method": options.title,
             "seed": options.seed,
-            "updates": options.updates,
             **reports.traffic_fields(tally, await run.gateway_counts(), 2 * (len(items) + len(gsm8k)), seconds),
             **reports.ledger_fields(ledger),
             **reports.measured_fields(reports.Measured(before, after, gsm8k_before, gsm8k_after)),
