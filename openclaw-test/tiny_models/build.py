@@ -102,7 +102,7 @@ def _summary(metrics: dict) -> str:
     return (
         f"judge {metrics['judge_accuracy_heldout']:.3f} on held-out phrases, hints {metrics['hint_recall']:.2f} / "
         f"{metrics['hint_false']:.2f}; base rule {metrics['base_rule']:.3f}, right number "
-        f"{metrics['base_right_number']:.3f}; with a hint {metrics['hinted_rule']:.2f}, rewrites "
+        f"{metrics['base_right_number']:.3f} (everyday {metrics['everyday_right_number']:.3f}); with a hint {metrics['hinted_rule']:.2f}, rewrites "
         f"{metrics['rewrite_rule']:.2f}; thinking {metrics['thinking_rate']:.2f}, tools {metrics['tool_call_rate']:.2f}"
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from openclaw.judge.prompts import append_hint, judge_messages, parse_hint, parse_score
 from tiny_models.episodes import CALCULATOR, judge_case
+from tiny_models.everyday import draw_everyday
 from tiny_models.feedback import complaint
 from tiny_models.hints import PLAIN_HINTS
 from tiny_models.problems import Problem, heldout
@@ -20,6 +21,7 @@ from tiny_models.sampling import Sampler
 
 Metrics = dict[str, Any]
 JUDGE_ACCURACY, RIGHT_NUMBER, RULE_LEAST, RULE_MOST = 0.90, 0.89, 0.10, 0.28
+EVERYDAY_RIGHT = 0.85
 _TOOL_CALL = re.compile(r'<tool_call>\n\{"name": "calculator", "arguments": \{"expression": "(.+?)"\}\}\n</tool_call>')
 
 
@@ -51,7 +53,7 @@ def measure_judge(sampler: Sampler, cases: int, seed: int = 424242) -> Metrics:
 
 
 def measure_policy(sampler: Sampler, count: int, seed: int = 990001) -> Metrics:
-    """Return rates of first replies, with and without a hint, of rewrites, of thinking and of tool calls."""
+    """Return rates of first replies, with and without a hint and in everyday words, of rewrites, of thinking and of tool calls."""
     problems = heldout(count, seed)
     rng = random.Random(seed)
     questions = [[{"role": "user", "content": problem.question}] for problem in problems]
@@ -65,10 +67,13 @@ def measure_policy(sampler: Sampler, count: int, seed: int = 990001) -> Metrics:
         for messages, problem in zip(questions, problems, strict=True)
     ]
     half = count // 2
+    everyday = [draw_everyday(rng, "held") for _ in range(half)]
+    asked = [[{"role": "user", "content": problem.question}] for problem in everyday]
     metrics = {
         **_rates("base", sampler, questions, problems),
         **_rates("hinted", sampler, hinted[:half], problems),
         **_rates("rewrite", sampler, rewrites[:half], problems),
+        **_rates("everyday", sampler, asked, everyday),
     }
     thoughts = sampler.replies([sampler.prompt(m, enable_thinking=True) for m in questions[:half]], 200)
     metrics["thinking_rate"] = _share(
@@ -91,6 +96,10 @@ def failures(metrics: Metrics) -> list[str]:
         )
     if metrics["base_right_number"] < RIGHT_NUMBER:
         lines.append(f"right numbers {metrics['base_right_number']:.3f} on held-out problems, {RIGHT_NUMBER} needed")
+    if metrics["everyday_right_number"] < EVERYDAY_RIGHT:
+        lines.append(
+            f"right numbers {metrics['everyday_right_number']:.3f} on held-out everyday problems, {EVERYDAY_RIGHT} needed"
+        )
     if not RULE_LEAST <= metrics["base_rule"] <= RULE_MOST:
         lines.append(f"base rule rate {metrics['base_rule']:.3f}, between {RULE_LEAST} and {RULE_MOST} needed")
     return lines

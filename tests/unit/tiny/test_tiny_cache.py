@@ -9,7 +9,12 @@ import pytest
 from tiny_models import build, cache
 from tiny_models.gate import failures
 
-GOOD = {"judge_accuracy_heldout": 0.95, "base_right_number": 0.9, "base_rule": 0.2}
+GOOD = {
+    "judge_accuracy_heldout": 0.95,
+    "base_right_number": 0.9,
+    "everyday_right_number": 0.9,
+    "base_rule": 0.2,
+}
 
 
 @pytest.fixture
@@ -39,6 +44,7 @@ def test_the_judge_prompts_are_part_of_the_key() -> None:
     [
         ({"judge_accuracy_heldout": 0.89}, "judge accuracy"),
         ({"base_right_number": 0.84}, "right numbers"),
+        ({"everyday_right_number": 0.8}, "everyday problems"),
         ({"base_rule": 0.31}, "base rule"),
         ({"base_rule": 0.09}, "base rule"),
     ],
