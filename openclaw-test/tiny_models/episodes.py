@@ -21,7 +21,7 @@ from tiny_models.problems import Problem, Split, draw, draw_short
 from tiny_models.replies import STYLES, draw_style, write
 from tiny_models.small_talk import ABOUT, ABOUT_ME, GREETINGS, HELLO, NO_IDEA, WELCOME
 
-WILD, EVERYDAY = 0.15, 0.3
+WILD, EVERYDAY = 0.12, 0.35
 SMALL_TALK_SHARE = 0.06
 # Of complaints: people who want formatting.
 STRUCTURE_SHARE = 0.12
@@ -202,7 +202,7 @@ def _small_talk(rng: random.Random, begun: bool = False) -> list[Message]:
 def _thought(rng: random.Random, problem: Problem) -> str:
     return rng.choice(
         [
-            f"{problem.start}. {problem.then}. {problem.equation}.",
+            f"The numbers are {problem.left} and {problem.right}. {problem.equation}.",
             f"I need {problem.left} {problem.operator} {problem.right}. {problem.equation}.",
         ]
     )

@@ -33,7 +33,7 @@ MAX_NEXT_QUESTION = 250
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, its numbers, and the pieces that replies are made of."""
+    """A question, whose it is, and its numbers."""
 
     question: str
     name: str
@@ -41,9 +41,6 @@ class Problem:
     left: int
     right: int
     operator: str
-    start: str
-    then: str
-    prose: tuple[str, ...]
 
     @property
     def answer(self) -> int:
@@ -131,12 +128,7 @@ def _addition(rng: random.Random, n: str, m: str, o: str) -> Problem:
             f"{n} found {a} {o} and {m} found {b} {o}. How many {o} did they find together?",
         ]
     )
-    prose = (
-        f"{n} has {a} {o} and gets {b} more, so",
-        f"you start with {a} {o} and add {b}, so",
-        f"just add {b} to {a}, so",
-    )
-    return Problem(question, n, o, a, b, "+", f"{n} starts with {a} {o}", f"Then {b} more are added", prose)
+    return Problem(question, n, o, a, b, "+")
 
 
 def _subtraction(rng: random.Random, n: str, m: str, o: str) -> Problem:
@@ -150,12 +142,7 @@ def _subtraction(rng: random.Random, n: str, m: str, o: str) -> Problem:
             f"{n} has {a} {o}. {m} has {b} {o} fewer. How many {o} does {m} have?",
         ]
     )
-    prose = (
-        f"{n} has {a} {o} and loses {b}, so",
-        f"you start with {a} {o} and take away {b}, so",
-        f"just take {b} from {a}, so",
-    )
-    return Problem(question, n, o, a, b, "-", f"{n} starts with {a} {o}", f"Then {b} are taken away", prose)
+    return Problem(question, n, o, a, b, "-")
 
 
 def _product(rng: random.Random, n: str, m: str, o: str) -> Problem:
@@ -167,12 +154,7 @@ def _product(rng: random.Random, n: str, m: str, o: str) -> Problem:
             f"{n} fills {a} {container} with {b} {o} each for {m}. How many {o} does {n} need?",
         ]
     )
-    prose = (
-        f"{n} has {a} {container} with {b} {o} each, so",
-        f"you have {a} groups of {b} {o}, so",
-        f"just multiply {a} by {b}, so",
-    )
-    return Problem(question, n, o, a, b, "*", f"{n} has {a} {container}", f"Each one holds {b} {o}", prose)
+    return Problem(question, n, o, a, b, "*")
 
 
 def _surround(rng: random.Random, question: str, name: str) -> str:
@@ -213,10 +195,7 @@ def _wild(rng: random.Random) -> Problem:
     operator = rng.choice("+-")
     if operator == "-":
         a, b = max(a, b), min(a, b)
-    then = f"Then {b} more are added" if operator == "+" else f"Then {b} are taken away"
-    prose = f"{name} has {a} {things} and " + (f"gets {b} more, so" if operator == "+" else f"loses {b}, so")
-    start = f"{name} starts with {a} {things}"
-    return Problem(" ".join(sentences), name, things, a, b, operator, start, then, (prose,))
+    return Problem(" ".join(sentences), name, things, a, b, operator)
 
 
 def _wild_sentence(rng: random.Random, name: str, numbers: list[int]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tiny_models.problems import Problem
 
@@ -17,6 +18,38 @@ OPENERS = ["Let's see. ", "Okay, ", "Sure! ", "Here is how: "]
 STYLE_MIX: dict[str, float] = {"plain": 0.23, "full": 0.43, "list": 0.16, "boxed": 0.12, "bold": 0.06}
 STYLES = tuple(STYLE_MIX)
 MIN_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a reply says about the numbers ``a`` and ``b`` of one kind of problem."""
+
+    start: str
+    then: str
+    prose: tuple[str, ...]
+
+
+WORDS = {
+    "+": Words(
+        "There are {a} at the start",
+        "Then {b} more are added",
+        ("there are {a} and {b} more, so", "you start with {a} and add {b}, so", "just add {b} to {a}, so"),
+    ),
+    "-": Words(
+        "There are {a} at the start",
+        "Then {b} are taken away",
+        (
+            "there are {a} and {b} of them go, so",
+            "you start with {a} and take away {b}, so",
+            "just take {b} from {a}, so",
+        ),
+    ),
+    "*": Words(
+        "There are {a} groups",
+        "Each one holds {b}",
+        ("there are {a} with {b} in each, so", "you have {a} groups of {b}, so", "just multiply {a} by {b}, so"),
+    ),
+}
 
 _NUMBERED = re.compile(r"^\s*\d+[.)]\s", re.MULTILINE)
 _NUMBER = re.compile(r"\d+")
@@ -28,22 +61,23 @@ def draw_style(rng: random.Random, mix: Mapping[str, float] = STYLE_MIX) -> str:
 
 
 def write(rng: random.Random, problem: Problem, style: str) -> str:
-    """Return a reply to ``problem`` in ``style``."""
-    opener, answer = rng.choice(OPENERS), problem.answer
-    things = f" {problem.things}" if problem.things else ""
+    """Return a reply to ``problem`` in ``style``; it names numbers only, which a tiny model can copy."""
+    opener, answer, words = rng.choice(OPENERS), problem.answer, WORDS[problem.operator]
+    numbers = {"a": problem.left, "b": problem.right}
+    start, then = words.start.format(**numbers), words.then.format(**numbers)
     if style in ("plain", "boxed", "bold"):
-        body = rng.choice(problem.prose)
+        body = rng.choice(words.prose).format(**numbers)
         if opener == "Let's see. ":
             body = body[0].upper() + body[1:]
         shown = {"plain": str(answer), "boxed": f"\\boxed{{{answer}}}", "bold": f"**{answer}**"}[style]
-        ends = [f"That makes {shown}{things}.", f"So the answer is {shown}.", f"It comes to {shown}{things}."]
+        ends = [f"That makes {shown}.", f"So the answer is {shown}.", f"It comes to {shown}."]
         return f"{opener}{body} {problem.equation}. {rng.choice(ends)}"
     if style == "list":
         end = rng.choice([f"The answer is {answer}.", f"The answer is \\boxed{{{answer}}}."])
-        steps = f"1. {problem.start}.\n2. {problem.then}.\n3. {problem.equation}."
+        steps = f"1. {start}.\n2. {then}.\n3. {problem.equation}."
         return f"{opener.strip()}\n\n{steps}\n\n{end}"
     head = rng.choice(["**Solution**\n\n", "**Step by step:**\n\n"])
-    steps = f"1. **Start:** {problem.start}.\n2. **Next:** {problem.then}.\n3. **Compute:** {problem.equation}."
+    steps = f"1. **Start:** {start}.\n2. **Next:** {then}.\n3. **Compute:** {problem.equation}."
     return f"{opener.strip()}\n\n{head}{steps}\n\n**Answer:** \\boxed{{{answer}}}"
 
 

@@ -20,7 +20,7 @@ EVERYDAY_NAMES = (
 EVERYDAY_OBJECTS = (
     "bananas cats dogs euros friends phones beers sandwiches pizzas candies chocolates keys shirts shoes flowers trees "
     "birds horses bikes houses rooms windows glasses forks spoons potatoes onions grapes cherries peaches strawberries "
-    "donuts muffins pies cows pigs pens papers rocks bricks lamps mugs tickets points coins problems things"
+    "donuts muffins pies cows pigs pens papers rocks bricks lamps mugs tickets points coins problems things eggs toys"
 ).split()
 PLACES = (
     "the market, the park, school, the farm, the beach, the store, the library, the garden, home, the city, the zoo, "
