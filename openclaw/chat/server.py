@@ -94,7 +94,7 @@ class Server:
 
     def model(self) -> str:
         """Return the name of the first model that the server lists."""
-        listed = self._call("GET", "/models").get("data")
+        listed = self._call("GET", "/models").get("data", [])
         try:
             return str(listed[0]["id"])
         except (LookupError, TypeError) as error:

@@ -1,7 +1,7 @@
 """Follows replies after the user's reaction: the judge's verdict, then the weights that learned from it.
 
 Guarantees: a thread of its own asks the server, so nobody waits. Each piece of news is told once. A server that cannot
-tell is asked no more. Owns the thread, which ends with `Watch.close` or with the process.
+tell is asked no more. Owns the thread, which ends with `Watch.close`.
 """
 
 from __future__ import annotations
@@ -62,21 +62,24 @@ class Watch:
             self._changed.notify()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Ask no more; wait for a request that is under way."""
         with self._changed:
             self._closed = True
             self._changed.notify()
+        self._thread.join()
 
     def _run(self) -> None:
         """Ask about every reply, in pauses that grow while there is nothing new."""
         while True:
             with self._changed:
-                self._changed.wait(self._pause if self._watched else None)
-                if self._closed:
+                self._changed.wait_for(lambda: self._closed or self._watched)
+                if self._closed or self._changed.wait_for(lambda: self._closed, self._pause):
                     return
                 due = list(self._watched.items())
                 self._pause = min(2 * self._pause, LONGEST_SECONDS)
             for response_id, watched in due:
+                if self._closed:
+                    return
                 if self._ask(response_id, watched):
                     with self._changed:
                         self._watched.pop(response_id, None)
@@ -91,6 +94,7 @@ class Watch:
             return False
         for line in news(outcome, watched):
             self._announce(line)
+            self._pause = FIRST_SECONDS
         return settled(outcome)
 
 

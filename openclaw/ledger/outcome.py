@@ -14,8 +14,8 @@ from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import SampleState, TurnState
 
 QUERY = (
-    "SELECT turns.state, turns.reason, judge_attempts, verdict, samples.state AS sample,"
-    " samples.reason AS sample_reason, samples.rollout_id, weight_version FROM turns"
+    "SELECT turns.state, COALESCE(turns.reason, samples.reason) AS reason, judge_attempts, verdict,"
+    " samples.state AS sample, samples.rollout_id, weight_version FROM turns"
     " LEFT JOIN verdicts ON verdicts.turn_id = turns.id LEFT JOIN samples ON samples.turn_id = turns.id"
     " LEFT JOIN steps ON steps.rollout_id = samples.rollout_id AND steps.undone_at IS NULL"
     " AND samples.state IN ('leased', 'trained') WHERE turns.id = ? ORDER BY samples.id LIMIT 1"
@@ -66,7 +66,7 @@ class OutcomeQueries(Database):
         score = verdict.get("score")
         return Outcome(
             state=row["state"],
-            reason=row["reason"] or row["sample_reason"],
+            reason=row["reason"],
             score=score,
             score_source=None if score is None else verdict.get("score_source", "judge"),
             hint=verdict.get("hint"),
