@@ -150,9 +150,11 @@ PYTHONUNBUFFERED=1 "${pip[@]}" install --no-deps --progress-bar off -r "$lock" 2
     { cat "$venv/packages.err" >&2; exit 1; }
 rm -f "$venv/packages.err"
 
-step "4/4 the project itself (import path)"
+step "4/4 the project itself (import path, the command openclaw-rl)"
 site="$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')"
 printf '%s\n%s\n' "$root/slime" "$root" >"$site/openclaw_rl.pth"
+printf '#!/bin/sh\nexec "%s" -m openclaw "$@"\n' "$venv/bin/python" >"$venv/bin/openclaw-rl"
+chmod +x "$venv/bin/openclaw-rl"
 if [ "$kind" = cpu ]; then
     "$venv/bin/python" -c 'import torch, ray, transformers, fastapi' || { echo "setup: the environment does not import; delete .venv and run again" >&2; exit 1; }
     if "${pip[@]}" list --format=freeze | grep -qiE '^nvidia-'; then

@@ -24,7 +24,8 @@ logger = logging.getLogger("openclaw.access")
 
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 SCOPE_NAME = "openclaw.request"
-QUIET_ROUTES = ("/healthz", "/metrics")
+QUIET_ROUTES = ("/healthz", "/metrics", "/v1/turns/{response_id:path}")
+"""Routes that clients poll."""
 
 
 @dataclass

@@ -14,13 +14,14 @@ from openclaw.gateway.chat import ChatService
 from openclaw.gateway.detokenize import MARKERS, Vocabulary
 from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.outcomes import OutcomeDesk, OutcomeStore
 from openclaw.gateway.parsers.formats import reply_format
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.rollouts import RolloutDesk, RolloutStore
 from openclaw.sessions import Sessions, TurnStore
 
 
-class GatewayStore(TurnStore, FeedbackStore, RolloutStore, Protocol):
+class GatewayStore(TurnStore, FeedbackStore, OutcomeStore, RolloutStore, Protocol):
     """What the gateway needs from the ledger."""
 
 
@@ -77,6 +78,7 @@ def build_service(
         ),
         rollouts=RolloutDesk(ledger, enabled=config.serve_rollouts),
         feedback=FeedbackDesk(ledger, metrics, clock=clock, on_pending=on_pending),
+        outcomes=OutcomeDesk(ledger),
         metrics=metrics,
         clock=clock,
     )

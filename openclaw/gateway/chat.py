@@ -23,6 +23,7 @@ from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.grammar import reply_grammar
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.outcomes import OutcomeDesk
 from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.render import Renderer, RenderError
@@ -49,6 +50,7 @@ class ChatService:
         engine: EngineClient,
         sessions: Sessions,
         feedback: FeedbackDesk,
+        outcomes: OutcomeDesk,
         rollouts: RolloutDesk,
         metrics: GatewayMetrics,
         clock: Callable[[], float] = time.time,
@@ -57,6 +59,7 @@ class ChatService:
         self.engine = engine
         self.sessions = sessions
         self.feedback = feedback
+        self.outcomes = outcomes
         self.rollouts = rollouts
         self.metrics = metrics
         self.clock = clock

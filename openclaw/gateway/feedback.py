@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.outcomes import unknown_reply
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackReceipt
 from openclaw.ledger.opinion import as_next_state, stated_score
@@ -79,12 +80,7 @@ class FeedbackDesk:
         try:
             receipt = await asyncio.to_thread(self._store.record_feedback, feedback, as_next_state(feedback))
         except UnknownRecordError as error:
-            raise ApiError(
-                404,
-                "no finished reply has this response_id; send the 'id' of a chat completion of this server",
-                code="response_not_found",
-                param="response_id",
-            ) from error
+            raise unknown_reply() from error
         except LedgerError as error:
             self._metrics.ledger_failures.inc()
             logger.exception("feedback could not be recorded")

@@ -1,8 +1,8 @@
 """The routes other than chat completions.
 
-``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/rollouts``;
-``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Guarantees: bodies over the limit are
-not read. Stateless.
+``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/turns/{id}``,
+``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Guarantees:
+bodies over the limit are not read. Stateless.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from openclaw.ledger.exceptions import UnknownRecordError
 
 
 def add_session_routes(app: FastAPI, service: ChatService) -> None:
-    """Add the routes for sessions, feedback and collectors."""
+    """Add the routes for sessions, feedback, outcomes and collectors."""
 
     @app.post("/v1/sessions/{session_id:path}/done")
     async def session_done(session_id: str) -> Response:
@@ -46,6 +46,11 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
         """Record a person's feedback on a reply."""
         body = await read_body(request, service.config.max_body_bytes)
         return json_response(await service.feedback.take(body, key_name(request.scope)))
+
+    @app.get("/v1/turns/{response_id:path}")
+    async def turn(response_id: str) -> Response:
+        """Return what became of a reply: state, verdict, and the training step that uses it."""
+        return json_response(await service.outcomes.tell(response_id))
 
     @app.get("/v1/rollouts")
     async def rollouts(since: str = "0", after: str = "0") -> Response:

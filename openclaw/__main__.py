@@ -1,0 +1,56 @@
+"""``openclaw-rl COMMAND``, also ``python -m openclaw COMMAND``: one name for the programs of this package.
+
+Guarantees: a command runs as ``python -m`` would run it. Nothing of any other command is imported.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+
+PROG = "openclaw-rl"
+USAGE_EXIT = 2
+COMMANDS = {
+    "chat": "talk to a running server, rate its replies, and see what it learns",
+    "inspect": "show the verdict, sample and step of each turn of a run",
+    "models": "list the models of the launch scripts, or download one",
+    "method": "check the folder of a learning method",
+    "server": "serve a model and record its conversations, without training",
+    "launch": "start a run that serves and learns",
+}
+"""The name of each command, which is also its module in this package, and what it does."""
+
+
+def help_text() -> str:
+    """Return the list of commands."""
+    lines = [f"  {name:8} {what}" for name, what in COMMANDS.items()]
+    end = f"{PROG} COMMAND --help lists the options of a command."
+    return "\n".join([f"usage: {PROG} COMMAND ...", "", *lines, "", end])
+
+
+def unknown(name: str) -> str:
+    """Return a line about a command that does not exist, with the nearest name."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, COMMANDS, n=1)
+    return f"{PROG}: no command {name!r}; {f'type: {PROG} {near[0]}' if near else 'use one of ' + ', '.join(COMMANDS)}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` names; return the exit status, unless the command exits itself."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0 if words else USAGE_EXIT
+    name, *rest = words
+    if name not in COMMANDS:
+        print(unknown(name), file=sys.stderr)
+        return USAGE_EXIT
+    sys.argv[1:] = rest
+    runpy.run_module(f"openclaw.{name}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The command `openclaw-rl`: it lists, runs and corrects the names of the programs."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from openclaw.__main__ import COMMANDS, main
+
+
+def run(*words: str, repository: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "openclaw", *words]
+    return subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], []])
+def test_the_list_of_commands(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == (0 if words else 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "usage: openclaw-rl COMMAND ..."
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
+
+
+def test_the_list_loads_no_other_program(repository: Path) -> None:
+    code = (
+        "import sys; before = set(sys.modules); from openclaw.__main__ import main; main(['--help']);"
+        "print({name for name in sys.modules if name.split('.')[0] not in sys.stdlib_module_names} - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] in (
+        "{'openclaw', 'openclaw.__main__'}",
+        "{'openclaw.__main__', 'openclaw'}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("cht", "type: openclaw-rl chat"), ("insepct", "type: openclaw-rl inspect"), ("xyz", "use one of chat, inspect,")],
+)
+def test_a_misspelled_command(name: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"openclaw-rl: no command '{name}'; {advice}")
+    assert said.err.count("\n") == 1
+
+
+def test_every_command_is_a_program(repository: Path) -> None:
+    for name in COMMANDS:
+        spec = importlib.util.find_spec(f"openclaw.{name}")
+        assert spec is not None
+        assert not spec.submodule_search_locations or importlib.util.find_spec(f"openclaw.{name}.__main__")
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"openclaw-rl": "openclaw.__main__:main"}
+
+
+def test_a_command_gets_its_words_and_keeps_its_exit_status(repository: Path) -> None:
+    helped = run("chat", "--help", repository=repository)
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert helped.stdout.startswith("usage: openclaw-rl chat ")
+    missing = run("inspect", "/no/such/run", repository=repository)
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert missing.stderr.startswith("no ledger at /no/such/run")
