@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.page_commands.blocks import pages, read_page
-from tests.page_commands.check import check_command
+from tests.page_commands.blocks import Block, pages, read_page
+from tests.page_commands.check import check_command, check_program
 from tests.page_commands.gateway import Gateway, running_gateway
 from tests.page_commands.rules import rule_of
 from tests.page_commands.stage import make_ledger, make_stage
 
 PAGES = [page for page in pages() if read_page(page)[1]]
+PROGRAMS = [block for page in pages() for block in read_page(page)[0] if block.language == "python"]
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +45,8 @@ def test_the_commands_of_a_page_work(page: str, tmp_path: Path, gateway: Gateway
         except AssertionError as error:
             failed.append(str(error))
     assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: f"{block.page}:{block.line}")
+def test_a_program_of_a_page_works(block: Block, tmp_path: Path, gateway: Gateway, ledger: Path) -> None:
+    check_program(block, make_stage(tmp_path / "repository", block.page, ledger), gateway)

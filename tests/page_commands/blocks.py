@@ -55,6 +55,17 @@ class Command:
         """The command without the variables it sets and the folder of the environment."""
         return re.sub(r"^" + ASSIGNMENTS, "", self.text).removeprefix(".venv/bin/")
 
+    @property
+    def is_fragment(self) -> bool:
+        """Whether it is a part of a command, or a file to write."""
+        return self.text.startswith(("#!", "--"))
+
+    @property
+    def first_line(self) -> str:
+        """Its first line, marked where there are more."""
+        first, *rest = self.text.splitlines()
+        return first + " ..." * bool(rest)
+
 
 def pages() -> list[str]:
     """Return every page that git tracks, or is about to."""

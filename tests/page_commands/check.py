@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 
-from tests.page_commands.blocks import ROOT, Command
+from tests.page_commands.blocks import ROOT, Block, Command
 from tests.page_commands.gateway import Gateway, run_curl
 from tests.page_commands.in_process import run_call
 from tests.page_commands.rules import Kind, Rule
@@ -54,6 +55,30 @@ def check_command(command: Command, rule: Rule, stage: Path, gateway: Gateway) -
         _run(command, f"{text} {rule.added}".strip(), rule, stage)
 
 
+def check_program(block: Block, stage: Path, gateway: Gateway) -> None:
+    """Run a Python block; one that reads input gets a line and the end.
+
+    Raises:
+        AssertionError: it names something that does not exist, or fails.
+    """
+    name = f"program_{block.line}.py"
+    write(stage / name, gateway.addressed(block.text))
+    command = Command(block.page, block.line, f"python {name}")
+    lint = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E9,F", str(stage / name)]
+    ended = subprocess.run(lint, capture_output=True, text=True, timeout=60, check=False)
+    if ended.returncode:
+        raise CommandFailed(command, ended.returncode, ended.stdout + ended.stderr)
+    for call in calls_of(stage, command.text):
+        try:
+            code, printed = run_call(call, stage)
+        except EOFError:
+            if "input(" not in block.text:
+                raise
+            continue
+        if code:
+            raise CommandFailed(command, code, printed)
+
+
 def completed(command: Command) -> str:
     """Return the command with its placeholders filled."""
     text = command.text
@@ -82,6 +107,7 @@ def check_usage(command: Command) -> None:
     ended = subprocess.run(
         ["bash", script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
+    # The packages that `scripts/lock.sh --upgrade` names are those of pyproject.toml.
     unknown = [word for word in words if word not in ended.stdout and word not in (ROOT / "pyproject.toml").read_text()]
     if ended.returncode or unknown:
         raise CommandFailed(command, ended.returncode, f"--help does not name {unknown}\n{ended.stdout}{ended.stderr}")

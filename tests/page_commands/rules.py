@@ -70,13 +70,13 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"bash scripts/build_tiny_models\.sh", "sets up and trains for minutes; the integration tests build this model first"),
     Rule(Kind.USAGE, r"(bash )?(tests|scripts)/\w+\.sh", "sets up, resolves locks or tests: minutes and a network"),
     Rule(Kind.ELSEWHERE, r"python (scripts/reference_pages\.py|-m slime\.arguments\.generate)$", "writes files of the repository; the fast tests compare them with the code"),
-    Rule(Kind.ELSEWHERE, r"python -m pytest tests/gpu", "needs a GPU"),
+    Rule(Kind.ELSEWHERE, r"python -m pytest tests/gpu/", "needs a GPU"),
     Rule(Kind.ELSEWHERE, r"rm -rf \.venv && ", "replaces the environment that the tests run in; needs a GPU"),
     Rule(Kind.ELSEWHERE, r"cp gpu\.json ", "needs a GPU's measurements, and writes a file of the repository"),
-    Rule(Kind.ELSEWHERE, r"docker ", "needs Docker and a network"),
-    Rule(Kind.ELSEWHERE, r"npm ", "needs Node; tests/integration runs the extension's own tests where there is one"),
-    Rule(Kind.ELSEWHERE, r"openclaw ", "needs OpenClaw; tests/integration runs it where there is one"),
-    Rule(Kind.ELSEWHERE, r"ray ", "starts or uses a cluster of the user's"),
+    Rule(Kind.ELSEWHERE, r"docker (build|run) ", "needs Docker and a network"),
+    Rule(Kind.ELSEWHERE, r"npm (ci|test|run check)$", "needs Node; tests/integration runs the extension's own tests where there is one"),
+    Rule(Kind.ELSEWHERE, r"openclaw (config|gateway|models|plugins) ", "needs OpenClaw; tests/integration runs it where there is one"),
+    Rule(Kind.ELSEWHERE, r"ray (start|job submit|job stop)\b", "starts or uses a cluster of the user's"),
     Rule(Kind.ELSEWHERE, r"pip install ", "needs a network"),
 )  # fmt: skip
 
