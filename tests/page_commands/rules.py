@@ -50,7 +50,9 @@ class Rule:
 
 
 _TOOLS = r"slime/tools/\w+\.py|-m (benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |openclaw\.models \S)"
-_PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|-m openclaw\.(launch|server) -|openclaw-combine/(serve_model|train_async)\.py"
+_PROGRAMS = (
+    r"slime/(train|train_async|eval_only)\.py --|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
+)
 RULES = (
     Rule(Kind.RUN, r"(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.inspect ", "reads and edits a ledger"),
@@ -63,6 +65,7 @@ RULES = (
     Rule(Kind.SERVER, r"python openclaw-combine/collect_rollouts\.py", "follows a gateway until Ctrl-C", "--once"),
     Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|-m openclaw\.server --enable-rl-intercept)$", "a sentence names a program"),
     Rule(Kind.DRY_RUN, r"(bash )?\S+/run_\w+\.sh", "starts engines and a trainer", "--dry-run"),
+    Rule(Kind.DRY_RUN, r"python openclaw-combine/train_async\.py", "starts engines and a trainer in a process of its own, which sees this machine's GPUs", "--dry-run --gpu-memory-gb 80"),
     Rule(Kind.DRY_RUN, rf"python ({_PROGRAMS})", "starts engines or a trainer", "--dry-run"),
     Rule(Kind.DRY_RUN, r"--", "flags to add to a line of the trainer", "--dry-run"),
     Rule(Kind.DRY_RUN, r"#!", "a launch script to copy", "--dry-run"),

@@ -6,6 +6,7 @@ Programs of the project are stand-ins on the ``PATH`` that write down how they w
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ RECORDED = ("python", "python3", "curl", "openclaw-rl")
 _RECORDER = f"""#!/usr/bin/env bash
 if [ "${{1:-}}" = -c ]; then exec {sys.executable} "$@"; fi
 {{ printf '%s\\0' "${{0##*/}}" "$PWD" "$#" "$@"; env -0; }} >"$PAGE_CALLS/$(printf %04d "$(find "$PAGE_CALLS" -type f | wc -l)")"
+"""
+# What `openssl rand -hex N` prints, on a machine without it.
+_HEX_NUMBER = """#!/usr/bin/env bash
+[ "$1 $2" = "rand -hex" ] && head -c "$3" /dev/urandom | od -An -v -tx1 | tr -d ' \\n'
 """
 SECONDS = 60
 
@@ -41,6 +46,9 @@ def make_environment(folder: Path) -> None:
     for name in RECORDED:
         (programs / name).write_text(_RECORDER)
         (programs / name).chmod(0o755)
+    if shutil.which("openssl") is None:
+        (programs / "openssl").write_text(_HEX_NUMBER)
+        (programs / "openssl").chmod(0o755)
     (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
 
 
