@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tests.page_commands.blocks import ROOT, Block, Command
@@ -98,6 +99,8 @@ def run_program(call: Call, stage: Path, *, only_parse: bool = False) -> tuple[i
     """Run a call that a shell made; return its exit code and what it printed."""
     if call.program == "curl":
         return run_curl(call)
+    if call.program == "openclaw-rl":
+        call = replace(call, words=("-m", "openclaw", *call.words))
     return run_call(call, stage, only_parse=only_parse)
 
 
@@ -120,5 +123,5 @@ def check_names(command: Command, text: str) -> None:
         if name.split("/")[0] in top and not (ROOT / name).exists() and not name.startswith("benchmarks/baselines/"):
             raise CommandFailed(command, 127, f"the repository has no {name}")
     for name in _MODULE.findall(text):
-        if importlib.util.find_spec(name) is None:
+        if name.islower() and importlib.util.find_spec(name) is None:
             raise CommandFailed(command, 127, f"there is no module {name}")

@@ -26,6 +26,8 @@ SECONDS = 60
 LEDGER = "served.sqlite"
 ADDRESSES = ("127.0.0.1:30000", "127.0.0.1:8000")
 """Where the pages' gateways listen; a command reaches the test's instead."""
+CHAT = "openclaw-rl chat"
+"""Talks to the first of them unless it is told otherwise."""
 REPLY_ID = "chatcmpl-..."
 """Where a page leaves out the id of a reply."""
 
@@ -41,6 +43,8 @@ class Gateway:
         """Return a command or program that asks this gateway, about its reply."""
         for address in ADDRESSES:
             text = text.replace(address, self.url.removeprefix("http://"))
+        if "--base-url" not in text:
+            text = text.replace(CHAT, f"{CHAT} --base-url {self.url}/v1")
         return text.replace(REPLY_ID, self.reply_id)
 
 

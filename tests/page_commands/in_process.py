@@ -27,7 +27,7 @@ from tests.page_commands.shell import Call
 
 TEST_SECONDS = 240
 STDIN = "Hello?\n"
-"""What a reader types into a program that asks."""
+"""What a reader types into a program that asks, unless the command pipes something into it."""
 
 
 class _Parsed(BaseException):
@@ -112,7 +112,7 @@ def _started(call: Call, stage: Path) -> Iterator[None]:
     with (
         mock.patch.dict(os.environ, call.environment, clear=True),
         mock.patch.object(sys, "meta_path", finders),
-        mock.patch.object(sys, "stdin", io.StringIO(STDIN)),
+        mock.patch.object(sys, "stdin", io.StringIO(call.typed or STDIN)),
     ):
         os.chdir(call.folder)
         sys.path[:0] = [call.folder, *(str(Path(each).absolute()) for each in _import_path(call))]

@@ -54,6 +54,7 @@ _PROGRAMS = (
     r"slime/(train|train_async|eval_only)\.py --|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
 )
 RULES = (
+    Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.RUN, r"(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.inspect ", "reads and edits a ledger"),
     Rule(Kind.RUN, r"python -m openclaw\.(method (check|clauses)|models$)", "reads what is here"),
@@ -61,9 +62,8 @@ RULES = (
     Rule(Kind.RUN, r"(bash )?scripts/setup\.sh doctor", "looks at the machine"),
     Rule(Kind.RUN, r".* (--dry-run|--help)$", "starts nothing"),
     Rule(Kind.RUN, r"python -m pytest tests/contract/plugins", "the contract's tests on a plugin that the page shows", "-k test_contract"),
-    Rule(Kind.SERVER, r"curl |python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.SERVER, r"python openclaw-combine/collect_rollouts\.py", "follows a gateway until Ctrl-C", "--once"),
-    Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|-m openclaw\.server --enable-rl-intercept)$", "a sentence names a program"),
+    Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|-m openclaw\.server --enable-rl-intercept)$|openclaw-rl COMMAND$", "a sentence names a program"),
     Rule(Kind.DRY_RUN, r"(bash )?\S+/run_\w+\.sh", "starts engines and a trainer", "--dry-run"),
     Rule(Kind.DRY_RUN, r"python openclaw-combine/train_async\.py", "starts engines and a trainer in a process of its own, which sees this machine's GPUs", "--dry-run --gpu-memory-gb 80"),
     Rule(Kind.DRY_RUN, rf"python ({_PROGRAMS})", "starts engines or a trainer", "--dry-run"),

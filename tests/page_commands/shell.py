@@ -16,7 +16,8 @@ RECORDED = ("python", "python3", "curl", "openclaw-rl")
 # `python -c` inside a script answers a question of the script, so it runs.
 _RECORDER = f"""#!/usr/bin/env bash
 if [ "${{1:-}}" = -c ]; then exec {sys.executable} "$@"; fi
-{{ printf '%s\\0' "${{0##*/}}" "$PWD" "$#" "$@"; env -0; }} >"$PAGE_CALLS/$(printf %04d "$(find "$PAGE_CALLS" -type f | wc -l)")"
+input="$(cat)"
+{{ printf '%s\\0' "${{0##*/}}" "$PWD" "$#" "$@" "$input"; env -0; }} >"$PAGE_CALLS/$(printf %04d "$(find "$PAGE_CALLS" -type f | wc -l)")"
 """
 # What `openssl rand -hex N` prints, on a machine without it.
 _HEX_NUMBER = """#!/usr/bin/env bash
@@ -27,11 +28,12 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a program: its name, the folder it starts in, its words and its environment."""
+    """One call of a program: its name, the folder it starts in, its words, its input and its environment."""
 
     program: str
     folder: str
     words: tuple[str, ...]
+    typed: str
     environment: dict[str, str]
 
 
@@ -70,6 +72,7 @@ def calls_of(folder: Path, script: str) -> list[Call]:
         ["bash", "-eo", "pipefail", "-c", script],
         cwd=folder,
         env=environment,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -82,6 +85,7 @@ def calls_of(folder: Path, script: str) -> list[Call]:
 
 def _read(record: Path) -> Call:
     program, folder, count, *rest = record.read_text().removesuffix("\0").split("\0")
-    pairs = (entry.split("=", 1) for entry in rest[int(count) :] if "=" in entry)
+    words, typed, entries = rest[: int(count)], rest[int(count)], rest[int(count) + 1 :]
+    pairs = (entry.split("=", 1) for entry in entries if "=" in entry)
     environment = {name: value for name, value in pairs if name != "PAGE_CALLS"}
-    return Call(program, folder, tuple(rest[: int(count)]), environment)
+    return Call(program, folder, tuple(words), typed, environment)
