@@ -1,4 +1,5 @@
 """The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after.
+With `--live` you talk to it instead.
 
 Guarantees: the exit status is 0 only if every update happened and everything was measured. The demo stops what it
 started, also on Ctrl-C, SIGTERM or a crash. The run is the real one (SGLang, Ray, FSDP2, gateway, judge, ledger), started
@@ -14,26 +15,23 @@ import os
 import signal
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 
 from asking import server_client
 from measure import MeasureError, gsm8k_items, heldout_items, measure
 from openai import AsyncOpenAI
-from rich.console import Console
 from student import Student
+from tiny_demo import live, resume
 from tiny_demo import report as reports
-from tiny_demo import resume
-from tiny_demo.launched import REPOSITORY, LaunchedRun, RunFailed, Settings
+from tiny_demo.launched import ENDLESS, LaunchedRun, RunFailed, Settings
+from tiny_demo.options import parse
 from tiny_demo.progress import Watch
 from tiny_models.build import BuildError, ensure_built
 from tiny_models.cache import is_built, model_path
 
-from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main as launch
-from openclaw.launch.method_check import folder_problems
-from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import ARGUMENTS_NAME, chat_command
 
 MODEL_NAME = "tiny"
 POLL_SECONDS = 0.5
@@ -93,7 +91,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """Return what the launcher is asked for."""
     return Settings(
         options.method,
-        options.updates,
+        ENDLESS if options.live or options.keep_serving else options.updates,
         options.seed,
         options.port,
         options.run_dir,
@@ -114,7 +112,8 @@ def prepare(options: argparse.Namespace) -> Path:
     if options.gsm8k:
         gsm8k_items(options.gsm8k)
     LaunchedRun(settings_of(options)).check_port()
-    options.console.rule(f"openclaw-{options.title}: {options.updates} updates on this machine's CPU")
+    what = "learns from you" if options.live else f"{options.updates} updates"
+    options.console.rule(f"openclaw-{options.title}: {what}, on this machine's CPU")
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
     return ensure_built(console=options.console)
@@ -153,7 +152,6 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
         report = {
             "method": options.title,
             "seed": options.seed,
-            "updates": options.updates,
             **reports.traffic_fields(tally, await run.gateway_counts(), 2 * (len(items) + len(gsm8k)), seconds),
             **reports.ledger_fields(ledger),
             **reports.measured_fields(reports.Measured(before, after, gsm8k_before, gsm8k_after)),
@@ -163,10 +161,9 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
             "run_dir": str(settings.run_dir),
             "history": history,
         }
-        ledger.close()
         finish(report, options)
         if options.keep_serving:
-            await serve(run, settings)
+            await serve(run, ledger, options)
     finally:
         with console.status("stopping"):
             await asyncio.shield(asyncio.to_thread(run.stop))
@@ -188,87 +185,29 @@ def finish(report: reports.Report, options: argparse.Namespace) -> None:
     options.console.print(resume.inspect_line(options.run_dir), soft_wrap=True)
 
 
-async def serve(run: LaunchedRun, settings: Settings) -> None:
-    """Stay up until a signal; print how to talk to the model."""
-    body = '{"model": "tiny", "messages": [{"role": "user", "content": "Tom has 3 pears. Anna gives Tom 4 more. How many?"}]}'
+def batch_size(settings: Settings) -> int:
+    """Return the number of samples per step of a running run."""
+    return json.loads((settings.run_dir / ARGUMENTS_NAME).read_text())["rollout_batch_size"]
+
+
+async def serve(run: LaunchedRun, ledger: Ledger, options: argparse.Namespace) -> None:
+    """Stay up until a signal: print how to talk to the model, and a line per update."""
+    settings, steps = run.settings, int(ledger.counts()["steps"])
+    body = '{"model": "tiny", "messages": [{"role": "user", "content": "Tom has 3 pears and gets 4 more. How many?"}]}'
     print(
-        f"\nserving on {settings.base_url} until Ctrl-C; try:\n"
+        f"\nserving on {settings.base_url} until Ctrl-C, and learning from every {batch_size(settings)} samples; try:\n"
+        f"  {chat_command(settings.base_url)}\n"
         f"  curl {settings.base_url}/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         flush=True,
     )
     while True:
         run.check()
+        if (now := int(ledger.counts()["steps"])) > steps:
+            steps = now
+            print(
+                f"update {steps}: it has learned from you, weights {ledger.live_weight_version()} are live", flush=True
+            )
         await asyncio.sleep(1.0)
-
-
-def method_of(name: str) -> tuple[str, str]:
-    """Return what the launcher calls the method, and its name in titles; check the method of a folder.
-
-    Raises:
-        ConfigError: there is no such method, or it cannot work; the message says everything that is wrong.
-    """
-    found = next((each for each in methods_of() if each.config.name == name), None)
-    if found is not None and found.variant:
-        raise ConfigError(
-            f"--method {name} is a variant, which the demo does not run; use {find_method(str(found.folder)).config.name}"
-        )
-    folder = found.folder if found else find_folder(name)
-    if problems := folder_problems(folder, os.environ):
-        raise ConfigError("\n".join([f"the method cannot work, see CONTRIBUTING.md: --method {name}", *problems]))
-    return (name if found else str(folder)), find_method(str(folder)).config.name
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the options; unknown ones go to the launcher."""
-    parser = argparse.ArgumentParser(
-        prog="run_tiny_cpu.sh", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
-    )
-    names = ", ".join(sorted(each.config.name for each in methods_of() if not each.variant))
-    parser.add_argument(
-        "--method",
-        default=recommended().config.name,
-        help=f"{names}, or the path of a method folder (default: %(default)s)",
-    )
-    parser.add_argument("--updates", type=int, default=16, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the run and the student (default: %(default)s)")
-    parser.add_argument("--report", type=Path, default=None, help="file for the report (default: in the run's folder)")
-    parser.add_argument("--gsm8k", type=Path, default=None, help="GSM8K file; measure the rule rate on it, too")
-    parser.add_argument("--keep-serving", action="store_true", help="stay up after the report, until Ctrl-C")
-    parser.add_argument("--port", type=int, default=30000, help="port of the API (default: %(default)s)")
-    parser.add_argument(
-        "--run-dir", type=Path, default=None, help="folder for logs, ledger and checkpoints (default: runs/...)"
-    )
-    parser.add_argument("--sessions", type=int, default=8, help="concurrent conversations (default: %(default)s)")
-    parser.add_argument("--max-turns", type=int, default=3, help="user messages per session (default: %(default)s)")
-    parser.add_argument(
-        "--heldout", type=int, default=256, help="held-out problems to measure on (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        default=os.environ.get("RESUME", "") not in ("", "0"),
-        help="continue the run in --run-dir, by default the newest one that was stopped (also: RESUME=1)",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
-    options, options.launcher_arguments = parser.parse_known_args(argv)
-    try:
-        method, title = method_of(options.method)
-    except ConfigError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    state = None
-    if options.resume:
-        options, state = resume.continued(parser, options, title, argv, REPOSITORY / "runs")
-    options.method, options.title = method, title
-    if options.updates < 1 or options.sessions < 1 or options.max_turns < 2 or options.heldout < 1:
-        parser.error("--updates, --sessions and --heldout must be 1 or more, --max-turns 2 or more")
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    options.run_dir = (options.run_dir or REPOSITORY / "runs" / f"tiny-cpu-{options.title}-{stamp}").absolute()
-    if wrong := resume.problem(options, state):
-        parser.error(wrong)
-    options.state = state or resume.State(resume.options_of(options))
-    options.report_path = options.report or options.run_dir / "report.json"
-    options.console, options.reported = Console(), False
-    return options
 
 
 def dry_run(options: argparse.Namespace) -> None:
@@ -280,10 +219,13 @@ def dry_run(options: argparse.Namespace) -> None:
     run, model = settings_of(options), model_path()
     state = "built" if is_built(model) else "would be built first, in minutes"
     print(f"model    {model} ({state})")
-    print(
-        f"demo     {options.updates} updates, {options.sessions} sessions at once, measured on {options.heldout} problems"
-    )
-    os.environ.update(run.environment(os.environ))
+    if options.live:
+        print("talks    you: openclaw-rl chat, curl or any OpenAI client")
+    else:
+        print(
+            f"demo     {options.updates} updates, {options.sessions} sessions at once, measured on {options.heldout} problems"
+        )
+    os.environ.update(live.environment(run, os.environ) if options.live else run.environment(os.environ))
     launch([*run.command[3:], "--dry-run"])
 
 
@@ -304,7 +246,10 @@ def main() -> int:
         return 0
     try:
         started = time.monotonic()
-        asyncio.run(interruptible(options, prepare(options), started))
+        model = prepare(options)
+        if options.live:
+            live.become(settings_of(options), options)
+        asyncio.run(interruptible(options, model, started))
     except (asyncio.CancelledError, KeyboardInterrupt):
         print("\nstopped", file=sys.stderr)
         if options.keep_serving and options.reported:

@@ -28,6 +28,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 START_TIMEOUT_SECONDS = 420.0
 STOP_TIMEOUT_SECONDS = 90.0
 HOST = "127.0.0.1"
+# Updates of a run that learns until it is stopped.
+ENDLESS = 1_000_000
 
 
 class RunFailed(RuntimeError):

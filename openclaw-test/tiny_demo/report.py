@@ -30,13 +30,14 @@ class Measured:
 
 
 def ledger_fields(ledger: Ledger) -> Report:
-    """Return the ledger's counts of turns and samples."""
-    counts, seconds = ledger.counts(), ledger.feedback_to_live_seconds()
+    """Return the ledger's counts of updates, turns and samples."""
+    steps, counts, seconds = ledger.step_records(), ledger.counts(), ledger.feedback_to_live_seconds()
     reasons = {name: count for name, count in counts["turn_reasons"].items() if name != "side"}
     for name, count in counts["sample_reasons"].items():
         reasons[name] = reasons.get(name, 0) + count
     return {
-        "samples_trained": sum(step["samples"] for step in ledger.step_records()),
+        "updates": len(steps),
+        "samples_trained": sum(step["samples"] for step in steps),
         "samples_dropped": reasons,
         "samples_by_state": counts["samples"],
         "turns_by_state": counts["turns"],

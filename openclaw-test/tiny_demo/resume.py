@@ -81,9 +81,14 @@ def has_checkpoint(run_dir: Path) -> bool:
     return (run_dir / CHECKPOINTS_NAME / LATEST).is_file()
 
 
-def newest_stopped(runs: Path, method: str) -> Path | None:
-    """Return the method's newest run in ``runs`` that has a checkpoint and no report, None if there is none."""
-    found = [path for path in runs.glob(f"tiny-cpu-{method}-*") if has_checkpoint(path)]
+def folder_prefix(title: str, live: bool) -> str:
+    """Return how the names of the run folders begin; ``title``: the method's name."""
+    return f"tiny-cpu-{'live-' if live else ''}{title}-"
+
+
+def newest_stopped(runs: Path, prefix: str) -> Path | None:
+    """Return the newest folder in ``runs`` of that prefix that has a checkpoint and no report, None if there is none."""
+    found = [path for path in runs.glob(f"{prefix}*") if has_checkpoint(path)]
     return max(
         (path for path in found if not (path / "report.json").exists()), default=None, key=lambda path: path.name
     )
@@ -93,7 +98,7 @@ def continued(
     parser: argparse.ArgumentParser, options: argparse.Namespace, title: str, argv: Sequence[str] | None, runs: Path
 ) -> tuple[argparse.Namespace, State | None]:
     """Return the options of a resumed demo, with those of its first part as defaults, and what it remembers."""
-    run_dir = options.run_dir or newest_stopped(runs, title)
+    run_dir = options.run_dir or newest_stopped(runs, folder_prefix(title, options.live))
     if run_dir is None:
         parser.error(f"--resume: no stopped run of method {title} in {runs}; name its folder with --run-dir")
     state = load(run_dir)
@@ -116,8 +121,10 @@ def problem(options: argparse.Namespace, state: State | None) -> str | None:
         return f"--run-dir {run_dir} already has a run; {again}name another folder"
     if not has_checkpoint(run_dir):
         return f"--resume: {run_dir} holds no checkpoint; start without --resume, in another folder"
+    if options.live:
+        return None
     done = steps_of(run_dir)
-    if done >= options.updates:
+    if done >= options.updates and not options.keep_serving:
         return f"--resume: the run in {run_dir} has {done} updates of {options.updates}; add --updates {done + 16}"
     if state is not None and state.before is not None and len(state.before.replies) != options.heldout:
         return (
@@ -138,14 +145,18 @@ def last_lines(
     lines = [inspect_line(options.run_dir)] if find_ledger(options.run_dir) else []
     if not has_checkpoint(options.run_dir):
         return [*lines, "continue no step was taken, so there is nothing to continue: start it again"]
+    return [*lines, f"continue {continue_command(options, argv, environment)}"]
+
+
+def continue_command(
+    options: argparse.Namespace, argv: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> str:
+    """Return the line that continues the run, as it was started."""
     words = shlex.split(environment.get(STARTED_AS, "")) or [shown_path(sys.executable), *argv]
-    place = (
-        []
-        if any(word.partition("=")[0] == "--run-dir" for word in words)
-        else ["--run-dir", shown_path(options.run_dir)]
-    )
+    placed = any(word.partition("=")[0] == "--run-dir" for word in words)
+    place = [] if placed else ["--run-dir", shown_path(options.run_dir)]
     again = [] if "--resume" in words else ["--resume"]
-    return [*lines, f"continue {shlex.join([*words, *place, *again])}"]
+    return shlex.join([*words, *place, *again])
 
 
 def say_how(options: argparse.Namespace) -> None:

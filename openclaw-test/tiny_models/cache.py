@@ -17,10 +17,12 @@ SOURCES = (
         for name in (
             "words.py",
             "problems.py",
+            "everyday.py",
             "replies.py",
             "phrases.py",
             "feedback.py",
             "hints.py",
+            "small_talk.py",
             "episodes.py",
             "tokenizer.py",
             "chat_template.jinja",

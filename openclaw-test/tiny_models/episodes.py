@@ -14,12 +14,17 @@ from typing import Any, Literal
 
 from openclaw.judge.prompts import append_hint, judge_messages
 from openclaw.messages.text import response_text
-from tiny_models.feedback import approval, complaint, off_topic, tool_error, tool_result
+from tiny_models.everyday import careless, draw_everyday
+from tiny_models.feedback import approval, complaint, off_topic, tool_error, tool_result, wish_for_structure
 from tiny_models.hints import FORMAT_HINTS, MORE_PLAIN_HINTS, NEUTRAL_HINTS, PLAIN_HINTS, TOOL_HINTS
 from tiny_models.problems import Problem, Split, draw, draw_short
 from tiny_models.replies import STYLES, draw_style, write
+from tiny_models.small_talk import ABOUT, ABOUT_ME, GREETINGS, HELLO, NO_IDEA, WELCOME
 
-WILD = 0.15
+WILD, EVERYDAY = 0.15, 0.3
+SMALL_TALK_SHARE = 0.06
+# Of complaints: people who want formatting.
+STRUCTURE_SHARE = 0.12
 THINKING_SHARE, TOOLS_SHARE = 0.09, 0.09
 HINT_SHARE = 0.22
 SYSTEM_PROMPTS = [
@@ -60,12 +65,13 @@ class Episode:
 
 @dataclass(frozen=True)
 class JudgeCase:
-    """One reply with its next state and the right verdict."""
+    """One reply with its next state and the right verdict; ``structure``: the user misses formatting."""
 
     reply: str
     next_state: str
     role: Literal["user", "tool"]
     label: int
+    structure: bool = False
 
 
 def policy_episode(rng: random.Random) -> Episode:
@@ -74,7 +80,11 @@ def policy_episode(rng: random.Random) -> Episode:
     if kind < TOOLS_SHARE:
         return _tool_episode(rng)
     messages = _system(rng)
-    problem, style = draw(rng, wild=WILD), draw_style(rng)
+    if rng.random() < SMALL_TALK_SHARE:
+        messages += _small_talk(rng)
+        if rng.random() < 0.5:
+            return Episode(messages)
+    problem, style = _problem(rng), draw_style(rng)
     user = {"role": "user", "content": problem.question}
     if rng.random() < HINT_SHARE:
         hint, style = _hint(rng, style)
@@ -99,12 +109,15 @@ def judge_case(rng: random.Random, split: Split = "train") -> JudgeCase:
         return JudgeCase(call, tool_error(rng, split), "tool", -1)
     reply = write(rng, problem, rng.choice(STYLES))
     label = rng.choices([1, -1, 0], weights=[0.42, 0.42, 0.16])[0]
+    if label < 0 and split == "train" and rng.random() < STRUCTURE_SHARE:
+        return JudgeCase(reply, wish_for_structure(rng), "user", label, structure=True)
     if label < 0:
         return JudgeCase(reply, complaint(rng, split), "user", label)
     if label == 0:
         return JudgeCase(reply, off_topic(rng, split), "user", label)
     if rng.random() < 0.6:
-        question = draw_short(rng, split).question
+        everyday = split == "train" and rng.random() < EVERYDAY
+        question = (draw_everyday(rng) if everyday else draw_short(rng, split)).question
         words = question if rng.random() < 0.1 else approval(rng, split, question)
         return JudgeCase(reply, words, "user", label)
     return JudgeCase(reply, approval(rng, split), "user", label)
@@ -125,7 +138,7 @@ def judge_answer(rng: random.Random, kind: Literal["prm", "hint"], case: JudgeCa
         return VERDICTS[case.label]
     if case.label != -1:
         return r"\boxed{-1}"
-    hint = rng.choice(TOOL_HINTS if case.role == "tool" else PLAIN_HINTS)
+    hint = rng.choice(TOOL_HINTS if case.role == "tool" else FORMAT_HINTS if case.structure else PLAIN_HINTS)
     return rf"[HINT_START] {hint} [HINT_END] \boxed{{1}}"
 
 
@@ -145,17 +158,45 @@ def _hint(rng: random.Random, style: str) -> tuple[str, str]:
 
 
 def _next_turn(rng: random.Random, problem: Problem, style: str) -> tuple[list[Message], Problem, str]:
-    """Return one more exchange: a complaint and the rewrite, or thanks and the next problem."""
-    if rng.random() < 0.62:
-        user: Message = {"role": "user", "content": complaint(rng)}
+    """Return one more exchange: a complaint and the rewrite, thanks and the next problem, or small talk."""
+    kind = rng.random()
+    if kind < 0.05:
+        return _small_talk(rng, begun=True), problem, style
+    if kind < 0.11:
+        user: Message = {"role": "user", "content": wish_for_structure(rng)}
+        style = rng.choice(["full", "full", "list"])
+    elif kind < 0.62:
+        user = {"role": "user", "content": complaint(rng)}
         style = "plain" if rng.random() < 0.85 else draw_style(rng)
         if rng.random() < 0.15:
             user, style = append_hint([user], rng.choice(PLAIN_HINTS))[0], "plain"
     else:
-        problem = draw_short(rng, wild=WILD)
-        user = {"role": "user", "content": approval(rng, "train", problem.question)}
+        problem = _problem(rng, short=True)
+        words = approval(rng, "train", problem.question) if rng.random() < 0.75 else problem.question
+        user = {"role": "user", "content": words}
         style = style if rng.random() < 0.6 else draw_style(rng)
     return [user, {"role": "assistant", "content": write(rng, problem, style)}], problem, style
+
+
+def _problem(rng: random.Random, short: bool = False) -> Problem:
+    if rng.random() < EVERYDAY:
+        return draw_everyday(rng)
+    return draw_short(rng, wild=WILD) if short else draw(rng, wild=WILD)
+
+
+def _small_talk(rng: random.Random, begun: bool = False) -> list[Message]:
+    """Return an exchange that is about no problem; ``begun``: there was one before."""
+    kind = rng.choices(["hello", "about", "other", "thanks"], weights=[3, 3, 3, 3 if begun else 0.5])[0]
+    said, answers = {
+        "hello": (rng.choice(GREETINGS), HELLO),
+        "about": (rng.choice(ABOUT), ABOUT_ME),
+        "other": (off_topic(rng), NO_IDEA),
+        "thanks": (approval(rng), WELCOME),
+    }[kind]
+    return [
+        {"role": "user", "content": careless(rng, said)},
+        {"role": "assistant", "content": rng.choice(answers)},
+    ]
 
 
 def _thought(rng: random.Random, problem: Problem) -> str:

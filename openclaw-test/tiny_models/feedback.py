@@ -1,4 +1,4 @@
-"""What users and tools say after a reply, put together from fragments.
+"""What users and tools say after a reply, put together from fragments and words.
 
 Guarantees: a message of split ``held`` is made of held-out fragments only; deterministic in the random generator.
 """
@@ -7,13 +7,35 @@ from __future__ import annotations
 
 import random
 
-from tiny_models.phrases import COMPLAINT_OPENERS, COMPLAINTS, MOVING_ON, OFF_TOPIC, PRAISE, REQUESTS, THANKS
+from tiny_models.everyday import careless
+from tiny_models.phrases import (
+    COMPLAINT_OPENERS,
+    COMPLAINTS,
+    MOVING_ON,
+    OFF_TOPIC,
+    PRAISE,
+    REQUESTS,
+    STRUCTURE,
+    STRUCTURE_FRAMES,
+    THANKS,
+    TOO,
+    TOO_FRAMES,
+    UNWANTED,
+    UNWANTED_FRAMES,
+    WANTED,
+    WANTED_FRAMES,
+)
 from tiny_models.problems import Split, filler, random_word
+from tiny_models.small_talk import ABOUT, GREETINGS
 from tiny_models.words import NAMES
+
+OWN_WORDS = 0.4
 
 
 def complaint(rng: random.Random, split: Split = "train") -> str:
-    """Return a request to write the reply differently."""
+    """Return a request to write the reply without formatting."""
+    if split == "train" and rng.random() < OWN_WORDS:
+        return careless(rng, own_words(rng))
     parts = [
         rng.choice(COMPLAINT_OPENERS[split]) if rng.random() < 0.5 else "",
         rng.choice(COMPLAINTS[split]) if rng.random() < 0.75 else "",
@@ -21,6 +43,25 @@ def complaint(rng: random.Random, split: Split = "train") -> str:
     if rng.random() < 0.75 or not parts[1]:
         parts.append(rng.choice(REQUESTS[split]))
     return _roughen(rng, " ".join(part for part in parts if part), may_lower=True)
+
+
+def own_words(rng: random.Random) -> str:
+    """Return a complaint in one to three short sentences, put together from words."""
+    kinds = [
+        lambda: rng.choice(UNWANTED_FRAMES).format(thing=rng.choice(UNWANTED)),
+        lambda: rng.choice(UNWANTED_FRAMES).format(thing=f"{rng.choice(UNWANTED)} {_link(rng)} {rng.choice(UNWANTED)}"),
+        lambda: rng.choice(TOO_FRAMES).format(much=rng.choice(TOO)),
+        lambda: rng.choice(WANTED_FRAMES).format(thing=rng.choice(WANTED)),
+    ]
+    sentences = [rng.choices(kinds, weights=[4, 1, 1, 2])[0]() for _ in range(rng.choice([1, 1, 2]))]
+    if rng.random() < 0.2:
+        sentences.insert(0, rng.choice(COMPLAINT_OPENERS["train"]))
+    return " ".join(sentences)
+
+
+def wish_for_structure(rng: random.Random) -> str:
+    """Return a complaint of the opposite taste: the reply should have formatting."""
+    return careless(rng, rng.choice(STRUCTURE_FRAMES).format(thing=rng.choice(STRUCTURE)))
 
 
 def approval(rng: random.Random, split: Split = "train", next_question: str | None = None) -> str:
@@ -42,8 +83,14 @@ def off_topic(rng: random.Random, split: Split = "train") -> str:
         return _roughen(rng, rng.choice(OFF_TOPIC[split]), may_lower=True)
     if rng.random() < 0.5:
         return filler(rng, rng.choice(NAMES))
+    if rng.random() < 0.3:
+        return careless(rng, rng.choice(GREETINGS + ABOUT))
     lead = rng.choice(["What is ", "Where is ", "Do you know ", "Tell me about ", "I have to ", "Is there "])
     return lead + " ".join(random_word(rng) for _ in range(rng.randint(1, 5))) + rng.choice(".?")
+
+
+def _link(rng: random.Random) -> str:
+    return rng.choice(["and", "or", "and no"])
 
 
 def _roughen(rng: random.Random, text: str, may_lower: bool) -> str:

@@ -29,13 +29,14 @@ def draw_style(rng: random.Random, mix: Mapping[str, float] = STYLE_MIX) -> str:
 
 def write(rng: random.Random, problem: Problem, style: str) -> str:
     """Return a reply to ``problem`` in ``style``."""
-    opener, answer, things = rng.choice(OPENERS), problem.answer, problem.things
+    opener, answer = rng.choice(OPENERS), problem.answer
+    things = f" {problem.things}" if problem.things else ""
     if style in ("plain", "boxed", "bold"):
         body = rng.choice(problem.prose)
         if opener == "Let's see. ":
             body = body[0].upper() + body[1:]
         shown = {"plain": str(answer), "boxed": f"\\boxed{{{answer}}}", "bold": f"**{answer}**"}[style]
-        ends = [f"That makes {shown} {things}.", f"So the answer is {shown}.", f"It comes to {shown} {things}."]
+        ends = [f"That makes {shown}{things}.", f"So the answer is {shown}.", f"It comes to {shown}{things}."]
         return f"{opener}{body} {problem.equation}. {rng.choice(ends)}"
     if style == "list":
         end = rng.choice([f"The answer is {answer}.", f"The answer is \\boxed{{{answer}}}."])

@@ -14,6 +14,14 @@ OBJECTS = (
     "tickets candles cups plates hats socks buttons beads cakes bottles bags boxes chairs tables lemons oranges melons "
     "carrots tomatoes dollars puzzles ropes kites cars trucks ducks chickens fish sheep pages photos letters songs games"
 ).split()
+EVERYDAY_NAMES = (
+    "John Mary Peter Susan Bob Alice David Maria James Laura Alex Eva Daniel Julia Mike Sarah Grandma Dad Mom"
+).split()
+EVERYDAY_OBJECTS = (
+    "bananas cats dogs euros friends phones beers sandwiches pizzas candies chocolates keys shirts shoes flowers trees "
+    "birds horses bikes houses rooms windows glasses forks spoons potatoes onions grapes cherries peaches strawberries "
+    "donuts muffins pies cows pigs pens papers rocks bricks lamps mugs tickets points coins problems things"
+).split()
 PLACES = (
     "the market, the park, school, the farm, the beach, the store, the library, the garden, home, the city, the zoo, "
     "the fair, the kitchen, the office, the station"

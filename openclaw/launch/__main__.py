@@ -157,7 +157,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for warning in plan.budget.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     sys.stdout.flush()
-    again = continue_command(plan, sys.argv[1:] if argv is None else argv, os.environ)
+    again = os.environ.get(CONTINUE_VARIABLE) or continue_command(
+        plan, sys.argv[1:] if argv is None else argv, os.environ
+    )
     environment = {**plan.environment, CONTINUE_VARIABLE: again}
     environment.pop(STARTED_AS, None)
     os.execve(plan.command[0], plan.command, environment)

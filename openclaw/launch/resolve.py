@@ -216,7 +216,7 @@ def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tu
 def with_download(problem: str) -> str:
     """Return a problem, followed by the command that downloads a model if it is about a missing one."""
     found = re.fullmatch(r"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): no such folder", problem)
-    return f"{problem}; download it with: {download_command(found[1])}" if found else problem
+    return f"{problem}; get it with: {download_command(found[1])}" if found else problem
 
 
 def with_variables(problem: str) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "models"
+TINY = REPOSITORY / ".cache" / "tiny"
+BUILD_TINY = "bash scripts/build_tiny_models.sh"
 COMMAND = "python -m openclaw.models"
 USUAL = "Qwen3-4B"
 INDEX = "model.safetensors.index.json"
@@ -59,8 +61,13 @@ def shown(path: Path) -> str:
 
 
 def download_command(path: str | Path) -> str:
-    """Return the command that downloads the model of a missing folder; of the usual model if the name is none of Qwen's."""
+    """Return the command that brings the model of a missing folder: a download, or the build of the tiny model.
+
+    It downloads the usual model if the name is none of Qwen's.
+    """
     folder = Path(path).expanduser().absolute()
+    if folder.parent == TINY:
+        return BUILD_TINY
     if not re.fullmatch(r"qwen[\d.]+(-vl)?-[\d.]+b(-\w+)*", folder.name.lower()):
         return f"{COMMAND} {USUAL}"
     if folder == place_of(folder.name):
@@ -82,7 +89,7 @@ def missing_model(name: str, *, weights: bool = True) -> str | None:
             f"{name} lacks {', '.join(missing)}; download a model with: {download_command(name)}" if missing else None
         )
     if not _is_hub_name(name):
-        return f"{name}: no such folder; download a model with: {download_command(name)}"
+        return f"{name}: no such folder; get a model with: {download_command(name)}"
     return None if _in_cache(name) else f"{name} is not on this machine; download it with: {COMMAND} {name}"
 
 

@@ -16,6 +16,7 @@ from openclaw.config.runtime import RuntimeConfig
 from slime.args import Arguments
 
 LEDGER_NAME = "ledger.sqlite"
+DEFAULT_URL = "http://127.0.0.1:30000/v1"
 CHECKPOINTS_NAME = "checkpoints"
 ARGUMENTS_NAME = "arguments.json"
 
@@ -69,6 +70,12 @@ def shown_path(path: str | Path) -> str:
 def python_module(module: str, *words: str) -> str:
     """Return the command line of a module, with this process's interpreter."""
     return shlex.join([shown_path(sys.executable), "-m", module, *words])
+
+
+def chat_command(url: str) -> str:
+    """Return the command that talks to a server from a terminal; ``url``: of its OpenAI API."""
+    words = [shown_path(Path(sys.executable).with_name("openclaw-rl")), "chat"]
+    return shlex.join(words if url == DEFAULT_URL else [*words, "--base-url", url])
 
 
 def inspect_command(args: Arguments, environment: Mapping[str, str] = os.environ) -> str:

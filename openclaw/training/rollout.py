@@ -20,7 +20,7 @@ from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import RUNTIME_LOG_NAME, start_runtime
-from openclaw.runtime.where import inspect_command, ledger_path, shown_path
+from openclaw.runtime.where import chat_command, inspect_command, ledger_path, shown_path
 from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
@@ -80,9 +80,10 @@ class LedgerDataSource(DataSource):
         inspect = f"inspect  {inspect_command(self.args)}"
         if self._runtime is None:
             return Story((inspect,), (inspect,))
-        serves = f"serves   {self._runtime.api_url}; talk to it, and it learns"
+        serves = f"serves   {self._runtime.api_url}; talk to it, and it learns: a step per {self.args.rollout_batch_size} samples"
+        talk = f"talk     {chat_command(self._runtime.api_url)}, curl or any OpenAI client"
         logs = f"logs     {shown_path(self.args.run_dir)}"
-        return Story((serves, inspect, logs), (inspect,))
+        return Story((serves, talk, inspect, logs), (inspect,))
 
     @property
     def runtime(self) -> RuntimeSupervisor:

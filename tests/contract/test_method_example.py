@@ -10,6 +10,7 @@ from pathlib import Path
 
 import demo
 import pytest
+from tiny_demo.options import method_of
 
 from openclaw.exceptions import ConfigError
 from openclaw.launch.__main__ import main as launch
@@ -105,7 +106,7 @@ def test_the_demo_refuses_a_broken_folder(folder: Path, capsys: pytest.CaptureFi
         demo.parse(["--method", str(folder)])
     assert "MyMethod lacks judges: add def judges(self) -> JudgePlan" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="the method cannot work"):
-        demo.method_of(str(folder))
+        method_of(str(folder))
 
 
 def test_everything_is_said_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

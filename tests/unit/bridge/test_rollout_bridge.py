@@ -100,9 +100,12 @@ def source(args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_terminal_learns_where_to_talk_and_where_to_look(args: Arguments, source: LedgerDataSource) -> None:
     story = source.story()
-    assert story.start[0] == "serves   http://none/v1; talk to it, and it learns"
-    assert story.start[1].endswith(f" -m openclaw.inspect {args.run_dir}")
-    assert story.end == (story.start[1],)
+    serves, talk, inspect, logs = story.start
+    assert serves == f"serves   http://none/v1; talk to it, and it learns: a step per {args.rollout_batch_size} samples"
+    assert talk.endswith("openclaw-rl chat --base-url http://none/v1, curl or any OpenAI client")
+    assert inspect.endswith(f" -m openclaw.inspect {args.run_dir}")
+    assert logs == f"logs     {args.run_dir}"
+    assert story.end == (inspect,)
 
 
 def test_without_a_runtime_process_the_terminal_learns_only_where_to_look(args: Arguments) -> None:

@@ -52,7 +52,7 @@ def test_the_launcher_names_a_missing_model_once(
     nowhere = tmp_path / "nope"
     said = said_by_launcher([], monkeypatch, capsys, HF_CKPT=str(nowhere))
     assert said.splitlines()[1:] == [
-        f"  - --hf-checkpoint {nowhere}: no such folder; download it with: python -m openclaw.models Qwen3-4B "
+        f"  - --hf-checkpoint {nowhere}: no such folder; get it with: python -m openclaw.models Qwen3-4B "
         "(variables: HF_CKPT)"
     ]
 
@@ -73,7 +73,7 @@ def test_the_server_names_a_missing_model_at_once(
     monkeypatch.setattr(os, "environ", dict(CLEAN))
     monkeypatch.setattr(run, "running_engine", lambda *_: pytest.fail("an engine was started"))
     assert server(["--model-path", "models/nope", "--device", "cpu"]) == 2
-    expected = "--model-path models/nope: no such folder; download a model with: python -m openclaw.models Qwen3-4B"
+    expected = "--model-path models/nope: no such folder; get a model with: python -m openclaw.models Qwen3-4B"
     assert capsys.readouterr().err == f"openclaw.server: {expected}\n"
     assert server(["--model-path", "models/nope", "--device", "cpu", "--dry-run"]) == 0
     assert f"warning: not found on this machine: {expected}\n" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 import demo
 import pytest
 from measure import Item, Measurement, Reply
+from tiny_demo import options as tiny_options
 from tiny_demo import resume
 from tiny_demo.launched import Settings
 
@@ -63,7 +64,7 @@ def test_what_the_line_says_wins_over_the_first_part(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_the_newest_stopped_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(tiny_options, "REPOSITORY", tmp_path)
     with pytest.raises(SystemExit):
         demo.parse(["--resume"])
     for name in ("combine-1", "combine-2", "rl-3", "combine-4"):

@@ -8,9 +8,12 @@ import re
 import pytest
 from tiny_models import phrases
 from tiny_models.episodes import JudgeCase, judge_answer, judge_case, judge_episode, policy_episode
+from tiny_models.everyday import careless, draw_everyday
 from tiny_models.feedback import TOOL_ERRORS, approval, complaint
+from tiny_models.hints import FORMAT_HINTS
 from tiny_models.problems import draw, draw_short, heldout
 from tiny_models.replies import STYLES, follows_rule, gives_number, is_degenerate, write
+from tiny_models.small_talk import ABOUT_ME, HELLO, NO_IDEA, WELCOME
 
 from openclaw.judge.prompts import parse_hint, parse_score
 
@@ -36,6 +39,63 @@ def test_held_feedback_uses_held_fragments_only() -> None:
     for _ in range(200):
         for text in (complaint(rng, "held"), approval(rng, "held")):
             assert not any(normal(part) in train for part in re.split(r"(?<=[.!?]) ", text))
+
+
+def test_no_complaint_in_own_words_is_a_held_fragment() -> None:
+    held = {normal(text) for table in TABLES for text in table["held"]}
+    pairs = [
+        (phrases.UNWANTED_FRAMES, "thing", phrases.UNWANTED),
+        (phrases.TOO_FRAMES, "much", phrases.TOO),
+        (phrases.WANTED_FRAMES, "thing", phrases.WANTED),
+        (phrases.STRUCTURE_FRAMES, "thing", phrases.STRUCTURE),
+    ]
+    made = {normal(frame.format(**{name: word})) for frames, name, words in pairs for frame in frames for word in words}
+    assert len(made) > 800
+    assert not made & held
+
+
+def test_the_opposite_taste_gets_the_opposite_hint() -> None:
+    rng = random.Random(7)
+    cases = [judge_case(rng) for _ in range(600)]
+    hints = [(case.structure, parse_hint(judge_answer(rng, "hint", case))[1]) for case in cases if case.label == -1]
+    assert {hint for structure, hint in hints if structure} <= set(FORMAT_HINTS)
+    assert not {hint for structure, hint in hints if not structure} & set(FORMAT_HINTS)
+    assert 20 < sum(structure for structure, _ in hints) < 90
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_everyday_problems_have_right_answers_and_names(style: str) -> None:
+    rng = random.Random(8)
+    for _ in range(300):
+        problem = draw_everyday(rng)
+        assert problem.split == "train"
+        assert str(problem.left) in problem.question
+        assert str(problem.right) in problem.question
+        text = write(rng, problem, style)
+        assert gives_number(text, problem.answer)
+        assert follows_rule(text) == (style == "plain")
+        assert "  " not in text
+        assert " ." not in text
+        assert eval(problem.equation.split("=")[0]) == problem.answer >= 0
+    assert draw_everyday(random.Random(1), "held").split == "held"
+
+
+def test_typing_without_care_keeps_the_numbers() -> None:
+    rng = random.Random(9)
+    text = "Tom has 12 apples and gets 3 more. How many?"
+    typed = {careless(rng, text) for _ in range(200)}
+    assert text in typed
+    assert "tom has 12 apples and gets 3 more. how many" in typed
+    assert len(typed) > 5
+    assert all(re.findall(r"\d+", each) == ["12", "3"] for each in typed)
+
+
+def test_small_talk_is_answered() -> None:
+    answers = {episode.messages[-1]["content"] for episode in map(policy_episode, map(random.Random, range(2000)))}
+    assert set(HELLO) <= answers
+    assert set(ABOUT_ME) <= answers
+    assert answers & set(NO_IDEA)
+    assert answers & set(WELCOME)
 
 
 def test_every_problem_is_in_one_split() -> None:

@@ -1,0 +1,100 @@
+"""The command line of the demo.
+
+Guarantees: what is wrong with it is said before anything is built or started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from openclaw.exceptions import ConfigError
+from openclaw.launch.method_check import folder_problems
+from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
+from tiny_demo import live, resume
+from tiny_demo.launched import REPOSITORY
+
+DESCRIPTION = (
+    "The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after. "
+    "With --live you talk to it instead."
+)
+
+
+def method_of(name: str) -> tuple[str, str]:
+    """Return what the launcher calls the method, and its name in titles; check the method of a folder.
+
+    Raises:
+        ConfigError: there is no such method, or it cannot work; the message says everything that is wrong.
+    """
+    found = next((each for each in methods_of() if each.config.name == name), None)
+    if found is not None and found.variant:
+        raise ConfigError(
+            f"--method {name} is a variant, which the demo does not run; use {find_method(str(found.folder)).config.name}"
+        )
+    folder = found.folder if found else find_folder(name)
+    if problems := folder_problems(folder, os.environ):
+        raise ConfigError("\n".join([f"the method cannot work, see CONTRIBUTING.md: --method {name}", *problems]))
+    return (name if found else str(folder)), find_method(str(folder)).config.name
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options; unknown ones go to the launcher."""
+    parser = argparse.ArgumentParser(prog="run_tiny_cpu.sh", description=DESCRIPTION, allow_abbrev=False)
+    names = ", ".join(sorted(each.config.name for each in methods_of() if not each.variant))
+    parser.add_argument(
+        "--method",
+        default=recommended().config.name,
+        help=f"{names}, or the path of a method folder (default: %(default)s)",
+    )
+    parser.add_argument("--updates", type=int, default=16, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run and the student (default: %(default)s)")
+    parser.add_argument("--report", type=Path, default=None, help="file for the report (default: in the run's folder)")
+    parser.add_argument("--gsm8k", type=Path, default=None, help="GSM8K file; measure the rule rate on it, too")
+    parser.add_argument(
+        "--live", action="store_true", help="no student: you talk to the model, and it learns until Ctrl-C"
+    )
+    parser.add_argument(
+        "--keep-serving", action="store_true", help="after the report, serve and learn from you until Ctrl-C"
+    )
+    parser.add_argument("--port", type=int, default=30000, help="port of the API (default: %(default)s)")
+    parser.add_argument(
+        "--run-dir", type=Path, default=None, help="folder for logs, ledger and checkpoints (default: runs/...)"
+    )
+    parser.add_argument("--sessions", type=int, default=8, help="concurrent conversations (default: %(default)s)")
+    parser.add_argument("--max-turns", type=int, default=3, help="user messages per session (default: %(default)s)")
+    parser.add_argument(
+        "--heldout", type=int, default=256, help="held-out problems to measure on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        default=os.environ.get("RESUME", "") not in ("", "0"),
+        help="continue the run in --run-dir, by default the newest one that was stopped (also: RESUME=1)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing")
+    options, options.launcher_arguments = parser.parse_known_args(argv)
+    try:
+        method, title = method_of(options.method)
+    except ConfigError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    state = None
+    if options.resume:
+        options, state = resume.continued(parser, options, title, argv, REPOSITORY / "runs")
+    options.method, options.title = method, title
+    if options.updates < 1 or options.sessions < 1 or options.max_turns < 2 or options.heldout < 1:
+        parser.error("--updates, --sessions and --heldout must be 1 or more, --max-turns 2 or more")
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = f"{resume.folder_prefix(options.title, options.live)}{stamp}"
+    options.run_dir = (options.run_dir or REPOSITORY / "runs" / folder).absolute()
+    if options.live and (wrong := live.unused(parser, options)):
+        parser.error(wrong)
+    if wrong := resume.problem(options, state):
+        parser.error(wrong)
+    options.state = state or resume.State(resume.options_of(options))
+    options.report_path = options.report or options.run_dir / "report.json"
+    options.console, options.reported = Console(), False
+    return options
