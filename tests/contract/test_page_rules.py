@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from tests.page_commands import __main__ as command_line
 from tests.page_commands.__main__ import main
 from tests.page_commands.blocks import Block, Command, all_commands, blocks_of, commands_of_block, commands_of_text
 from tests.page_commands.rules import RULES, Kind, NoRuleError, rule_of
@@ -98,6 +99,17 @@ def test_the_command_lists_what_it_would_run(capsys: pytest.CaptureFixture[str])
     assert "add --page TEXT or --kind KIND" in capsys.readouterr().err
 
 
-def test_the_command_runs_as_written(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--page", "openclaw-rl/README.md", "--kind", "run", "--run"]) == 1  # LEDGER is a placeholder
-    assert "FAILED  openclaw-rl/README.md:" in capfd.readouterr().out
+def test_the_command_runs_as_written(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    state = "export A=1"
+    made = [Command("p.md", 1, state), Command("p.md", 2, "printf A=$A", (state,)), Command("p.md", 3, "printf %d x")]
+    monkeypatch.setattr(command_line, "all_commands", lambda: made)
+    assert main(["--page", "p.md", "--run"]) == 1
+    said = capfd.readouterr().out
+    assert "A=1" in said
+    assert [line[:16] for line in said.splitlines() if "exit code" in line][-1] == "FAILED  p.md:3: "
+    assert "3 commands, 1 failed" in said
+
+
+def test_a_command_that_serves_is_stopped_as_by_ctrl_c(capfd: pytest.CaptureFixture[str]) -> None:
+    assert command_line.run(Command("p.md", 1, "exec sleep 600"), seconds=0.05)
+    assert "ok      p.md:1: exit code -2" in capfd.readouterr().out

@@ -99,6 +99,9 @@ def run_program(call: Call, stage: Path, *, only_parse: bool = False) -> tuple[i
     """Run a call that a shell made; return its exit code and what it printed."""
     if call.program == "curl":
         return run_curl(call)
+    if call.program == "ray":
+        _, program, *words = call.words[call.words.index("--") :]
+        call = replace(call, program=program, words=tuple(words))
     if call.program == "openclaw-rl":
         call = replace(call, words=("-m", "openclaw", *call.words))
     return run_call(call, stage, only_parse=only_parse)

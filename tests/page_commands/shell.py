@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-RECORDED = ("python", "python3", "curl", "openclaw-rl")
+RECORDED = ("python", "python3", "curl", "openclaw-rl", "ray")
 # `python -c` inside a script answers a question of the script, so it runs.
 _RECORDER = f"""#!/usr/bin/env bash
 if [ "${{1:-}}" = -c ]; then exec {sys.executable} "$@"; fi
