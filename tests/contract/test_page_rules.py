@@ -101,7 +101,7 @@ def test_the_command_lists_what_it_would_run(capsys: pytest.CaptureFixture[str])
 
 def test_the_command_runs_as_written(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     state = "export A=1"
-    made = [Command("p.md", 1, state), Command("p.md", 2, "printf A=$A", (state,)), Command("p.md", 3, "printf %d x")]
+    made = [Command("p.md", 1, state), Command("p.md", 2, "printf A=$A", (state,)), Command("p.md", 3, "printf '%d\\n' x")]
     monkeypatch.setattr(command_line, "all_commands", lambda: made)
     assert main(["--page", "p.md", "--run"]) == 1
     said = capfd.readouterr().out
