@@ -8,8 +8,20 @@ import pytest
 
 from tests.page_commands import __main__ as command_line
 from tests.page_commands.__main__ import main
-from tests.page_commands.blocks import Block, Command, all_commands, blocks_of, commands_of_block, commands_of_text
+from tests.page_commands.blocks import (
+    Block,
+    Command,
+    all_commands,
+    blocks_of,
+    commands_of_block,
+    commands_of_text,
+    pages,
+    read_page,
+)
+from tests.page_commands.check import REPLACED
+from tests.page_commands.gateway import ADDRESSES, REPLY_ID
 from tests.page_commands.rules import RULES, Kind, NoRuleError, rule_of
+from tests.page_commands.stage import LEDGERS
 
 COMMANDS = all_commands()
 
@@ -36,6 +48,18 @@ def test_a_command_that_no_rule_knows_is_named() -> None:
 def test_a_program_that_is_run_with_other_options_is_no_exception() -> None:
     for text in ("python slime/train.py --colocate --lr 1", "python -m openclaw.server --port 8000"):
         assert rule_of(Command("page.md", 1, text)).kind is Kind.DRY_RUN
+
+
+def test_what_the_tests_prepare_is_used() -> None:
+    shown = "\n".join(
+        [*(command.text for command in COMMANDS), *(block.text for page in pages() for block in read_page(page)[0])]
+    )
+    for name in LEDGERS:
+        assert name in shown or name.removesuffix("/ledger.sqlite") in shown, f"no command reads {name}"
+    for text in (*ADDRESSES, REPLY_ID):
+        assert text in shown, f"no command has {text}"
+    for pattern, _ in REPLACED:
+        assert any(pattern.search(command.text) for command in COMMANDS), f"no command has {pattern.pattern}"
 
 
 def test_bash_reads_every_command() -> None:
@@ -101,7 +125,11 @@ def test_the_command_lists_what_it_would_run(capsys: pytest.CaptureFixture[str])
 
 def test_the_command_runs_as_written(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     state = "export A=1"
-    made = [Command("p.md", 1, state), Command("p.md", 2, "printf A=$A", (state,)), Command("p.md", 3, "printf '%d\\n' x")]
+    made = [
+        Command("p.md", 1, state),
+        Command("p.md", 2, "printf A=$A", (state,)),
+        Command("p.md", 3, "printf '%d\\n' x"),
+    ]
     monkeypatch.setattr(command_line, "all_commands", lambda: made)
     assert main(["--page", "p.md", "--run"]) == 1
     said = capfd.readouterr().out

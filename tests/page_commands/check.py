@@ -13,7 +13,7 @@ from tests.page_commands.blocks import ROOT, Block, Command
 from tests.page_commands.gateway import Gateway, run_curl
 from tests.page_commands.in_process import run_call
 from tests.page_commands.rules import Kind, Rule
-from tests.page_commands.shell import Call, calls_of
+from tests.page_commands.shell import Call, ShellError, calls_of
 from tests.page_commands.stage import write
 
 REPLACED = (
@@ -70,13 +70,9 @@ def check_program(block: Block, stage: Path, gateway: Gateway) -> None:
     if ended.returncode:
         raise CommandFailed(command, ended.returncode, ended.stdout + ended.stderr)
     for call in calls_of(stage, command.text):
-        try:
-            code, printed = run_call(call, stage)
-        except EOFError:
-            if "input(" not in block.text:
-                raise
-            continue
-        if code:
+        code, printed = run_call(call, stage)
+        asked_again = "input(" in block.text and printed.rstrip().splitlines()[-1].startswith("EOFError")
+        if code and not asked_again:
             raise CommandFailed(command, code, printed)
 
 
@@ -89,7 +85,11 @@ def completed(command: Command) -> str:
 
 
 def _run(command: Command, text: str, rule: Rule, stage: Path) -> None:
-    for call in calls_of(stage, "\n".join([*command.before, text])):
+    try:
+        calls = calls_of(stage, "\n".join([*command.before, text]))
+    except ShellError as error:
+        raise CommandFailed(command, error.code, error.printed) from None
+    for call in calls:
         code, printed = run_program(call, stage, only_parse=rule.kind is Kind.PARSED)
         if code:
             raise CommandFailed(command, code, printed)

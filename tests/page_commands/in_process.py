@@ -14,6 +14,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,6 +81,9 @@ def _run(words: list[str]) -> int:
             print(end.code)
             return 1
         return end.code or 0
+    except Exception:  # noqa: BLE001 - as Python itself ends a program
+        traceback.print_exc()
+        return 1
     return 0
 
 

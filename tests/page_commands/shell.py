@@ -37,8 +37,13 @@ class Call:
     environment: dict[str, str]
 
 
-class ShellError(AssertionError):
-    """bash ended with an error."""
+class ShellError(RuntimeError):
+    """bash ended with ``code``, having ``printed``."""
+
+    def __init__(self, code: int, printed: str) -> None:
+        """Remember both."""
+        super().__init__(f"exit code {code}: {printed}")
+        self.code, self.printed = code, printed
 
 
 def make_environment(folder: Path) -> None:
@@ -79,7 +84,7 @@ def calls_of(folder: Path, script: str) -> list[Call]:
         check=False,
     )
     if ended.returncode:
-        raise ShellError(f"exit code {ended.returncode}\n{ended.stdout}{ended.stderr}")
+        raise ShellError(ended.returncode, ended.stdout + ended.stderr)
     return [_read(record) for record in sorted(records.iterdir())]
 
 

@@ -74,5 +74,12 @@ def write(path: Path, text: str) -> None:
 
 
 def _block(blocks: list[Block], start: str) -> Block:
-    """Return the block with a line that begins with ``start``."""
-    return next(block for block in blocks if any(line.startswith(start) for line in block.text.splitlines()))
+    """Return the block with a line that begins with ``start``.
+
+    Raises:
+        LookupError: no block has one.
+    """
+    for block in blocks:
+        if any(line.startswith(start) for line in block.text.splitlines()):
+            return block
+    raise LookupError(f"no block has a line `{start}` any more; correct SHOWN in tests/page_commands/stage.py")
