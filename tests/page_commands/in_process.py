@@ -48,7 +48,7 @@ def run_call(call: Call, stage: Path, *, only_parse: bool = False) -> tuple[int,
     printed = io.StringIO()
     with _started(call, stage), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
-            with mock.patch.object(argparse.ArgumentParser, "parse_args", _stop) if only_parse else _nothing():
+            with mock.patch.object(argparse.ArgumentParser, "__init__", _init_to_stop) if only_parse else _nothing():
                 code = _run(list(call.words))
             if only_parse:
                 return 1, f"{printed.getvalue()}the program did not parse its words"
@@ -57,13 +57,19 @@ def run_call(call: Call, stage: Path, *, only_parse: bool = False) -> tuple[int,
     return code, printed.getvalue()
 
 
-_parse_args = argparse.ArgumentParser.parse_args
+_init = argparse.ArgumentParser.__init__
 _nothing = contextlib.nullcontext
 
 
-def _stop(self: argparse.ArgumentParser, args: Sequence[str] | None = None, namespace: Any = None) -> NoReturn:
-    _parse_args(self, args, namespace)
-    raise _Parsed
+def _init_to_stop(self: argparse.ArgumentParser, *args: Any, **settings: Any) -> None:
+    """Make a parser, of any subclass, that stops the program once its words are accepted."""
+    _init(self, *args, **settings)
+
+    def parse_args(args: Sequence[str] | None = None, namespace: Any = None) -> NoReturn:
+        type(self).parse_args(self, args, namespace)
+        raise _Parsed
+
+    self.parse_args = parse_args
 
 
 def _run(words: list[str]) -> int:
