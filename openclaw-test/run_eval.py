@@ -1,6 +1,6 @@
 """Serves a checkpoint and runs small tasks on it: `bash openclaw-test/run_eval.sh --model-path P --eval-tasks conversation`.
 
-Guarantees: stops what it started; records and trains nothing. ``--base-url`` uses a running server instead. Exit status 1
+Guarantees: stops what it started; records and trains nothing. Without ``--model-path`` it asks a running server. Exit status 1
 if a request was refused, 2 if no request was possible.
 """
 
@@ -31,6 +31,8 @@ from slime.utils.process import ChildProcess, spawn
 
 START_SECONDS = 900.0
 PARALLEL = 8
+RUNNING = "http://127.0.0.1:30000/v1"
+"""The gateway of a run on this machine."""
 
 
 class EvalFailed(RuntimeError):
@@ -55,13 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model-path", metavar="P", help="checkpoint folder")
-    add("--base-url", help="use this running server instead, for example http://127.0.0.1:30000/v1")
+    add("--model-path", metavar="P", help="serve this checkpoint folder first")
+    add("--base-url", help=f"URL of the running server (default without --model-path: {RUNNING})")
     add(
         "--eval-tasks",
         type=task_names,
-        default=list(TASKS),
-        help=f"comma-separated tasks out of {','.join(TASKS)} (default: all)",
+        help=f"comma-separated tasks out of {','.join(TASKS)} (default: all that may run)",
     )
     add("--num-problems", type=int, default=16, help="problems per task (default: %(default)s)")
     add("--allow-code-execution", action="store_true", help="run the Python that the model writes (needed for coding)")
@@ -105,7 +106,11 @@ async def evaluate(
         bar = progress.add_task("asking", total=len(tasks) * count)
         try:
             solved = {task: await asyncio.gather(*(solve(task, number) for number in range(count))) for task in tasks}
-        except (APIConnectionError, APIStatusError) as error:
+        except APIConnectionError as error:
+            raise EvalFailed(
+                f"no server answers at {client.base_url}; start one, or write --model-path P to serve a checkpoint"
+            ) from error
+        except APIStatusError as error:
             raise EvalFailed(f"a request was refused: {error}") from error
     return {task: round(sum(hits) / count, 4) for task, hits in solved.items()}
 
@@ -134,15 +139,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser, console = build_parser(), Console(stderr=True)
     options, extra = parser.parse_known_args(argv)
-    if bool(options.model_path) == bool(options.base_url):
-        parser.error("write --model-path P to serve a checkpoint, or --base-url URL for a running server")
+    if options.model_path and options.base_url:
+        parser.error("--model-path serves a checkpoint and --base-url names a running server; write one of them")
+    if not options.model_path:
+        options.base_url = options.base_url or RUNNING
+    if options.eval_tasks is None:
+        options.eval_tasks = [name for name in TASKS if options.allow_code_execution or name not in RUNS_CODE]
     if set(RUNS_CODE) & set(options.eval_tasks) and not options.allow_code_execution:
         parser.error(
             "the task coding runs Python that the model writes, with your rights: add --allow-code-execution, "
             "or leave it out with --eval-tasks conversation,tool-use"
         )
     if options.base_url and extra:
-        parser.error(f"unknown argument {extra[0]}")
+        parser.error(f"unknown argument {extra[0]}; options of the server go with --model-path P")
     if options.dry_run:
         print(f"tasks    {', '.join(options.eval_tasks)}, {options.num_problems} problems each")
         if options.base_url:

@@ -12,7 +12,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import check_names, name_warnings
 from openclaw.models.places import missing_model
-from openclaw.server.options import ServerOptions, build_parser, read_options
+from openclaw.server.options import ServerOptions, build_parser, missing_gpus, read_options
 from openclaw.server.run import serve
 from slime.exceptions import SlimeError
 from slime.utils.process import watch_lifeline
@@ -60,6 +60,8 @@ def show_plan(options: ServerOptions, environment: Mapping[str, str], missing: s
     print(f"records  {options.folder or 'nothing'}")
     if missing:
         print(f"warning: not found on this machine: --model-path {missing}")
+    if problem := missing_gpus(options.gpu_ids):
+        print(f"warning: this machine cannot run it: {problem}")
     print("dry run: the plan is valid, nothing was started")
 
 

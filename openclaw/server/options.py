@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -143,11 +143,17 @@ def _placement(arguments: argparse.Namespace) -> tuple[Literal["cpu", "cuda"], t
         return "cpu", ()
     _, listed = parse_gpus("--gpu-ids", arguments.gpu_ids + "," if arguments.gpu_ids else "0,")
     ids = listed or (0,)
-    if max(ids) >= found:
-        raise ConfigError(
-            f"--gpu-ids {','.join(map(str, ids))}: the machine has {found} GPUs; use --device cpu or other ids"
-        )
+    if not arguments.dry_run and (problem := missing_gpus(ids)):
+        raise ConfigError(problem)
     return "cuda", ids
+
+
+def missing_gpus(ids: Sequence[int]) -> str | None:
+    """Return why this machine lacks GPUs of these numbers, or None."""
+    found = visible_gpus()
+    if not ids or max(ids) < found:
+        return None
+    return f"--gpu-ids {','.join(map(str, ids))}: the machine has {found} GPUs; use --device cpu or other ids"
 
 
 def _port_setting(arguments: argparse.Namespace, environment: Mapping[str, str]) -> str:

@@ -7,6 +7,8 @@ from slime.arguments.critic import critic_gpus
 from slime.arguments.machines import check_machines, gpus_needed
 from slime.arguments.option import Group, Option, json_object
 
+USUAL_RANKS = 8
+"""Training ranks on a node unless a command line says otherwise: the GPUs of a usual node."""
 CLUSTER = Group(
     "cluster and placement",
     (
@@ -37,7 +39,7 @@ CLUSTER = Group(
             default=(),
         ),
         Option("--actor-num-nodes", "training nodes", int, 1),
-        Option("--actor-num-gpus-per-node", "training GPUs (ranks) on each node", int, 8),
+        Option("--actor-num-gpus-per-node", "training GPUs (ranks) on each node", int, USUAL_RANKS),
         Option("--rollout-num-gpus", "GPUs of the policy engines", int),
         Option("--rollout-num-gpus-per-engine", "GPUs per policy engine", int, 1),
         Option(

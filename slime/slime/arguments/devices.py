@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slime.args import Arguments
+from slime.arguments.cluster import USUAL_RANKS
 from slime.arguments.machines import gpus_needed
-from slime.utils.machine import CudaFacts, cuda_facts, with_programs
+from slime.utils.machine import CudaFacts, cuda_facts, usable_cores, with_programs
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OLDEST_DRIVER = {11: "450", 12: "525", 13: "580"}
@@ -113,10 +114,23 @@ def starts_engines(args: Arguments) -> bool:
     return bool((policy and args.rollout_num_gpus) or (not args.debug_train_only and args.prm_num_gpus))
 
 
+def _missing_cores(args: Arguments) -> list[str]:
+    """Return a line if the usual number of ranks, which is one for GPUs, exceeds this machine's cores."""
+    ranks, cores = args.actor_num_gpus_per_node, usable_cores()
+    if args.debug_rollout_only or ranks != USUAL_RANKS or ranks <= cores:
+        return []
+    return [
+        f"--actor-num-gpus-per-node {ranks}, the default, is for GPUs: this CPU has {cores} core{'s' * (cores != 1)}; "
+        "use --actor-num-gpus-per-node 1"
+    ]
+
+
 def missing_devices(args: Arguments, environment: Mapping[str, str] | None = None) -> list[str]:
     """Return why this machine cannot host the run, one line each; machines of an existing cluster are checked later."""
-    if args.device != "cuda" or args.ray_address:
+    if args.ray_address:
         return []
+    if args.device != "cuda":
+        return _missing_cores(args) if args.device == "cpu" else []
     environment = os.environ if environment is None else environment
     problems = device_problems(cuda_facts(environment), environment, gpus_of_machine(args))
     if problems or not starts_engines(args):

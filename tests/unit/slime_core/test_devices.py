@@ -25,6 +25,22 @@ WORKS = CudaFacts("2.14.1", "13.0", "580.65.06", 13000, 0, None, 8)
 OLD = replace(WORKS, driver="570.86.15", supports=12080)
 
 
+def test_the_ranks_of_a_gpu_node_are_not_started_on_a_few_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_cpu(*words: str, cores: int = 2) -> list[str]:
+        monkeypatch.setattr(devices, "usable_cores", lambda: cores)
+        given = f"--hf-checkpoint {tmp_path} --rollout-batch-size 4 --num-rollout 1 --device cpu"
+        return missing_devices(parse_args([*given.split(), "--disable-rollout-global-dataset", *words]))
+
+    assert on_a_cpu() == [
+        "--actor-num-gpus-per-node 8, the default, is for GPUs: this CPU has 2 cores; use --actor-num-gpus-per-node 1"
+    ]
+    assert on_a_cpu(cores=8) == []
+    assert on_a_cpu("--actor-num-gpus-per-node", "4") == []
+    assert on_a_cpu("--debug-rollout-only") == []
+
+
 def args(**changes: Any) -> Arguments:
     values = {"device": "cuda", "num_nodes": 1, "num_gpus": 8, "rollout_num_gpus": 2, "ray_address": None}
     return Arguments(**(values | changes))
@@ -108,7 +124,11 @@ def test_a_machine_is_asked_only_when_the_run_uses_its_gpus(monkeypatch: pytest.
     monkeypatch.setattr(devices, "cuda_facts", lambda environment: OLD)
     monkeypatch.setattr(devices, "missing_tools", lambda environment: ["no nvcc"])
     assert "570.86.15" in missing_devices(args())[0]
-    assert missing_devices(args(device="cpu")) == missing_devices(args(ray_address="10.0.0.1:6379")) == []
+    assert (
+        missing_devices(args(device="cpu", actor_num_gpus_per_node=1))
+        == missing_devices(args(ray_address="10.0.0.1:6379"))
+        == []
+    )
     monkeypatch.setattr(devices, "cuda_facts", lambda environment: WORKS)
     assert missing_devices(args()) == missing_devices(args(debug_rollout_only=True)) == ["no nvcc"]
     assert missing_devices(args(debug_train_only=True)) == []

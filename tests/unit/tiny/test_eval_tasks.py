@@ -83,7 +83,7 @@ def test_results_of_the_calculator() -> None:
     ("words", "says"),
     [
         (["--eval-tasks", "conversation,cooking"], "unknown task cooking; use conversation, coding, tool-use"),
-        (["--eval-tasks", "conversation"], "write --model-path P to serve a checkpoint"),
+        (["--base-url", "u", "--model-path", "p"], "write one of them"),
         (["--model-path", "p", "--eval-tasks", "coding"], "add --allow-code-execution"),
         (["--base-url", "u", "--eval-tasks", "tool-use", "--gpu-ids", "0"], "unknown argument --gpu-ids"),
     ],
@@ -94,8 +94,17 @@ def test_bad_options_are_refused(words: list[str], says: str, capsys: pytest.Cap
     assert says in capsys.readouterr().err
 
 
+def test_without_options_it_asks_the_run_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_eval.main(["--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert f"server   {run_eval.RUNNING}" in said
+    assert "tasks    conversation, tool-use, 16 problems each" in said
+    assert run_eval.main(["--dry-run", "--allow-code-execution"]) == 0
+    assert "tasks    conversation, coding, tool-use" in capsys.readouterr().out
+
+
 def test_a_server_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         run_eval.main(["--base-url", "http://127.0.0.1:9/v1", "--eval-tasks", "tool-use", "--num-problems", "1"]) == 1
     )
-    assert "a request was refused" in capsys.readouterr().err
+    assert "no server answers at http://127.0.0.1:9/v1/; start one, or write --model-path P" in capsys.readouterr().err

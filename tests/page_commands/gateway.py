@@ -1,0 +1,103 @@
+"""A gateway of ours for commands that ask one: a real app and ledger over a stand-in engine, served from a thread."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.gateway.app import create_app
+from openclaw.gateway.assemble import build_service
+from openclaw.ledger.store import Ledger
+from tests.helpers.mock_engine import mock_engine, serve
+from tests.helpers.tiny_random import build_tokenizer
+from tests.page_commands.shell import Call
+
+REPLY = "Hello you."
+SECONDS = 60
+LEDGER = "served.sqlite"
+ADDRESSES = ("127.0.0.1:30000", "127.0.0.1:8000")
+"""Where the pages' gateways listen; a command reaches the test's instead."""
+CHAT = "openclaw-rl chat"
+"""Talks to the first of them unless it is told otherwise."""
+REPLY_ID = "chatcmpl-..."
+"""Where a page leaves out the id of a reply."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Address of a running gateway, and the id of a reply that it gave."""
+
+    url: str
+    reply_id: str
+
+    def addressed(self, text: str) -> str:
+        """Return a command or program that asks this gateway, about its reply."""
+        for address in ADDRESSES:
+            text = text.replace(address, self.url.removeprefix("http://"))
+        if "--base-url" not in text:
+            text = text.replace(CHAT, f"{CHAT} --base-url {self.url}/v1")
+        return text.replace(REPLY_ID, self.reply_id)
+
+
+@contextmanager
+def running_gateway(folder: Path) -> Iterator[Gateway]:
+    """Serve a gateway whose ledger is in ``folder`` until the block ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="gateway of the pages")
+    thread.start()
+    exits = AsyncExitStack()
+    ledger = Ledger(folder / LEDGER)
+    try:
+        url = asyncio.run_coroutine_threadsafe(_serve(exits, folder, ledger), loop).result(SECONDS)
+        question = {"model": "any", "messages": [{"role": "user", "content": "Hello?"}]}
+        reply = httpx.post(f"{url}/v1/chat/completions", json=question, trust_env=False, timeout=SECONDS)
+        yield Gateway(url, reply.json()["id"])
+    finally:
+        asyncio.run_coroutine_threadsafe(exits.aclose(), loop).result(SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        ledger.close()
+
+
+async def _serve(exits: AsyncExitStack, folder: Path, ledger: Ledger) -> str:
+    tokenizer = build_tokenizer()
+    reply = [*tokenizer.encode(REPLY, add_special_tokens=False), tokenizer.eos_token_id]
+    engine = await exits.enter_async_context(mock_engine(lambda _: reply))
+    config = RuntimeConfig(
+        policy_url=engine.url,
+        tokenizer="tiny-policy",
+        ledger=str(folder / LEDGER),
+        context_length=32768,
+        serve_rollouts=True,
+    )
+    config.validate()
+    registry = CollectorRegistry()
+    service = build_service(config, tokenizer, ledger, registry)
+    return await exits.enter_async_context(serve(create_app(service, registry)))
+
+
+def run_curl(call: Call) -> tuple[int, str]:
+    """Send what a call of curl would send; return 0 and the body, or 22 (``curl --fail``) if it is refused."""
+    parser = argparse.ArgumentParser(prog="curl (tests/page_commands/gateway.py)")
+    parser.add_argument("url")
+    parser.add_argument("-H", "--header", action="append", default=[])
+    parser.add_argument("-d", "--data")
+    parser.add_argument("-X", "--request")
+    parser.add_argument("-s", "-S", "-f", "-N", action="store_true")
+    words = parser.parse_args(call.words)
+    headers = {name: value.strip() for name, _, value in (header.partition(":") for header in words.header)}
+    method = words.request or ("GET" if words.data is None else "POST")
+    sent = httpx.request(
+        method, words.url, headers=headers, content=words.data, trust_env=False, timeout=SECONDS, follow_redirects=False
+    )
+    return 0 if sent.is_success else 22, f"{sent.status_code} {sent.text}"

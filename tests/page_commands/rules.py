@@ -1,0 +1,105 @@
+"""What becomes of each command: the first rule whose pattern matches its program decides. No match is an error.
+
+Every rule must decide about a command of a page; the test refuses one that no page needs any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tests.page_commands.blocks import Command
+
+
+class Kind(StrEnum):
+    """How a command is tested, from as written to not at all."""
+
+    RUN = "run"
+    """As written, in seconds."""
+    SERVER = "server"
+    """As written, against our gateway with a stand-in engine."""
+    DRY_RUN = "dry run"
+    """With ``--dry-run``: plan, flags and files are checked, nothing starts."""
+    PARSED = "parsed"
+    """The program's own parser reads the words, and the program stops there."""
+    USAGE = "usage"
+    """A shell program: its ``--help`` names every word that the command gives it."""
+    ELSEWHERE = "elsewhere"
+    """Not run: ``why`` says what it needs. The files of this repository that it names exist."""
+
+    @property
+    def expensive(self) -> bool:
+        """Whether ``--run`` is the only way to run it as written."""
+        return self not in (Kind.RUN, Kind.SERVER)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Commands of one kind. ``added`` are words that end a command which would go on for ever."""
+
+    kind: Kind
+    pattern: str
+    why: str
+    added: str = ""
+
+    def matches(self, command: Command) -> bool:
+        """Return whether the command's program matches."""
+        return re.match(self.pattern, command.program) is not None
+
+
+_TOOLS = r"slime/tools/\w+\.py|-m (benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |openclaw\.models \S)"
+_PROGRAMS = (
+    r"slime/(train|train_async|eval_only)\.py --|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
+)
+RULES = (
+    Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
+    Rule(Kind.RUN, r"(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
+    Rule(Kind.RUN, r"python -m openclaw\.inspect ", "reads and edits a ledger"),
+    Rule(Kind.RUN, r"python -m openclaw\.(method (check|clauses)|models$)", "reads what is here"),
+    Rule(Kind.RUN, r"python -m slime\.contract ", "checks plugins, here those that the page shows"),
+    Rule(Kind.RUN, r"(bash )?scripts/setup\.sh doctor", "looks at the machine"),
+    Rule(Kind.RUN, r"python -m tests\.page_commands$", "lists the commands of the pages"),
+    Rule(Kind.RUN, r".* (--dry-run|--help)$", "starts nothing"),
+    Rule(Kind.RUN, r"python -m pytest tests/contract/plugins", "the contract's tests on a plugin that the page shows", "-k test_contract"),
+    Rule(Kind.SERVER, r"python openclaw-combine/collect_rollouts\.py", "follows a gateway until Ctrl-C", "--once"),
+    Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|-m openclaw\.server --enable-rl-intercept)$|openclaw-rl COMMAND$", "a sentence names a program"),
+    Rule(Kind.DRY_RUN, r"(bash )?\S+/run_\w+\.sh", "starts engines and a trainer", "--dry-run"),
+    Rule(Kind.DRY_RUN, r"python openclaw-combine/train_async\.py", "starts engines and a trainer in a process of its own, which sees this machine's GPUs", "--dry-run --gpu-memory-gb 80"),
+    Rule(Kind.DRY_RUN, rf"python ({_PROGRAMS})", "starts engines or a trainer", "--dry-run"),
+    Rule(Kind.DRY_RUN, r"ray job submit .* -- python3 ", "starts a training in a cluster of the user's", "--dry-run"),
+    Rule(Kind.DRY_RUN, r"--", "flags to add to a line of the trainer", "--dry-run"),
+    Rule(Kind.DRY_RUN, r"#!", "a launch script to copy", "--dry-run"),
+    Rule(Kind.PARSED, rf"python ({_TOOLS})", "measures, converts or downloads: minutes, a GPU or a network"),
+    Rule(Kind.ELSEWHERE, r"bash scripts/build_tiny_models\.sh", "sets up and trains for minutes; the integration tests build this model first"),
+    Rule(Kind.USAGE, r"(bash )?(tests|scripts)/\w+\.sh", "sets up, resolves locks or tests: minutes and a network"),
+    Rule(Kind.ELSEWHERE, r"python (scripts/reference_pages\.py|-m slime\.arguments\.generate)$", "writes files of the repository; the fast tests compare them with the code"),
+    Rule(Kind.ELSEWHERE, r"python -m pytest tests/gpu/", "needs a GPU"),
+    Rule(Kind.ELSEWHERE, r"rm -rf \.venv && ", "replaces the environment that the tests run in; needs a GPU"),
+    Rule(Kind.ELSEWHERE, r"cp gpu\.json ", "needs a GPU's measurements, and writes a file of the repository"),
+    Rule(Kind.ELSEWHERE, r"docker (build|run) ", "needs Docker and a network"),
+    Rule(Kind.ELSEWHERE, r"npm (ci|test|run check)$", "needs Node; tests/integration runs the extension's own tests where there is one"),
+    Rule(Kind.ELSEWHERE, r"openclaw (config|gateway|models|plugins) ", "needs OpenClaw; tests/integration runs it where there is one"),
+    Rule(Kind.ELSEWHERE, r"ray (start|job submit|job stop)\b", "starts or uses a cluster of the user's"),
+    Rule(Kind.ELSEWHERE, r"pip install ", "needs a network"),
+)  # fmt: skip
+
+
+class NoRuleError(LookupError):
+    """No rule decides about a command."""
+
+
+def rule_of(command: Command, rules: Sequence[Rule] = RULES) -> Rule:
+    """Return the rule that decides about a command.
+
+    Raises:
+        NoRuleError: none does; says where the command stands and what to write.
+    """
+    for rule in rules:
+        if rule.matches(command):
+            return rule
+    raise NoRuleError(
+        f"{command.place}: no rule says how to test `{command.text}`; add a row to RULES in tests/page_commands/rules.py, "
+        "of the first of these kinds that fits: " + ", ".join(Kind)
+    )
