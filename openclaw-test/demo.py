@@ -16,15 +16,16 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asking import server_client
 from measure import MeasureError, gsm8k_items, heldout_items, measure
-from openai import AsyncOpenAI
 from rich.console import Console
 from student import Student
 from tiny_demo import report as reports
 from tiny_demo import resume
 from tiny_demo.launched import REPOSITORY, LaunchedRun, RunFailed, Settings
+from tiny_demo.planned import refuse_bad_plan
 from tiny_demo.progress import Watch
 from tiny_models.build import BuildError, ensure_built
 from tiny_models.cache import is_built, model_path
@@ -34,6 +35,10 @@ from openclaw.launch.__main__ import main as launch
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
 from openclaw.ledger.store import Ledger
+from slime.utils.command_line import CommandLine, port_number
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 MODEL_NAME = "tiny"
 POLL_SECONDS = 0.5
@@ -113,6 +118,7 @@ def prepare(options: argparse.Namespace) -> Path:
     """
     if options.gsm8k:
         gsm8k_items(options.gsm8k)
+    refuse_bad_plan(settings_of(options), options.own_flags)
     LaunchedRun(settings_of(options)).check_port()
     options.console.rule(f"openclaw-{options.title}: {options.updates} updates on this machine's CPU")
     for number in STOP_SIGNALS:
@@ -220,9 +226,7 @@ def method_of(name: str) -> tuple[str, str]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the options; unknown ones go to the launcher."""
-    parser = argparse.ArgumentParser(
-        prog="run_tiny_cpu.sh", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
-    )
+    parser = CommandLine(prog="run_tiny_cpu.sh", description=(__doc__ or "").split("\n")[0])
     names = ", ".join(sorted(each.config.name for each in methods_of() if not each.variant))
     parser.add_argument(
         "--method",
@@ -234,7 +238,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report", type=Path, default=None, help="file for the report (default: in the run's folder)")
     parser.add_argument("--gsm8k", type=Path, default=None, help="GSM8K file; measure the rule rate on it, too")
     parser.add_argument("--keep-serving", action="store_true", help="stay up after the report, until Ctrl-C")
-    parser.add_argument("--port", type=int, default=30000, help="port of the API (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=30000, help="port of the API (default: %(default)s)")
     parser.add_argument(
         "--run-dir", type=Path, default=None, help="folder for logs, ledger and checkpoints (default: runs/...)"
     )
@@ -268,6 +272,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options.state = state or resume.State(resume.options_of(options))
     options.report_path = options.report or options.run_dir / "report.json"
     options.console, options.reported = Console(), False
+    options.own_flags = parser.known_flags()
     return options
 
 

@@ -131,7 +131,13 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
         path.read_text()
         for folder in (
             *("openclaw", "openclaw_combine", "openclaw-test", "benchmarks", "slime/tools", "slime/slime/utils"),
-            *("slime/slime/contract", "extensions/example-method", "scripts", "tests/flag_mutations"),
+            *(
+                "slime/slime/contract",
+                "slime/slime/conversion",
+                "extensions/example-method",
+                "scripts",
+                "tests/flag_mutations",
+            ),
         )
         for path in (repository / folder).rglob("*.py")
     )

@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from slime.args import Arguments
 from slime.arguments.algorithm import ALGORITHM
@@ -31,8 +30,9 @@ from slime.arguments.tracking import DEBUG, MEMORY_HISTORY, TRACKING
 from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER
 from slime.arguments.validate import validate
 from slime.arguments.weight_sync import WEIGHT_SYNC
-from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, nearest, with_config_file
+from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with_config_file
 from slime.exceptions import ConfigurationError
+from slime.utils.command_line import CommandLine
 
 GROUPS = (
     CLUSTER,
@@ -57,25 +57,14 @@ GROUPS = (
 )
 
 
-class Parser(argparse.ArgumentParser):
-    """Argument parser that returns typed `Arguments` and suggests the flag that was probably meant."""
+class Parser(CommandLine):
+    """Argument parser that returns typed `Arguments`."""
 
-    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: None = None
     ) -> tuple[Arguments, list[str]]:
         values, unknown = super().parse_known_args(args, namespace)
         return Arguments.of(vars(values)), unknown
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-    def unknown(self, words: Sequence[str]) -> NoReturn:
-        known = [name for action in self._actions for name in action.option_strings]
-        lines = []
-        for word in [word for word in words if word.startswith("-")] or words:
-            flag = word.split("=", 1)[0]
-            lines.append(f"unknown argument {word}{nearest(flag, known)}")
-        self.error("\n".join(lines))
 
 
 def build_parser(
@@ -85,7 +74,6 @@ def build_parser(
     parser = Parser(
         prog=Path(sys.argv[0]).name or "train_async.py",
         description="Train a policy on the samples that its rollout function collects.",
-        allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=40, width=120),
     )
     parser.add_argument("--config", help="YAML file of flags (same names, - or _); the command line wins over it")

@@ -311,7 +311,7 @@ def test_eval_data_as_pairs(base: list[str], capsys: pytest.CaptureFixture[str])
 def test_engine_flags_are_typed(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     args = parse_args([*base, "--sglang-mem-fraction-static", "0.8", "--sglang-disable-radix-cache"])
     assert (args.sglang_mem_fraction_static, args.sglang_disable_radix_cache) == (0.8, True)
-    assert "invalid int value" in refusal(capsys, [*base, "--sglang-context-length", "long"])
+    assert "'long' is not a whole number" in refusal(capsys, [*base, "--sglang-context-length", "long"])
     assert "unknown argument --sglang-model-path" in refusal(capsys, [*base, "--sglang-model-path", "x"])
 
 
