@@ -27,7 +27,7 @@ from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
-from slime.utils.command_line import CommandLine
+from slime.utils.command_line import CommandLine, as_list
 
 # The fewest GPUs that a kind of script needs, and how its name ends; the first that fits counts.
 GPUS_OF_LARGEST = 8
@@ -146,13 +146,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         for problem in missing_devices(plan.args, plan.environment):
             print(f"warning: this machine cannot run it: {problem}")
     if wrong:
-        fail("the plan cannot work:\n" + "\n".join(f"  - {problem}" for problem in wrong))
+        fail(as_list("the plan cannot work", wrong))
     if options.dry_run:
         print("dry run: the plan is valid, nothing was started")
         return
     check_machine(plan)
     if missing:
-        fail("\n".join(["the plan cannot work:", *(f"  - {problem}" for problem in missing)]))
+        fail(as_list("the plan cannot work", missing))
     check_port(plan)
     for warning in plan.budget.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -32,7 +32,7 @@ from slime.arguments.validate import validate
 from slime.arguments.weight_sync import WEIGHT_SYNC
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with_config_file
 from slime.exceptions import ConfigurationError
-from slime.utils.command_line import CommandLine
+from slime.utils.command_line import CommandLine, as_list
 
 GROUPS = (
     CLUSTER,
@@ -151,7 +151,7 @@ def parse_args(
         for warning in budget.warnings:
             print(f"warning: {warning}", file=sys.stderr)
     if problems:
-        parser.error("the arguments cannot work together:\n" + "\n".join(f"  - {line}" for line in problems))
+        parser.error(as_list("the arguments cannot work together", problems))
     if args.dry_run:
         parser.exit(0)
     return args

@@ -70,6 +70,11 @@ def existing_folder(text: str) -> Path:
     return path
 
 
+def as_list(title: str, problems: Sequence[str]) -> str:
+    """Return one problem as it is, several as a list below ``title``."""
+    return problems[0] if len(problems) == 1 else "\n".join([f"{title}:", *(f"  - {each}" for each in problems)])
+
+
 class CommandLine(argparse.ArgumentParser):
     """Argument parser whose errors are one line each.
 
