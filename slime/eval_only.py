@@ -17,6 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from slime.arguments import parse_args
+from slime.arguments.cluster import CLUSTER
+from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.parser import Parser
+from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
+from slime.arguments.sglang_flags import TITLE as ENGINES_TITLE
+from slime.arguments.tracking import TRACKING
 from slime.utils.process import watch_lifeline
 
 if TYPE_CHECKING:
@@ -42,8 +48,20 @@ _COLUMNS = (
 )
 
 
+COMMON = (
+    *("--config", "--dry-run", "--hf-checkpoint", "--run-dir", "--json", "--eval-prompt-data", "--eval-config"),
+    *("--n-samples-per-eval-prompt", "--eval-max-response-len", "--eval-temperature", "--eval-top-p"),
+    *("--apply-chat-template", "--input-key", "--label-key", "--rm-type", "--custom-rm-path", "--rm-url"),
+    *("--device", "--num-gpus", "--rollout-num-gpus", "--rollout-num-gpus-per-engine", "--use-wandb"),
+)
+# Groups whose flags mean something without a trainer.
+TOPICS = (CLUSTER.title, ROLLOUT.title, DATA.title, EVALUATION.title, TRACKING.title, ENVIRONMENTS.title, ENGINES_TITLE)
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare this program's own flags."""
+    if isinstance(parser, Parser):
+        parser.common, parser.topics = COMMON, TOPICS
     parser.description = (
         "Evaluate --hf-checkpoint on the sets of --eval-config or --eval-prompt-data; "
         "score them with --rm-type or --custom-rm-path."

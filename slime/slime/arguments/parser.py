@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from slime.args import Arguments
@@ -19,6 +19,7 @@ from slime.arguments.critic import CRITIC
 from slime.arguments.dry_run import show_plan
 from slime.arguments.engines import JUDGE
 from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.help_pages import COMMON, add_help_all, short_help
 from slime.arguments.megatron import MEGATRON
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.model_shape import MODEL_SHAPE
@@ -58,13 +59,24 @@ GROUPS = (
 
 
 class Parser(CommandLine):
-    """Argument parser that returns typed `Arguments`."""
+    """Argument parser that returns typed `Arguments`.
+
+    Attributes:
+        common: the flags that ``--help`` shows.
+        topics: titles of the groups of flags that mean something in the program; None stands for all.
+    """
+
+    common: Collection[str] = COMMON
+    topics: Sequence[str] | None = None
 
     def parse_known_args(
-        self, args: Sequence[str] | None = None, namespace: None = None
+        self, args: Iterable[str] | None = None, namespace: None = None
     ) -> tuple[Arguments, list[str]]:
         values, unknown = super().parse_known_args(args, namespace)
         return Arguments.of(vars(values)), unknown
+
+    def format_help(self) -> str:
+        return short_help(self, self.common, self.topics)
 
 
 def build_parser(
@@ -73,9 +85,11 @@ def build_parser(
     """Return the parser with every group, the engine flags, and a plugin's own flags."""
     parser = Parser(
         prog=Path(sys.argv[0]).name or "train_async.py",
+        usage="%(prog)s FLAGS",
         description="Train a policy on the samples that its rollout function collects.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=40, width=120),
     )
+    add_help_all(parser)
     parser.add_argument("--config", help="YAML file of flags (same names, - or _); the command line wins over it")
     parser.add_argument("--custom-config-path", help="YAML file; sets every key on the arguments, including new ones")
     parser.add_argument(ARGUMENTS_FLAG, help="function add_custom_arguments(parser) that declares flags of a method")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, load
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from slime.checkpoints.checkpoint_folder import find, read_meta
 from slime.checkpoints.hf_folder import export_hf

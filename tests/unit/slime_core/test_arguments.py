@@ -11,6 +11,7 @@ from argparse import ArgumentParser
 from importlib.metadata import version
 from pathlib import Path
 
+import eval_only
 import pytest
 
 from slime.arguments import parse_args
@@ -342,3 +343,21 @@ def test_help_is_grouped_and_imports_nothing_heavy() -> None:
     assert output.splitlines()[-1] == "0 []"
     for title in ("cluster and placement:", "rollout:", "judge:", "optimizer:", "LoRA:", "tracking:"):
         assert title in output
+
+
+@pytest.mark.parametrize("program", ["train_async.py", "eval_only.py"])
+def test_help_fits_two_screens_and_says_where_the_rest_is(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        monkeypatch.setattr(sys, "argv", [program, flag])
+        with pytest.raises(SystemExit) as ended:
+            eval_only.main([flag]) if program == "eval_only.py" else parse_args()
+        assert ended.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    assert len(shown["--help"].splitlines()) <= 100
+    assert "--help-all lists every flag, by topic:" in shown["--help"]
+    assert "--hf-checkpoint" in shown["--help"]
+    assert "--sglang-mem-fraction-static" in shown["--help-all"]
+    assert ("--clip-grad" in shown["--help-all"]) == (program == "train_async.py")
