@@ -16,15 +16,16 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asking import server_client
 from measure import MeasureError, gsm8k_items, heldout_items, measure
-from openai import AsyncOpenAI
 from student import Student
 from tiny_demo import live, resume
 from tiny_demo import report as reports
 from tiny_demo.launched import ENDLESS, LaunchedRun, RunFailed, Settings
 from tiny_demo.options import parse
+from tiny_demo.planned import refuse_bad_plan
 from tiny_demo.progress import Watch
 from tiny_models.build import BuildError, ensure_built
 from tiny_models.cache import is_built, model_path
@@ -32,6 +33,9 @@ from tiny_models.cache import is_built, model_path
 from openclaw.launch.__main__ import main as launch
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import ARGUMENTS_NAME, chat_command
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 MODEL_NAME = "tiny"
 POLL_SECONDS = 0.5
@@ -111,6 +115,7 @@ def prepare(options: argparse.Namespace) -> Path:
     """
     if options.gsm8k:
         gsm8k_items(options.gsm8k)
+    refuse_bad_plan(settings_of(options), options.own_flags)
     LaunchedRun(settings_of(options)).check_port()
     what = "learns from you" if options.live else f"{options.updates} updates"
     options.console.rule(f"openclaw-{options.title}: {what}, on this machine's CPU")

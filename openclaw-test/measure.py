@@ -14,11 +14,14 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asking import server_client
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from tiny_models.problems import heldout
 from tiny_models.replies import follows_rule, gives_number, is_degenerate
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 MAX_TOKENS = 160
 PARALLEL = 16
@@ -124,6 +127,8 @@ async def measure(client: AsyncOpenAI, model: str, items: list[Item], parallel: 
     Raises:
         MeasureError: if a request is refused.
     """
+    from openai import APIConnectionError, APIStatusError
+
     slots, run = asyncio.Semaphore(parallel), uuid.uuid4().hex[:8]
 
     async def ask(number: int, item: Item) -> Reply:

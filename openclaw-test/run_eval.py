@@ -16,18 +16,20 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 from asking import server_client
 from eval_tasks import MAX_TOKENS, RUNS_CODE, TASKS, Ask
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from rich.console import Console
 from rich.progress import Progress
 
 from openclaw.server.command import main as server_command
-from slime.utils.http_utils import find_available_port
+from openclaw.server.options import build_parser as server_parser
+from slime.utils.command_line import CommandLine
 from slime.utils.process import ChildProcess, spawn
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 START_SECONDS = 900.0
 PARALLEL = 8
@@ -48,13 +50,12 @@ def task_names(text: str) -> list[str]:
     return names
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandLine:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog="run_eval.sh",
         description="Serve a checkpoint and run small tasks on it. Other options go to python -m openclaw.server "
         "(--gpu-ids 0,1).",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--model-path", metavar="P", help="serve this checkpoint folder first")
@@ -79,6 +80,8 @@ async def evaluate(
     Raises:
         EvalFailed: if a request is refused.
     """
+    from openai import APIConnectionError, APIStatusError
+
     slots, run = asyncio.Semaphore(PARALLEL), uuid.uuid4().hex[:8]
 
     def asker(session: str) -> Ask:
@@ -117,6 +120,8 @@ async def evaluate(
 
 def wait_ready(child: ChildProcess, url: str) -> None:
     """Return when the server answers."""
+    import httpx
+
     deadline = time.monotonic() + START_SECONDS
     with httpx.Client(timeout=2.0, trust_env=False) as client:
         while time.monotonic() < deadline:
@@ -151,7 +156,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "or leave it out with --eval-tasks conversation,tool-use"
         )
     if options.base_url and extra:
-        parser.error(f"unknown argument {extra[0]}; options of the server go with --model-path P")
+        parser.unknown(extra)
+    if options.model_path:
+        served = server_parser("run_eval.sh")
+        served.further_flags = parser.known_flags()
+        served.parse_args(extra)
     if options.dry_run:
         print(f"tasks    {', '.join(options.eval_tasks)}, {options.num_problems} problems each")
         if options.base_url:
@@ -163,6 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             base_url = options.base_url
             if not base_url:
+                from slime.utils.http_utils import find_available_port
+
                 port = find_available_port()
                 command = [sys.executable, "-m", "openclaw.server", "--model-path", options.model_path]
                 log = Path(folder) / "server.log"

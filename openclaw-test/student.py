@@ -13,11 +13,13 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from measure import Item
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from personas import STUDENT, Persona, draw_item
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 RECENT = 50
 LAST_WORD_TOKENS = 16
@@ -146,6 +148,8 @@ class Student:
         if last:
             headers["X-Session-Done"] = "1"
         self.tally.requests += 1
+        from openai import APIConnectionError, APIStatusError
+
         try:
             completion = await self._client.chat.completions.create(
                 model=self._model,

@@ -19,6 +19,7 @@ from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
+from slime.utils.command_line import CommandLine, nearest_path
 
 PREVIEW = 60
 
@@ -129,9 +130,9 @@ def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
     return summary(ledger)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandLine:
     """Return the command line: options that show, commands that change."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog="python -m openclaw.inspect",
         description="Show the verdict, sample and step of each turn of a run, or maintain its ledger file.",
         epilog="Without option or command: counts by state and reason, and the steps. Everything works while a run writes.",
@@ -164,6 +165,8 @@ def no_ledger(place: Path) -> str:
     """Return a line about a place without a ledger, and what to type instead."""
     if place.is_dir():
         return f"no {LEDGER_NAME} in {place}; name the folder of a run, such as runs/NAME: the run prints the line at its start"
+    if meant := nearest_path(place):
+        return f"no ledger at {place}{meant}"
     return f"no ledger at {place}; name a folder under runs/: a run prints the line at its start"
 
 

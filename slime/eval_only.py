@@ -10,17 +10,23 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from slime.arguments import parse_args
-from slime.ray.execute import execute
-from slime.ray.run import Run
-from slime.rollout.eval_metrics import PREFIX, scores
+from slime.arguments.cluster import CLUSTER
+from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.parser import Parser
+from slime.arguments.rollout import DATA, EVALUATION, ROLLOUT
+from slime.arguments.sglang_flags import TITLE as ENGINES_TITLE
+from slime.arguments.tracking import TRACKING
 from slime.utils.process import watch_lifeline
+
+if TYPE_CHECKING:
+    from slime.ray.run import Run
 
 # Flags that the parser requires of a training run; here they are optional.
 NO_TRAINING = [
@@ -42,8 +48,20 @@ _COLUMNS = (
 )
 
 
+COMMON = (
+    *("--config", "--dry-run", "--hf-checkpoint", "--run-dir", "--json", "--eval-prompt-data", "--eval-config"),
+    *("--n-samples-per-eval-prompt", "--eval-max-response-len", "--eval-temperature", "--eval-top-p"),
+    *("--apply-chat-template", "--input-key", "--label-key", "--rm-type", "--custom-rm-path", "--rm-url"),
+    *("--device", "--num-gpus", "--rollout-num-gpus", "--rollout-num-gpus-per-engine", "--use-wandb"),
+)
+# Groups whose flags mean something without a trainer.
+TOPICS = (CLUSTER.title, ROLLOUT.title, DATA.title, EVALUATION.title, TRACKING.title, ENVIRONMENTS.title, ENGINES_TITLE)
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare this program's own flags."""
+    if isinstance(parser, Parser):
+        parser.common, parser.topics = COMMON, TOPICS
     parser.description = (
         "Evaluate --hf-checkpoint on the sets of --eval-config or --eval-prompt-data; "
         "score them with --rm-type or --custom-rm-path."
@@ -53,6 +71,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def table(metrics: dict[str, Any]) -> Table:
     """Return one row per evaluation set: score, pass@k, and how its answers ended."""
+    from slime.rollout.eval_metrics import PREFIX, scores
+
     passes = sorted({name.rpartition("-")[2] for name in metrics if "-pass@" in name}, key=lambda name: int(name[5:]))
     shown = [(name, f"-{name}", "{:.3f}") for name in passes] + list(_COLUMNS)
     shown = [column for column in shown if any(name.endswith(column[1]) for name in metrics)]
@@ -76,6 +96,10 @@ def main(argv: list[str]) -> int:
     if target and not Path(target).resolve().parent.is_dir():
         print(f"eval_only.py: --json {target}: no such folder", file=sys.stderr)
         return 2
+    # These import Ray, for which a mistyped flag need not wait.
+    from slime.ray.execute import execute
+    from slime.rollout.eval_metrics import scores
+
     console = Console(stderr=True)
     found: dict[str, Any] = {}
 

@@ -6,11 +6,14 @@ With ``--colocate`` trainer and engines use the same GPUs in this order.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from slime.arguments import parse_args
-from slime.ray.execute import execute
-from slime.ray.run import Run
 from slime.utils.process import watch_lifeline
+
+if TYPE_CHECKING:
+    from slime.ray.run import Run
 
 
 def train(run: Run) -> None:
@@ -26,6 +29,14 @@ def train(run: Run) -> None:
         run.serve_until_stopped()
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the loop with the arguments of the command line and return the exit code."""
+    args = parse_args(argv)
+    from slime.ray.execute import execute  # imports Ray, for which a mistyped flag need not wait
+
+    return execute(args, train)
+
+
 if __name__ == "__main__":
     watch_lifeline()
-    sys.exit(execute(parse_args(), train))
+    sys.exit(main())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from slime.arguments import parse_args
 from slime.arguments.cluster import check_asynchronous
-from slime.ray.execute import execute
-from slime.ray.run import Run
 from slime.utils.process import watch_lifeline
+
+if TYPE_CHECKING:
+    from slime.ray.run import Run
 
 
 def train(run: Run) -> None:
@@ -29,7 +31,10 @@ def train(run: Run) -> None:
 
 def main() -> int:
     """Run the loop with the arguments of the command line and return the exit code."""
-    return execute(parse_args(check=lambda args: check_asynchronous(args, "train_async.py")), train)
+    args = parse_args(check=lambda args: check_asynchronous(args, "train_async.py"))
+    from slime.ray.execute import execute  # imports Ray, for which a mistyped flag need not wait
+
+    return execute(args, train)
 
 
 if __name__ == "__main__":

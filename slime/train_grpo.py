@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from train import train
+from train import main
 
-from slime.arguments import parse_args
-from slime.ray.execute import execute
 from slime.utils.process import watch_lifeline
 
 if __name__ == "__main__":
     watch_lifeline()
-    sys.exit(execute(parse_args(["--advantage-estimator", "grpo", *sys.argv[1:]]), train))
+    sys.exit(main(["--advantage-estimator", "grpo", *sys.argv[1:]]))

@@ -15,6 +15,7 @@ from rich.console import Console
 from openclaw.exceptions import ConfigError
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
+from slime.utils.command_line import CommandLine, port_number
 from tiny_demo import live, resume
 from tiny_demo.launched import REPOSITORY
 
@@ -43,7 +44,7 @@ def method_of(name: str) -> tuple[str, str]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the options; unknown ones go to the launcher."""
-    parser = argparse.ArgumentParser(prog="run_tiny_cpu.sh", description=DESCRIPTION, allow_abbrev=False)
+    parser = CommandLine(prog="run_tiny_cpu.sh", description=DESCRIPTION)
     names = ", ".join(sorted(each.config.name for each in methods_of() if not each.variant))
     parser.add_argument(
         "--method",
@@ -60,7 +61,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--keep-serving", action="store_true", help="after the report, serve and learn from you until Ctrl-C"
     )
-    parser.add_argument("--port", type=int, default=30000, help="port of the API (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=30000, help="port of the API (default: %(default)s)")
     parser.add_argument(
         "--run-dir", type=Path, default=None, help="folder for logs, ledger and checkpoints (default: runs/...)"
     )
@@ -97,4 +98,5 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options.state = state or resume.State(resume.options_of(options))
     options.report_path = options.report or options.run_dir / "report.json"
     options.console, options.reported = Console(), False
+    options.own_flags = parser.known_flags()
     return options

@@ -22,10 +22,12 @@ from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import DEFAULT_PROFILE, LORA_PROFILE, PROFILES
 from openclaw.launch.report import STARTED_AS, continue_command, describe, describe_in_full
 from openclaw.launch.resolve import make_plan
+from openclaw.runtime.process import PORT_PATIENCE_SECONDS, free_port
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.arguments.derive import usable_gpus, visible_gpus
 from slime.arguments.devices import gpus_of_machine, missing_devices
 from slime.arguments.dry_run import of_machine
+from slime.utils.command_line import CommandLine, as_list
 
 # The fewest GPUs that a kind of script needs, and how its name ends; the first that fits counts.
 GPUS_OF_LARGEST = 8
@@ -65,9 +67,6 @@ def check_machine(plan: Plan) -> None:
 
 def check_port(plan: Plan) -> None:
     """Exit if another process listens on the gateway's port; a run that resumes waits for its predecessor to end."""
-    from openclaw.runtime.process import free_port  # slow imports, which a refused command line does without
-    from openclaw.runtime.start import PORT_PATIENCE_SECONDS
-
     if plan.variables["node_rank"].value:
         return  # the gateway runs on the head
     source = plan.runtime_sources["PORT"]
@@ -101,18 +100,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         of_method = method_help(argv)
     except ConfigError as error:
         fail(str(error))
-    parser = argparse.ArgumentParser(
+    names = sorted(each.config.name for each in methods_of())
+    parser = CommandLine(
         prog="python -m openclaw.launch",
         description="Start a run from its method, model and profile. Flags that are not listed here go to the trainer "
         "(see python slime/train_async.py --help); the last one wins.",
         epilog="Variables, flags and profiles: instructions/configuration.md. Scripts and the machines they need: the "
         "README.md of each method folder." + of_method.replace("%", "%%"),
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--method",
         required=True,
-        help=f"{', '.join(sorted(each.config.name for each in methods_of()))}, or the path of a method folder",
+        metavar="|".join([*names, "FOLDER"]),
+        help=f"{', '.join(names)}, or the path of a method folder",
     )
     parser.add_argument("--profile", choices=sorted(PROFILES), help=f"kind of machine (default: {DEFAULT_PROFILE})")
     parser.add_argument("--lora", action="store_true", help=f"train LoRA adapters (default profile: {LORA_PROFILE})")
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.lora:
         profile = replace(profile, variables={**profile.variables, "USE_LORA": True})
     try:
-        plan = make_plan(profile, options.method, options.model, extra, os.environ, options.name)
+        plan = make_plan(profile, options.method, options.model, extra, os.environ, options.name, parser.known_flags())
     except ConfigError as error:
         fail(str(error))
     for warning in name_warnings(os.environ, options.method):
@@ -146,13 +146,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         for problem in missing_devices(plan.args, plan.environment):
             print(f"warning: this machine cannot run it: {problem}")
     if wrong:
-        fail("the plan cannot work:\n" + "\n".join(f"  - {problem}" for problem in wrong))
+        fail(as_list("the plan cannot work", wrong))
     if options.dry_run:
         print("dry run: the plan is valid, nothing was started")
         return
     check_machine(plan)
     if missing:
-        fail("\n".join(["the plan cannot work:", *(f"  - {problem}" for problem in missing)]))
+        fail(as_list("the plan cannot work", missing))
     check_port(plan)
     for warning in plan.budget.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -6,7 +6,6 @@ Ray. ``python -m openclaw.method check FOLDER`` runs it on a folder, the launche
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
@@ -24,6 +23,7 @@ from openclaw.launch.profiles import PROFILES
 from openclaw.method.check import CLAUSES, MethodCheck
 from openclaw.method.loading import build_method, raised, resolve
 from openclaw.training.live import LiveRollout
+from slime.utils.command_line import CommandLine
 
 CPU_PROFILE = "tiny_cpu"
 CPU_SCRIPT = "run_tiny_cpu.sh"
@@ -157,10 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if the folder's method keeps all clauses, 1 if it does not, 2 if there is no such folder.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog="python -m openclaw.method",
         description="Check a method folder on canned turns: no engine, no GPU, nothing is started.",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser("check", help="check the method of a folder against all clauses")

@@ -23,6 +23,7 @@ from openclaw.exceptions import ConfigError
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
 from openclaw.method.loading import raised
+from slime.utils.command_line import nearest, nearest_path
 
 logger = logging.getLogger(__name__)
 
@@ -187,5 +188,6 @@ def find_folder(name: str, repository: Path = REPOSITORY) -> Path:
     for folder in (*folders, Path(name), repository / name, *([by_name] if method_file(by_name).is_file() else [])):
         if folder.is_dir():
             return folder.resolve()
-    names = ", ".join(sorted(each.config.name for each in methods_of(repository)))
-    raise ConfigError(f"--method {name}: use {names}, or the path of a method folder")
+    names = sorted(each.config.name for each in methods_of(repository))
+    near = nearest(name, names) or nearest_path(name)
+    raise ConfigError(f"--method {name}: use {', '.join(names)}, or the path of a method folder{near}")

@@ -63,6 +63,7 @@ def make_plan(
     extra: Sequence[str],
     environment: Mapping[str, str],
     name: str | None = None,
+    own_flags: Sequence[str] = (),
 ) -> Plan:
     """Resolve and validate a run.
 
@@ -73,6 +74,7 @@ def make_plan(
         extra: the user's flags, after the script's own; the last one wins.
         environment: the caller's variables.
         name: name of the run's folder under ``runs/``; default: profile and method.
+        own_flags: flags of the calling program, to suggest one for a mistyped flag.
 
     Raises:
         ConfigError: a variable is invalid.
@@ -97,7 +99,7 @@ def make_plan(
         extra=extra,
         environment=environment,
     )
-    return _read_plan(method, found, variables, live, inputs, ids)
+    return _read_plan(method, found, variables, live, inputs, ids, own_flags)
 
 
 def _read_plan(
@@ -107,10 +109,11 @@ def _read_plan(
     live: LiveSettings,
     inputs: FlagInputs,
     ids: tuple[int, ...] | None,
+    own_flags: Sequence[str],
 ) -> Plan:
     """Return the plan of resolved values; read its flags with the trainer's parser and check them together."""
     sections = flag_sections(inputs)
-    args, problems = _read_flags(found, sections)
+    args, problems = _read_flags(found, sections, own_flags)
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
     check_nodes(inputs.values, ids, child)
     if ids is not None:
@@ -201,11 +204,13 @@ def _words(sections: Mapping[str, Sequence[str]]) -> list[str]:
     return [word for section in sections.values() for word in section]
 
 
-def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tuple[Arguments, list[str]]:
+def _read_flags(
+    found: FoundMethod, sections: Mapping[str, Sequence[str]], own_flags: Sequence[str]
+) -> tuple[Arguments, list[str]]:
     """Return the parsed flags, and the reasons why a run of the method cannot work with them."""
     words = _words(sections)
     parser = parser_for(words)
-    parser.prog = "launch"
+    parser.prog, parser.further_flags = "launch", own_flags
     args, wrong = read_arguments(parser, words)
     problems = [with_variables(with_download(problem)) for problem in wrong]
     if found.declared and (unfed := unfed_loss(args, found.without_topk)):
@@ -215,8 +220,12 @@ def _read_flags(found: FoundMethod, sections: Mapping[str, Sequence[str]]) -> tu
 
 def with_download(problem: str) -> str:
     """Return a problem, followed by the command that downloads a model if it is about a missing one."""
-    found = re.fullmatch(r"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): no such folder", problem)
-    return f"{problem}; get it with: {download_command(found[1])}" if found else problem
+    found = re.fullmatch(
+        r"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): no such folder(; did you mean .+\?)?", problem
+    )
+    if found is None:
+        return problem
+    return f"{problem}{' Or' if found[2] else ';'} get it with: {download_command(found[1])}"
 
 
 def with_variables(problem: str) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
 
+CONVERSATIONS_NAME = "conversations.jsonl"
+"""The file's name in a folder of recorded or collected turns."""
 IMPORTED = "imported"
 IMPORTED_NOT_TRAINABLE = "imported_not_trainable"
 

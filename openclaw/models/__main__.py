@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,17 +9,17 @@ from pathlib import Path
 
 from openclaw.models.fetch import FetchError, endpoint_of, fetch, gigabytes, read_listing
 from openclaw.models.places import COMMAND, KNOWN, USUAL, hub_name, missing_files, place_of, shown
+from slime.utils.command_line import CommandLine
 
 INTERRUPTED_EXIT = 130
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandLine:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog=COMMAND,
         description="Download a model from the Hugging Face hub to models/, where the launch scripts look for it. Without "
         "a name, list the models of the scripts. An interrupted download continues with the same command.",
-        allow_abbrev=False,
     )
     parser.add_argument("name", nargs="?", help=f"{USUAL}, or OWNER/NAME of any model on the hub")
     parser.add_argument("--folder", type=Path, metavar="F", help="where to put it (default: models/NAME)")

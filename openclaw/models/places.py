@@ -8,6 +8,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime.utils.command_line import nearest_path
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "models"
 TINY = REPOSITORY / ".cache" / "tiny"
@@ -89,7 +91,8 @@ def missing_model(name: str, *, weights: bool = True) -> str | None:
             f"{name} lacks {', '.join(missing)}; download a model with: {download_command(name)}" if missing else None
         )
     if not _is_hub_name(name):
-        return f"{name}: no such folder; get a model with: {download_command(name)}"
+        near = nearest_path(folder)
+        return f"{name}: no such folder{near}{' Or' if near else ';'} get a model with: {download_command(name)}"
     return None if _in_cache(name) else f"{name} is not on this machine; download it with: {COMMAND} {name}"
 
 

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Protocol
 
 from openclaw.exceptions import OpenClawError
-from slime.utils.http_utils import find_available_port
 
 logger = logging.getLogger(__name__)
 
 LOG_TAIL_CHARACTERS = 3000
 PORT_POLL_SECONDS = 0.2
+PORT_PATIENCE_SECONDS = 15.0
+"""For the runtime process of a rollout manager that was killed; it ends with its lifeline, within seconds."""
 DEATHS_ALLOWED = 5
 DEATHS_WINDOW_SECONDS = 600.0
 
@@ -72,6 +73,8 @@ def free_port(host: str, port: int, patience: float = 0.0, setting: str = "PORT"
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not port and family == socket.AF_INET:
+        from slime.utils.http_utils import find_available_port  # imports an HTTP client
+
         return find_available_port(host=host)
     deadline = time.monotonic() + patience
     while True:

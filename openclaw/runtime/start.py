@@ -16,16 +16,13 @@ from typing import Any
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
 from openclaw.method import load_method
-from openclaw.runtime.process import RuntimeSupervisor, answers, free_port
-from openclaw.runtime.where import ledger_path, reachable_host
+from openclaw.runtime.process import PORT_PATIENCE_SECONDS, RuntimeSupervisor, answers, free_port
+from openclaw.runtime.where import RUNTIME_LOG_NAME, ledger_path, own_import_paths, reachable_host
 from slime.args import Arguments
 from slime.utils.process import spawn
 
 logger = logging.getLogger(__name__)
 
-RUNTIME_LOG_NAME = "runtime.log"
-PORT_PATIENCE_SECONDS = 15.0
-"""For the runtime process of a rollout manager that was killed; it ends with its lifeline, within seconds."""
 PORT_ALIASES = dict.fromkeys(RuntimeConfig.declared("port").aliases, "")
 # Arguments that supply a variable if the caller does not set it; the first argument with a value counts.
 PROPOSED_BY_ARGUMENTS = {
@@ -89,14 +86,6 @@ def runtime_environment(
 def _first_set(args: Arguments, attributes: tuple[str, ...]) -> Any:
     values = (getattr(args, attribute) for attribute in attributes)
     return next((value for value in values if value is not None), None)
-
-
-def own_import_paths() -> list[str]:
-    """Return this process's import paths, which the child gets, except the interpreter's own folders."""
-    interpreter = (Path(sys.prefix), Path(sys.base_prefix))
-    paths = [Path(path or os.getcwd()).absolute() for path in sys.path]
-    own = [str(path) for path in paths if not any(path.is_relative_to(root) for root in interpreter)]
-    return list(dict.fromkeys(own))
 
 
 def health_check(config: RuntimeConfig) -> Callable[[str], bool]:

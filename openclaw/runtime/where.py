@@ -1,4 +1,4 @@
-"""Where a run is: its ledger, the URL that it serves, and the line a person types to look into it.
+"""Where a run is: its ledger, its URL, its import paths, and the line a person types to look into it.
 
 Guarantees: imports neither torch nor Ray, so the launcher shows the same lines before a run as the run itself.
 """
@@ -19,6 +19,7 @@ LEDGER_NAME = "ledger.sqlite"
 DEFAULT_URL = "http://127.0.0.1:30000/v1"
 CHECKPOINTS_NAME = "checkpoints"
 ARGUMENTS_NAME = "arguments.json"
+RUNTIME_LOG_NAME = "runtime.log"
 
 
 def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) -> Path:
@@ -44,6 +45,14 @@ def find_ledger(place: Path) -> Path | None:
     if isinstance(saved, dict) and saved.get("save"):
         folders.append(Path(saved["save"]))
     return next((folder / LEDGER_NAME for folder in folders if (folder / LEDGER_NAME).is_file()), None)
+
+
+def own_import_paths() -> list[str]:
+    """Return this process's import paths, which the child gets, except the interpreter's own folders."""
+    interpreter = (Path(sys.prefix), Path(sys.base_prefix))
+    paths = [Path(path or os.getcwd()).absolute() for path in sys.path]
+    own = [str(path) for path in paths if not any(path.is_relative_to(root) for root in interpreter)]
+    return list(dict.fromkeys(own))
 
 
 def reachable_host(host: str) -> str:

@@ -16,12 +16,12 @@ import httpx
 
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError, OpenClawError
-from openclaw.ledger.conversations import conversations, write_conversations, write_lines
+from openclaw.ledger.conversations import CONVERSATIONS_NAME, conversations, write_conversations, write_lines
 from openclaw.ledger.counted import counted
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
 from openclaw.runtime.where import LEDGER_NAME
-from openclaw.server.run import CONVERSATIONS_NAME
+from slime.utils.command_line import CommandLine
 from slime.utils.process import StopRequested
 
 OVERLAP_SECONDS = 60.0
@@ -107,11 +107,10 @@ def single_turns(ledger: Ledger) -> Iterator[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None, prog: str = "collect_rollouts.py") -> int:
     """Follow a server until SIGINT or SIGTERM; return the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog=prog,
         description="Follow a server that was started with --enable-rl-intercept and copy its turns to a folder, "
         "ready for train_async.py. SGLANG_API_KEY has the key, if the server needs one.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--api-endpoint", required=True, metavar="URL", help="URL of the server, for example http://127.0.0.1:8000"

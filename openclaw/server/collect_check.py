@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import uuid
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError
 from openclaw.server.collect import CollectError, Collector
 from openclaw.server.inspect_sessions import inspect_sessions, session_rows
+from slime.utils.command_line import CommandLine
 
 QUESTIONS = ("How many days has a leap year?", "Which animal barks?", "What is 17 + 25?", "Name a color of the sky.")
 REACTION = "Thanks. Say it again in one word."
@@ -57,9 +57,7 @@ def with_next_state(folder: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m openclaw_combine.test_rollout", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = CommandLine(prog="python -m openclaw_combine.test_rollout", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--num-samples", type=int, default=10, help="turns with a next state (default: %(default)s)")
     parser.add_argument(
         "--output-dir", type=Path, required=True, metavar="D", help="folder for the ledger and the conversations"

@@ -12,8 +12,8 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import check_names, name_warnings
 from openclaw.models.places import missing_model
+from openclaw.runtime.process import free_port
 from openclaw.server.options import ServerOptions, build_parser, missing_gpus, read_options
-from openclaw.server.run import serve
 from slime.exceptions import SlimeError
 from slime.utils.process import watch_lifeline
 
@@ -38,12 +38,22 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
         if missing:
             raise ConfigError(f"--model-path {missing}")
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `serve` handles signals: end what was started
+        check_port(options, os.environ)
+        from openclaw.server.run import serve  # imports the engine's and the gateway's libraries
+
         return serve(options, say)
     except (OpenClawError, SlimeError, OSError) as error:
         print(f"openclaw.server: {error}", file=sys.stderr)
         return CONFIG_EXIT
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT
+
+
+def check_port(options: ServerOptions, environment: Mapping[str, str]) -> None:
+    """Raise OSError if another process listens on the gateway's port."""
+    config = RuntimeConfig.from_env({**environment, **options.runtime})
+    if config.port:
+        free_port(config.host, config.port, setting=options.port_setting)
 
 
 def show_plan(options: ServerOptions, environment: Mapping[str, str], missing: str | None = None) -> None:

@@ -17,9 +17,9 @@ from typing import Literal
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.launch.variables import LaunchVariables, parse_gpus
-from openclaw.runtime.start import own_import_paths
-from openclaw.runtime.where import LEDGER_NAME
+from openclaw.runtime.where import LEDGER_NAME, own_import_paths
 from slime.arguments.derive import visible_gpus
+from slime.utils.command_line import CommandLine, port_number
 
 DEFAULT_FOLDER = "rl_buffer"
 LONGEST_CONTEXT = 32768
@@ -52,13 +52,12 @@ class ServerOptions:
     port_setting: str = "--port"
 
 
-def build_parser(prog: str = "python -m openclaw.server") -> argparse.ArgumentParser:
+def build_parser(prog: str = "python -m openclaw.server") -> CommandLine:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog=prog,
         description="Serve a model through the OpenAI API and record its conversations, without training. "
         "Every variable of the gateway works here too (instructions/configuration.md).",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
@@ -67,7 +66,7 @@ def build_parser(prog: str = "python -m openclaw.server") -> argparse.ArgumentPa
         help="checkpoint folder, or OWNER/NAME in the hub's cache (variable BASE_MODEL_PATH)",
     )
     add("--host", help="address to listen on (OPENCLAW_HOST or HOST; default: 127.0.0.1)")
-    add("--port", type=int, help="port to listen on (OPENCLAW_PORT or PORT; default: 30000)")
+    add("--port", type=port_number, help="port to listen on (OPENCLAW_PORT or PORT; default: 30000)")
     add("--backend", choices=("sglang",), default="sglang", help="engine (default: %(default)s)")
     add("--engine-url", metavar="URL", help="use the SGLang server at this URL instead of starting one")
     add(

@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.ledger.conversations import write_conversations
+from openclaw.ledger.conversations import CONVERSATIONS_NAME, write_conversations
 from openclaw.ledger.counted import counted
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.process import RuntimeSupervisor, free_port
-from openclaw.runtime.start import RUNTIME_LOG_NAME, supervise
-from openclaw.runtime.where import LEDGER_NAME
+from openclaw.runtime.process import RuntimeSupervisor
+from openclaw.runtime.start import supervise
+from openclaw.runtime.where import LEDGER_NAME, RUNTIME_LOG_NAME
 from openclaw.server.options import ServerOptions
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
@@ -29,7 +29,6 @@ from slime.utils.process import StopRequested
 
 logger = logging.getLogger(__name__)
 
-CONVERSATIONS_NAME = "conversations.jsonl"
 POLL_SECONDS = 0.5
 SEED = 1234
 HANG_SECONDS = 30.0
@@ -51,7 +50,6 @@ def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
         environment = {**os.environ, "OPENCLAW_LEDGER": str(folder / LEDGER_NAME), **options.runtime}
         environment["OPENCLAW_POLICY_URL"] = options.engine_url or "http://127.0.0.1:1"
         config = RuntimeConfig.from_env(environment)
-        free_port(config.host, config.port, setting=options.port_setting)
         if options.folder is not None:
             stack.callback(export, folder, say)
         engine = None

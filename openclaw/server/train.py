@@ -23,8 +23,8 @@ from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.ledger.counted import counted
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.start import own_import_paths
-from openclaw.runtime.where import LEDGER_NAME
+from openclaw.runtime.where import LEDGER_NAME, own_import_paths
+from slime.utils.command_line import CommandLine, existing_folder
 from slime.utils.process import ChildProcess, StopRequested, spawn, watch_lifeline
 
 LEAST_GPUS = 3
@@ -137,13 +137,14 @@ def nothing_left(ledger: Ledger, batch_size: int) -> bool:
 
 def main(argv: Sequence[str] | None = None, prog: str = "train_async.py") -> int:
     """Train until no batch is left; return the run's exit status."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog=prog,
         description="Judge and train the turns that collect_rollouts.py stored in a folder. Other flags go to the trainer.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--rollout-dir", required=True, type=Path, metavar="D", help="folder that collect_rollouts.py writes")
+    add(
+        "--rollout-dir", required=True, type=existing_folder, metavar="D", help="folder that collect_rollouts.py writes"
+    )
     add("--checkpoint-dir", required=True, type=Path, metavar="D", help="folder for checkpoints and logs")
     usual = recommended().config.name
     add("--method", choices=sorted(method_names()), default=usual, help="learning method (default: %(default)s)")

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
-from openclaw.runtime.start import RUNTIME_LOG_NAME, start_runtime
-from openclaw.runtime.where import chat_command, inspect_command, ledger_path, shown_path
+from openclaw.runtime.start import start_runtime
+from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
 from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments

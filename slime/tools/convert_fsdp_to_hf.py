@@ -7,116 +7,27 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import merge_lora
-import torch
-from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, load
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from slime.conversion.command_line import read_conversion, run
 
-from slime.checkpoints.checkpoint_folder import find, read_meta
-from slime.checkpoints.hf_folder import export_hf
-from slime.utils import tool
-from slime.utils.hf_checkpoint import (
-    files_of_weights,
-    is_tied_head,
-    language_model,
-    name_in,
-    read_config,
-    weight_shapes,
-)
-
-PREFIX = "model.hf."
-"""Prefix of the policy's weights in the state: key of the state dict, then attribute of the trainer's model."""
-GROUP_BYTES = 2 * 2**30
-
-
-def state_of(folder: Path) -> tuple[Path, bool]:
-    """Return the checkpoint in ``folder``, and whether it holds LoRA adapters.
-
-    Raises:
-        ToolError: the folder holds no checkpoint of this back end.
-    """
-    try:
-        found = find(folder)
-    except (FileNotFoundError, ValueError) as error:
-        raise tool.ToolError(str(error)) from error
-    if found is None:
-        raise tool.ToolError(f"{folder} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
-    if not (found / "state" / ".metadata").is_file():
-        raise tool.ToolError(f"{found} has no state of an FSDP run (state/.metadata)")
-    meta = read_meta(found)
-    tool.check_policy(found, meta)
-    return found, bool(meta["lora"])
-
-
-def stored(state: Path) -> dict[str, TensorStorageMetadata]:
-    """Return the policy's weights in a state: ``{name: size and dtype}``."""
-    entries = FileSystemReader(state).read_metadata().state_dict_metadata
-    return {
-        key.removeprefix(PREFIX): entry
-        for key, entry in entries.items()
-        if key.startswith(PREFIX) and isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def read_state(state: Path, entries: dict[str, TensorStorageMetadata]) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` of ``entries``, read in groups of at most ``GROUP_BYTES``."""
-    names = list(entries)
-    while names:
-        group: dict[str, Tensor] = {}
-        while names and (not group or sum(tensor.nbytes for tensor in group.values()) < GROUP_BYTES):
-            name = names.pop(0)
-            group[PREFIX + name] = torch.empty(entries[name].size, dtype=entries[name].properties.dtype)
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # warns that only one process reads it
-            load(group, storage_reader=FileSystemReader(state), no_dist=True)
-        yield from ((key.removeprefix(PREFIX), tensor) for key, tensor in group.items())
-
-
-def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = None, force: bool = False) -> str:
-    """Write the folder ``output`` and return a line that describes it.
-
-    Args:
-        source: a run's checkpoints folder, or one checkpoint in it.
-        origin: the Hugging Face checkpoint that the run started from; gives configuration, tokenizer and LoRA's base
-            weights.
-        output: folder to write.
-        dtype: type of the weights; default: as in ``origin``.
-        force: replace an existing ``output``.
-
-    Raises:
-        SlimeError: the input is invalid; nothing was written.
-    """
-    folder, with_lora = state_of(source)
-    if with_lora:
-        return merge_lora.merge(origin, folder / "adapter", output, dtype=dtype, force=force)
-    config, names = read_config(origin), files_of_weights(origin)
-    entries = {name: entry for name, entry in stored(folder / "state").items() if not is_tied_head(config, name)}
-    found = {name_in(names, name): tuple(entry.size) for name, entry in entries.items()}
-    shapes = language_model(origin)
-    if not found.keys() <= shapes.keys():  # a vision tower was trained too, or the model is another one
-        shapes = weight_shapes(origin)
-    expected = {name: shape for name, shape in shapes.items() if not is_tied_head(config, name)}
-    odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-    if odd:
-        shapes = f"{found.get(odd[0], 'nothing')} there, {expected.get(odd[0], 'nothing')} in {origin}"
-        raise tool.ToolError(f"{folder} is not from a run that started from {origin}: {odd[0]} is {shapes}")
-    tool.check_output(output, [origin, folder], force=force)
-    kind = tool.output_dtype(dtype, origin)
-    weights = ((name, tensor.to(kind)) for name, tensor in read_state(folder / "state", entries))
-    export_hf(tool.progress(weights, len(entries), "converting"), origin, output, dtype=kind)
-    return f"{output}: {len(entries)} weights of {folder}"
+PROG = "convert_fsdp_to_hf.py"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    return tool.run_checkpoint_conversion("convert_fsdp_to_hf.py", __doc__, convert, argv)
+    options = read_conversion(PROG, __doc__, argv)
+    from slime.conversion.fsdp_to_hf import convert  # imports torch, for which a mistyped option need not wait
+
+    return run(
+        PROG,
+        lambda: convert(
+            options.input_dir, options.origin_hf_dir, options.output, dtype=options.dtype, force=options.force
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -12,49 +12,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import merge_lora
+from slime.conversion.command_line import read_conversion, run
 
-from slime.backends.megatron_utils.one_rank import one_rank
-from slime.checkpoints.checkpoint_folder import find, read_meta
-from slime.checkpoints.hf_folder import export_hf
-from slime.utils import tool
-
-
-def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = None, force: bool = False) -> str:
-    """Write the folder ``output`` and return a line that describes it.
-
-    Args:
-        source: a run's checkpoints folder, or one checkpoint in it.
-        origin: the Hugging Face checkpoint that the run started from; gives configuration, tokenizer and LoRA's base
-            weights.
-        output: folder to write.
-        dtype: type of the weights; default: as in ``origin``.
-        force: replace an existing ``output``.
-
-    Raises:
-        SlimeError: the input is invalid; nothing was written.
-    """
-    from slime.backends.megatron_utils.checkpoint import load_state
-    from slime.backends.megatron_utils.weights import full_weights
-
-    folder = find(source)
-    if folder is None:
-        raise tool.ToolError(f"{source} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
-    meta = read_meta(folder)
-    tool.check_policy(folder, meta)
-    if meta["lora"]:
-        return merge_lora.merge(origin, folder / "adapter", output, dtype=dtype, force=force)
-    tool.check_output(output, [origin, folder], force=force)
-    kind = tool.output_dtype(dtype, origin)
-    with one_rank(origin) as (model, shape, device):
-        load_state(folder, model, None, device)
-        export_hf(full_weights(model, shape, dtype=kind), origin, output, dtype=kind)
-    return f"{output}: the weights of {folder}"
+PROG = "convert_torch_dist_to_hf.py"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    return tool.run_checkpoint_conversion("convert_torch_dist_to_hf.py", __doc__, convert, argv)
+    options = read_conversion(PROG, __doc__, argv)
+    from slime.conversion.torch_dist_to_hf import convert  # imports torch, for which a mistyped option need not wait
+
+    return run(
+        PROG,
+        lambda: convert(
+            options.input_dir, options.origin_hf_dir, options.output, dtype=options.dtype, force=options.force
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -133,6 +133,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
             *("openclaw", "openclaw_combine", "openclaw-test", "benchmarks", "slime/tools", "slime/slime/utils"),
             *(
                 "slime/slime/contract",
+                "slime/slime/conversion",
                 "extensions/example-method",
                 "scripts",
                 "tests/flag_mutations",

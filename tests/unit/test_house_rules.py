@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import re
 import subprocess
 import tomllib
@@ -16,6 +15,7 @@ import pytest
 
 METHOD_FOLDERS = ("openclaw-rl", "openclaw-opd", "openclaw-combine")
 LONGEST_PLUGIN = 150
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Names are assembled so that this file does not match itself.
 ENDS_BY_NAME = re.compile("|".join([r"\bp" + r"kill\b", r"\bkill" + r"all\b", r"\bray " + r"stop\b"]))
 
@@ -31,6 +31,16 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def functions_of(tree: ast.AST) -> Iterator[Function]:
+    """Yield every function of a tree, nested ones too; expressions, which hold none, are not visited."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):
+            continue
+        if isinstance(node, Function):
+            yield node
+        yield from functions_of(node)
+
+
 def test_no_process_is_ended_by_name(repository: Path) -> None:
     for path in tracked(repository, "*.py", "*.sh", ".ci/run"):
         match = ENDS_BY_NAME.search(path.read_text())
@@ -38,15 +48,19 @@ def test_no_process_is_ended_by_name(repository: Path) -> None:
 
 
 def test_no_function_stands_in_two_files(repository: Path) -> None:
-    places: dict[str, list[str]] = defaultdict(list)
+    # Equal bodies have the same kinds of statements and the same last one; only such bodies are compared in full.
+    alike: dict[str, list[tuple[str, Function]]] = defaultdict(list)
     for path in tracked(repository, "*.py"):
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                if lines >= 5:
-                    body = ast.unparse(ast.Module(body=node.body, type_ignores=[]))
-                    digest = hashlib.sha256(body.encode()).hexdigest()
-                    places[digest].append(f"{path.relative_to(repository)}:{node.lineno} {node.name}")
+        for node in functions_of(parsed(path)):
+            if (node.end_lineno or node.lineno) - node.lineno + 1 >= 5:
+                kinds = " ".join(type(statement).__name__ for statement in node.body)
+                alike[kinds + ast.dump(node.body[-1])].append((str(path.relative_to(repository)), node))
+    places: dict[str, list[str]] = defaultdict(list)
+    for functions in alike.values():
+        if len({path for path, _ in functions}) > 1:
+            for path, node in functions:
+                body = ast.unparse(ast.Module(body=node.body, type_ignores=[]))
+                places[body].append(f"{path}:{node.lineno} {node.name}")
     twins = [where for where in places.values() if len({place.split(":")[0] for place in where}) > 1]
     assert not twins, f"the same function in several files: {twins}"
 
@@ -122,10 +136,21 @@ OTHER_ARGUMENTS = (
 )
 
 
+def called(call: ast.Call) -> str | None:
+    """Return the last part of the called name."""
+    return getattr(call.func, "id", None) or getattr(call.func, "attr", None)
+
+
 def second_defaults(tree: ast.AST) -> Iterator[int]:
     """Yield the lines that give an argument of the run another default than its declaration."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or called(node) not in (
+            "getattr",
+            "hasattr",
+            "get",
+            "setdefault",
+            "__dict__",
+        ):
             continue
         name, values = ast.unparse(node.func), [ast.unparse(value) for value in node.args]
         if (
@@ -136,23 +161,28 @@ def second_defaults(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
+def untyped_arguments(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines of functions whose ``args`` have no type."""
+    for node in functions_of(tree):
+        for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            if one.arg == "args" and (one.annotation is None or ast.unparse(one.annotation) in UNTYPED):
+                yield node.lineno
+
+
 def test_args_are_typed_and_have_one_default(repository: Path) -> None:
     found = []
     for path in tracked(repository, "*.py"):
         where = path.relative_to(repository).as_posix()
         if where.startswith(OTHER_ARGUMENTS):
             continue
-        tree = parsed(path)
-        found += [f"{where}:{line}: a second default" for line in second_defaults(tree)]
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not where.startswith("tests/"):
-                given = [
-                    one for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if one.arg == "args"
-                ]
-                if given and (given[0].annotation is None or ast.unparse(given[0].annotation) in UNTYPED):
-                    found.append(f"{where}:{node.lineno}: args without a type")
-            elif isinstance(node, ast.Call) and where.startswith("tests/") and ast.unparse(node.func) in UNTYPED:
-                found.append(f"{where}:{node.lineno}: a Namespace made by hand")
+        tree, text = parsed(path), path.read_text()
+        if any(word in text for word in ("getattr", "hasattr", "vars", "__dict__")):
+            found += [f"{where}:{line}: a second default" for line in second_defaults(tree)]
+        if not where.startswith("tests/"):
+            found += [f"{where}:{line}: args without a type" for line in untyped_arguments(tree)]
+        elif "Namespace(" in text or "Any(" in text:
+            made = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in UNTYPED]
+            found += [f"{where}:{node.lineno}: a Namespace made by hand" for node in made]
     assert not found, "\n".join(found)
 
 

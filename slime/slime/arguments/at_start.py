@@ -13,6 +13,7 @@ from slime.arguments.critic import check_critic
 from slime.arguments.devices import missing_devices
 from slime.arguments.plugin_names import missing_plugins
 from slime.exceptions import ConfigurationError
+from slime.utils.command_line import nearest_path
 
 _CORE_SOURCES = "slime.rollout.data_source."
 
@@ -40,7 +41,7 @@ def missing_prompt_file(args: Arguments) -> list[str]:
     """Return a line if the core's prompt file does not exist; a trailing ``@[a:b]`` is a slice."""
     if not args.prompt_data or not _reads_prompts(args) or Path(args.prompt_data.partition("@[")[0]).is_file():
         return []
-    return [f"--prompt-data {args.prompt_data}: no such file"]
+    return [f"--prompt-data {args.prompt_data}: no such file{nearest_path(args.prompt_data)}"]
 
 
 def _reads_prompts(args: Arguments) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from slime.args import Arguments, required
 from slime.arguments.option import Group, Option
+from slime.utils.command_line import nearest_path
 
 CHECKPOINT = Group(
     "checkpoints",
@@ -50,7 +51,7 @@ def check_paths(args: Arguments) -> list[str]:
     for flag in ("hf_checkpoint", "ref_load", "prm_model_path"):  # the last two default to the first
         path = getattr(args, flag)
         if path and not Path(path).is_dir():
-            missing.setdefault(path, f"--{flag.replace('_', '-')} {path}: no such folder")
+            missing.setdefault(path, f"--{flag.replace('_', '-')} {path}: no such folder{nearest_path(path)}")
     problems += missing.values()
     if args.load and not args.resume and not _loadable(args):
         problems.append(

@@ -9,7 +9,6 @@ scripts always give them; their ``--help`` says so.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from slime.args import Arguments
 from slime.arguments.option import flag_of
 from slime.arguments.rewards import check_grader
 from slime.exceptions import ConfigurationError
+from slime.utils.command_line import nearest, nearest_path
 
 _ONLY_NAME = "eval"
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
@@ -124,7 +124,7 @@ def _pair_entries(words: list[str]) -> list[dict[str, Any]]:
 def _file_entries(path: str) -> list[dict[str, Any]]:
     where = f"--eval-config {path}"
     if not Path(path).is_file():
-        raise ConfigurationError(f"{where}: no such file")
+        raise ConfigurationError(f"{where}: no such file{nearest_path(path)}")
     try:
         content = yaml.safe_load(Path(path).read_text())
     except yaml.YAMLError as error:
@@ -156,8 +156,7 @@ def _entry(where: str, values: Any) -> dict[str, Any]:
     for key, value in values.items():
         name = _ALIASES.get(key, key)
         if name not in _NAMES:
-            near = difflib.get_close_matches(str(key), _NAMES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(_NAMES)}"
+            hint = nearest(str(key), _NAMES) or f"; there are {', '.join(_NAMES)}"
             raise ConfigurationError(f"{where} has no key {key!r}{hint}")
         entry[name] = _checked(f"{where}: {key}", name, value)
     return entry

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from slime.args import Arguments
 from slime.arguments.algorithm import ALGORITHM
@@ -20,6 +19,7 @@ from slime.arguments.critic import CRITIC
 from slime.arguments.dry_run import show_plan
 from slime.arguments.engines import JUDGE
 from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.help_pages import COMMON, add_help_all, short_help
 from slime.arguments.megatron import MEGATRON
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.model_shape import MODEL_SHAPE
@@ -31,8 +31,9 @@ from slime.arguments.tracking import DEBUG, MEMORY_HISTORY, TRACKING
 from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER
 from slime.arguments.validate import validate
 from slime.arguments.weight_sync import WEIGHT_SYNC
-from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, nearest, with_config_file
+from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with_config_file
 from slime.exceptions import ConfigurationError
+from slime.utils.command_line import CommandLine, as_list
 
 GROUPS = (
     CLUSTER,
@@ -57,25 +58,25 @@ GROUPS = (
 )
 
 
-class Parser(argparse.ArgumentParser):
-    """Argument parser that returns typed `Arguments` and suggests the flag that was probably meant."""
+class Parser(CommandLine):
+    """Argument parser that returns typed `Arguments`.
 
-    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, args: Sequence[str] | None = None, namespace: None = None
+    Attributes:
+        common: the flags that ``--help`` shows.
+        topics: titles of the groups of flags that mean something in the program; None stands for all.
+    """
+
+    common: Collection[str] = COMMON
+    topics: Sequence[str] | None = None
+
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: None = None
     ) -> tuple[Arguments, list[str]]:
         values, unknown = super().parse_known_args(args, namespace)
         return Arguments.of(vars(values)), unknown
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-    def unknown(self, words: Sequence[str]) -> NoReturn:
-        known = [name for action in self._actions for name in action.option_strings]
-        lines = []
-        for word in [word for word in words if word.startswith("-")] or words:
-            flag = word.split("=", 1)[0]
-            lines.append(f"unknown argument {word}{nearest(flag, known)}")
-        self.error("\n".join(lines))
+    def format_help(self) -> str:
+        return short_help(self, self.common, self.topics)
 
 
 def build_parser(
@@ -84,10 +85,11 @@ def build_parser(
     """Return the parser with every group, the engine flags, and a plugin's own flags."""
     parser = Parser(
         prog=Path(sys.argv[0]).name or "train_async.py",
+        usage="%(prog)s FLAGS",
         description="Train a policy on the samples that its rollout function collects.",
-        allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=40, width=120),
     )
+    add_help_all(parser)
     parser.add_argument("--config", help="YAML file of flags (same names, - or _); the command line wins over it")
     parser.add_argument("--custom-config-path", help="YAML file; sets every key on the arguments, including new ones")
     parser.add_argument(ARGUMENTS_FLAG, help="function add_custom_arguments(parser) that declares flags of a method")
@@ -163,7 +165,7 @@ def parse_args(
         for warning in budget.warnings:
             print(f"warning: {warning}", file=sys.stderr)
     if problems:
-        parser.error("the arguments cannot work together:\n" + "\n".join(f"  - {line}" for line in problems))
+        parser.error(as_list("the arguments cannot work together", problems))
     if args.dry_run:
         parser.exit(0)
     return args

@@ -15,6 +15,7 @@ from pathlib import Path
 from slime.args import Arguments
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, method_path_of
 from slime.exceptions import ConfigurationError, PluginError
+from slime.utils.command_line import nearest_path
 from slime.utils.misc import load_function
 
 # Default names to look for in a file given without ``:name``, by option.
@@ -46,7 +47,7 @@ def name_of_file(option: str, value: str) -> str:
     file = Path(file_name).expanduser().resolve()
     flag = "--" + option.replace("_", "-")
     if not file.is_file():
-        raise ConfigurationError(f"{flag} {value}: no such file")
+        raise ConfigurationError(f"{flag} {value}: no such file{nearest_path(file_name)}")
     if name:
         return f"{file}:{name}"
     try:

@@ -13,6 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+TITLE = "inference engines (any server flag as --sglang-*; few are shown)"
 RECORD = Path(__file__).with_name("sglang_flags.json")
 # Set by the run itself: see slime.backends.sglang_utils.server_args.
 OWNED = frozenset(
@@ -86,7 +87,7 @@ def installed_flags() -> tuple[str, dict[str, str]]:
 
 def add_sglang_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--sglang-X`` for every recorded flag that the run does not set; unset ones are None or False."""
-    group = parser.add_argument_group("inference engines (any server flag as --sglang-*; few are shown)")
+    group = parser.add_argument_group(TITLE)
     group.add_argument("--sglang-router-ip", help="address of running engines; the run then starts no policy engine")
     group.add_argument(
         "--sglang-router-port",

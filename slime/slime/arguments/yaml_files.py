@@ -7,7 +7,6 @@ error that names the nearest flag. Only ``--custom-config-path`` can create attr
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,15 +18,10 @@ from slime.args import Arguments
 from slime.arguments.option import comma_list, json_object
 from slime.arguments.refused import REFUSED_PREFIX, refusals
 from slime.exceptions import ConfigurationError
+from slime.utils.command_line import nearest_flag, nearest_path
 
 CONFIG_FLAG = "--config"
 ARGUMENTS_FLAG = "--custom-arguments-path"
-
-
-def nearest(flag: str, known: Sequence[str]) -> str:
-    """Return ``; did you mean --x?`` for a mistyped flag, or nothing."""
-    near = difflib.get_close_matches(flag, known, n=1) if flag.startswith("--") else []
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def read_mapping(flag: str, path: str) -> dict[str, Any]:
@@ -38,7 +32,7 @@ def read_mapping(flag: str, path: str) -> dict[str, Any]:
     """
     file = Path(path)
     if not file.is_file():
-        raise ConfigurationError(f"{flag} {path}: no such file")
+        raise ConfigurationError(f"{flag} {path}: no such file{nearest_path(path)}")
     try:
         values = yaml.safe_load(file.read_text()) or {}
     except yaml.YAMLError as error:
@@ -85,7 +79,7 @@ def with_config_file(parser: argparse.ArgumentParser, argv: Sequence[str]) -> li
         action = find_action(parser, key)
         if action is None:
             flag = "--" + key.lstrip("-").replace("_", "-")
-            hint = nearest(flag, list(parser._option_string_actions))
+            hint = nearest_flag(flag, list(parser._option_string_actions))
             raise ConfigurationError(f"{CONFIG_FLAG} {path}: there is no flag {key!r}{hint}")
         if CONFIG_FLAG in action.option_strings:
             raise ConfigurationError(f"{CONFIG_FLAG} {path}: a file cannot include another one; put its flags here")

@@ -9,7 +9,7 @@ from typing import Any
 from slime.arguments.parser import build_parser, parser_for
 from slime.arguments.plugin_paths import is_plugin_file, name_of_file
 from slime.arguments.yaml_files import with_config_file
-from slime.contract import choices, hooks, rollout_side, training_side
+from slime.contract import choices, hooks, rollout_side
 from slime.contract.clauses import KINDS, all_violations, require, running
 from slime.contract.signature import check_call
 from slime.contract.surroundings import Surroundings, surroundings
@@ -50,6 +50,17 @@ def check_before_train_step(plugin: Callable[..., Any], around: Surroundings) ->
     check_call(plugin, "before_train_step-1", 6)
 
 
+def on_tensors(name: str) -> Checker:
+    """Return a checker of `slime.contract.training_side`, which is imported with its first call: it imports torch."""
+
+    def checker(plugin: Callable[..., Any], around: Surroundings) -> None:
+        from slime.contract import training_side
+
+        getattr(training_side, name)(plugin, around)
+
+    return checker
+
+
 CHECKERS: dict[str, Checker] = {
     "rollout": rollout_side.check_rollout,
     "eval": rollout_side.check_eval,
@@ -66,10 +77,10 @@ CHECKERS: dict[str, Checker] = {
     "reward_post_process": hooks.check_reward_post_process,
     "convert": hooks.check_convert,
     "data_postprocess": hooks.check_data_postprocess,
-    "loss": training_side.check_loss,
-    "advantage": training_side.check_advantage,
-    "tis": training_side.check_tis,
-    "pg_loss_reducer": training_side.check_pg_loss_reducer,
+    "loss": on_tensors("check_loss"),
+    "advantage": on_tensors("check_advantage"),
+    "tis": on_tensors("check_tis"),
+    "pg_loss_reducer": on_tensors("check_pg_loss_reducer"),
     "arguments": check_arguments,
     "model_provider": check_model_provider,
     "megatron_init": check_megatron_init,

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -42,6 +43,7 @@ from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.process import Stopped, StopRequested
+from slime.utils.run_logs import begin_logs
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +106,7 @@ class Run:
         if placement.actor:
             say(backend_line(args))
         num_gpus = args.num_gpus or placement.total
+        begin_logs(Path(args.run_dir), resumes=args.resume)
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again, because Ray replaced the handlers
         self._processes.reserved = reserved = create_placement(args, self.stop)

@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from slime.args import Arguments
 from slime.exceptions import EngineError
 from slime.utils.model_config import number_of_experts, read_config, text_config
@@ -22,7 +20,7 @@ from slime.utils.model_config import number_of_experts, read_config, text_config
 if TYPE_CHECKING:
     from slime.utils.types import Sample
 
-_SENT = np.dtype("<i4")
+_SENT = "<i4"
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,8 @@ def take_experts(args: Arguments, sample: Sample, meta: Mapping[str, Any], seen:
     encoded = meta.get("routed_experts")
     if not args.use_rollout_routing_replay or encoded is None:
         return
+    import numpy as np  # only here: every command line imports this module
+
     shape, held = expert_shape(args.hf_checkpoint), sample.rollout_routed_experts
     rows = max(0, seen - 1 - (0 if held is None else len(held)))
     sent = np.frombuffer(base64.b64decode(encoded), dtype=_SENT)

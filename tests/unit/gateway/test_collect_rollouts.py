@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from openclaw.ledger.conversations import CONVERSATIONS_NAME
 from openclaw.server.collect import CollectError, Collector, main
-from openclaw.server.run import CONVERSATIONS_NAME
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: list[Any] = [{"role": "user", "content": "Hello?"}]

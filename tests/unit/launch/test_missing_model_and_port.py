@@ -51,8 +51,8 @@ def test_the_launcher_names_a_missing_model_once(
 ) -> None:
     nowhere = tmp_path / "nope"
     said = said_by_launcher([], monkeypatch, capsys, HF_CKPT=str(nowhere))
-    assert said.splitlines()[1:] == [
-        f"  - --hf-checkpoint {nowhere}: no such folder; get it with: python -m openclaw.models Qwen3-4B "
+    assert said.splitlines() == [
+        f"launch: --hf-checkpoint {nowhere}: no such folder; get it with: python -m openclaw.models Qwen3-4B "
         "(variables: HF_CKPT)"
     ]
 

@@ -11,10 +11,11 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
+from openclaw.ledger.conversations import CONVERSATIONS_NAME
 from openclaw.ledger.store import Ledger
 from openclaw.server import options
 from openclaw.server.options import ServerOptions, build_parser, read_options
-from openclaw.server.run import CONVERSATIONS_NAME, export
+from openclaw.server.run import export
 from tests.helpers.ledger_records import judged_sample
 
 

@@ -168,7 +168,7 @@ def test_over_sampling_and_the_end_of_a_run(
             "an engine takes whole machines or a number that divides --num-gpus-per-node 8",
         ),
         ("--num-gpus-per-node 4", "--actor-num-gpus-per-node 8 is more than a node has (--num-gpus-per-node 4)"),
-        ("--optimizer sgd", "invalid choice: 'sgd'"),
+        ("--optimizer sgd", "--optimizer: 'sgd' is not one of adam"),
     ],
 )
 def test_flags_of_the_trainer_that_cannot_work(

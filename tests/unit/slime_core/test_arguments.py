@@ -11,6 +11,7 @@ from argparse import ArgumentParser
 from importlib.metadata import version
 from pathlib import Path
 
+import eval_only
 import pytest
 
 from slime.arguments import parse_args
@@ -311,7 +312,7 @@ def test_eval_data_as_pairs(base: list[str], capsys: pytest.CaptureFixture[str])
 def test_engine_flags_are_typed(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     args = parse_args([*base, "--sglang-mem-fraction-static", "0.8", "--sglang-disable-radix-cache"])
     assert (args.sglang_mem_fraction_static, args.sglang_disable_radix_cache) == (0.8, True)
-    assert "invalid int value" in refusal(capsys, [*base, "--sglang-context-length", "long"])
+    assert "'long' is not a whole number" in refusal(capsys, [*base, "--sglang-context-length", "long"])
     assert "unknown argument --sglang-model-path" in refusal(capsys, [*base, "--sglang-model-path", "x"])
 
 
@@ -332,7 +333,7 @@ def test_help_is_grouped_and_imports_nothing_heavy() -> None:
     command = (
         "import sys\n"
         "from slime.arguments import parse_args\n"
-        "try:\n    parse_args(['--help'])\n"
+        "try:\n    parse_args(['--help-all'])\n"
         "except SystemExit as stop:\n    print(stop.code, [m for m in ('torch', 'ray', 'sglang', 'transformers') if m in sys.modules])\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -342,3 +343,21 @@ def test_help_is_grouped_and_imports_nothing_heavy() -> None:
     assert output.splitlines()[-1] == "0 []"
     for title in ("cluster and placement:", "rollout:", "judge:", "optimizer:", "LoRA:", "tracking:"):
         assert title in output
+
+
+@pytest.mark.parametrize("program", ["train_async.py", "eval_only.py"])
+def test_help_fits_two_screens_and_says_where_the_rest_is(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        monkeypatch.setattr(sys, "argv", [program, flag])
+        with pytest.raises(SystemExit) as ended:
+            eval_only.main([flag]) if program == "eval_only.py" else parse_args()
+        assert ended.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    assert len(shown["--help"].splitlines()) <= 100
+    assert "--help-all lists every flag, by topic:" in shown["--help"]
+    assert "--hf-checkpoint" in shown["--help"]
+    assert "--sglang-mem-fraction-static" in shown["--help-all"]
+    assert ("--clip-grad" in shown["--help-all"]) == (program == "train_async.py")

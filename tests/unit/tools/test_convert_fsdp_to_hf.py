@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tools import convert_fsdp_to_hf, convert_torch_dist_to_hf
 
+from slime.conversion import fsdp_to_hf
 from tests.helpers import tiny_hybrid, tiny_random, tiny_vision, trainer, trainer_ranks, vision_samples
 from tests.helpers.tolerance import assert_near
 
@@ -43,15 +44,15 @@ def test_full_weights(tmp_path: Path, tiny_random_tied_model: Path) -> None:
 
 def test_weights_are_read_in_groups(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, exported = saved_run(tmp_path, tiny_random_model)
-    monkeypatch.setattr(convert_fsdp_to_hf, "GROUP_BYTES", 1)
-    convert_fsdp_to_hf.convert(save / "iter_0000001", tiny_random_model, tmp_path / "out")
+    monkeypatch.setattr(fsdp_to_hf, "GROUP_BYTES", 1)
+    fsdp_to_hf.convert(save / "iter_0000001", tiny_random_model, tmp_path / "out")
     converted = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(converted[name], exported[name]) for name in exported)
 
 
 def test_lora(tmp_path: Path, tiny_random_model: Path) -> None:
     save, exported = saved_run(tmp_path, tiny_random_model, use_lora=True, lr=1e-1)
-    convert_fsdp_to_hf.convert(save, tiny_random_model, tmp_path / "out")
+    fsdp_to_hf.convert(save, tiny_random_model, tmp_path / "out")
     converted = load_file(tmp_path / "out" / "model.safetensors")
     assert set(converted) == set(exported)
     for name, tensor in exported.items():
@@ -61,7 +62,7 @@ def test_lora(tmp_path: Path, tiny_random_model: Path) -> None:
 def test_a_language_model_goes_back_into_the_larger_model(tmp_path: Path) -> None:
     model = tiny_hybrid.build(tmp_path / "model")
     save, exported = saved_run(tmp_path, model, pack_sequences=False, lr=1e-2)
-    convert_fsdp_to_hf.convert(save, model, tmp_path / "out")
+    fsdp_to_hf.convert(save, model, tmp_path / "out")
     before, converted = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "out"))
     assert set(before) == set(converted) == set(exported)
     assert all(torch.equal(converted[name], exported[name]) for name in exported)
@@ -80,7 +81,7 @@ def test_a_vision_language_model_is_converted_whole(tmp_path: Path) -> None:
         actor.publish(0)
     finally:
         actor.shutdown()
-    convert_fsdp_to_hf.convert(tmp_path / "save", model, tmp_path / "out")
+    fsdp_to_hf.convert(tmp_path / "save", model, tmp_path / "out")
     before, converted, exported = (load_file(tmp_path / f / "model.safetensors") for f in ("model", "out", "hf"))
     assert set(before) == set(converted) == set(exported)
     assert all(torch.equal(converted[name], exported[name]) for name in exported)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tools import merge_lora
 from transformers import AutoModelForCausalLM
 
+from slime.conversion.merge_lora import merge
 from tests.helpers import tiny_hybrid, tiny_random
 from tests.helpers.tolerance import MODEL, assert_near
 
@@ -55,7 +56,7 @@ def test_logits_are_those_of_the_adapted_model(
 
 def test_the_scale_is_alpha_over_r(tmp_path: Path, tiny_random_model: Path) -> None:
     adapter_of(tiny_random_model, tmp_path / "adapter")
-    merge_lora.merge(tiny_random_model, tmp_path / "adapter", tmp_path / "merged")
+    merge(tiny_random_model, tmp_path / "adapter", tmp_path / "merged")
     halves = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     name = "model.layers.1.mlp.down_proj"
     product = halves[f"base_model.model.{name}.lora_B.weight"] @ halves[f"base_model.model.{name}.lora_A.weight"]
@@ -66,7 +67,7 @@ def test_the_scale_is_alpha_over_r(tmp_path: Path, tiny_random_model: Path) -> N
 
 def test_the_dtype_can_be_chosen(tmp_path: Path, tiny_random_model: Path) -> None:
     adapter_of(tiny_random_model, tmp_path / "adapter")
-    merge_lora.merge(tiny_random_model, tmp_path / "adapter", tmp_path / "merged", dtype="bfloat16")
+    merge(tiny_random_model, tmp_path / "adapter", tmp_path / "merged", dtype="bfloat16")
     weights = load_file(tmp_path / "merged" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -75,7 +76,7 @@ def test_the_dtype_can_be_chosen(tmp_path: Path, tiny_random_model: Path) -> Non
 def test_an_adapter_of_the_language_model_in_a_larger_model(tmp_path: Path) -> None:
     base = tiny_hybrid.build(tmp_path / "base")
     adapted = adapter_of(base, tmp_path / "adapter")
-    merge_lora.merge(base, tmp_path / "adapter", tmp_path / "merged")
+    merge(base, tmp_path / "adapter", tmp_path / "merged")
     before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "merged"))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert set(before) == set(after)
@@ -98,7 +99,7 @@ def test_bad_input_is_refused_before_anything_is_written(
     tiny_random.build(wide, num_layers=1)
     (tmp_path / "there").mkdir()
     cases = [
-        (tiny_random_model, tmp_path / "nowhere", "out", "is not a LoRA adapter: it has no adapter_config.json"),
+        (tiny_random_model, tmp_path / "there", "out", "is not a LoRA adapter: it has no adapter_config.json"),
         (tmp_path, adapter, "out", "is not a Hugging Face checkpoint"),
         (tiny_random_model, tmp_path / "dora", "out", "this has use_dora"),
         (tiny_random_model, tmp_path / "saved", "out", "this has modules_to_save"),
@@ -111,5 +112,10 @@ def test_bad_input_is_refused_before_anything_is_written(
         words = ["--base-model", str(base), "--adapter", str(given), "--output", str(tmp_path / output)]
         assert merge_lora.main(words) == 2
         assert says in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        merge_lora.main(
+            ["--base-model", str(tiny_random_model), "--adapter", str(tmp_path / "adaptr"), "--output", "o"]
+        )
+    assert f"no such folder; did you mean {adapter}?" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "there").iterdir())
