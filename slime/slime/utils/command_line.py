@@ -88,12 +88,12 @@ class CommandLine(argparse.ArgumentParser):
         self._typed: Sequence[str] = ()
         self._takes_all = False
 
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse, and remember the words for the error messages."""
         self._typed = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(self._typed, namespace)
 
-    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse a command line in which this parser knows every word."""
         self._takes_all = True
         values, unknown = self.parse_known_args(args, namespace)
