@@ -106,7 +106,6 @@ class Run:
         if placement.actor:
             say(backend_line(args))
         num_gpus = args.num_gpus or placement.total
-        begin_logs(Path(args.run_dir), resumes=args.resume)
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again, because Ray replaced the handlers
         self._processes.reserved = reserved = create_placement(args, self.stop)
@@ -114,6 +113,7 @@ class Run:
         if placement.actor:
             self._resources.enter_context(own_save_folders(args))
             self._restarts = Restarts(args.save, args.max_trainer_restarts)
+        begin_logs(Path(args.run_dir), resumes=args.resume)  # not before the folders are known to be this run's
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
         self._resources.callback(self._processes.dispose_manager)

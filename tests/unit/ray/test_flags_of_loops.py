@@ -98,7 +98,11 @@ def started(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> tuple[Run, list[in
     monkeypatch.setattr(run_module, "release_placement", lambda reserved: None)
     monkeypatch.setattr(run_module, "create_rollout_manager", lambda args, reserved: Manager())
     monkeypatch.setattr(run_module.logging_utils, "init_tracking", lambda args: None)
-    run = Run(Arguments(debug_rollout_only=True, rollout_num_gpus=1, rollout_global_dataset=False, **flags))
+    run = Run(
+        Arguments(
+            debug_rollout_only=True, rollout_num_gpus=1, rollout_global_dataset=False, run_dir="/nowhere", **flags
+        )
+    )
     monkeypatch.setattr(run.stop, "install", lambda: None)
     monkeypatch.setattr(run, "wait", lambda answer: answer)
     run._start()

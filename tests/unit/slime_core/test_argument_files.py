@@ -76,8 +76,8 @@ def test_the_command_line_wins_over_the_config_file(base: list[str], tmp_path: P
     ("text", "says"),
     [
         ("rollout_batchsize: 16", "there is no flag 'rollout_batchsize'; did you mean --rollout-batch-size?"),
-        ("lr: fast", "argument --lr: invalid float value"),
-        ("loss_type: sft", "invalid choice"),
+        ("lr: fast", "--lr: 'fast' is not a number"),
+        ("loss_type: sft", "--loss-type: 'sft' is not one of policy_loss"),
         ("use_tis: 1", "--use-tis is a switch; write true or false"),
         ("save: true", "--save needs a value"),
         ("lr: [1, 2]", "--lr takes one value"),
@@ -117,7 +117,7 @@ def test_custom_config_sets_and_creates_attributes(base: list[str], tmp_path: Pa
     ("text", "says"),
     [
         ("rollout_temperature: 0", "--rollout-temperature must be above 0"),
-        ("kl_loss_type: k9", "invalid choice"),
+        ("kl_loss_type: k9", "--kl-loss-type: 'k9' is not one of k1"),
         ("max-iteration: 7", "write max_iteration"),
         ("rollout_buffer_url: x", "--rollout-buffer-url belongs to"),
         ("balance-data: false", "--balance-data is always on here"),
