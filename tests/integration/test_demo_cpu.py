@@ -25,6 +25,7 @@ from tests.helpers.processes import GONE_SECONDS
 
 pytestmark = pytest.mark.timeout(1500)
 
+INTERRUPTED = 130
 FIELDS = {
     "method",
     "seed",
@@ -178,7 +179,7 @@ def test_a_person_talks_it_learns_and_goes_on_after_ctrl_c(demo: Callable, tmp_p
     talk(port, sessions=8)
     wait_for(lambda: live_version(port) >= 2, 300, "two updates", process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(180) == 0
+    assert process.wait(180) == INTERRUPTED
     wait_for(lambda: not processes_of(run_dir), GONE_SECONDS, "every process is gone")
     lines = log.read_text().splitlines()
     for begins in (f"serves   http://127.0.0.1:{port}/v1; talk to it", "talk     ", "inspect  ", "step 0 ", "step 1 "):
@@ -192,7 +193,7 @@ def test_a_person_talks_it_learns_and_goes_on_after_ctrl_c(demo: Callable, tmp_p
     wait_for(lambda: serves(port), 300, "a server again", process)
     assert live_version(port) >= steps, "the learned weights serve again"
     process.send_signal(signal.SIGINT)
-    assert process.wait(180) == 0
+    assert process.wait(180) == INTERRUPTED
 
 
 def test_a_killed_demo_takes_its_run_along(demo: Callable, tmp_path: Path) -> None:
