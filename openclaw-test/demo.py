@@ -222,6 +222,7 @@ def dry_run(options: argparse.Namespace) -> None:
         SystemExit: if the run's plan is invalid.
     """
     run, model = settings_of(options), model_path()
+    refuse_bad_plan(run, options.own_flags)
     state = "built" if is_built(model) else "would be built first, in minutes"
     print(f"model    {model} ({state})")
     if options.live:
@@ -231,7 +232,7 @@ def dry_run(options: argparse.Namespace) -> None:
             f"demo     {options.updates} updates, {options.sessions} sessions at once, measured on {options.heldout} problems"
         )
     os.environ.update(live.environment(run, os.environ) if options.live else run.environment(os.environ))
-    launch([*run.command[3:], "--dry-run"])
+    launch([*run.launcher_words, "--dry-run"])
 
 
 async def interruptible(options: argparse.Namespace, model: Path, started: float) -> None:

@@ -7,6 +7,7 @@ works while a run writes. Commands that change the file are in `openclaw.ledger.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterable
 from datetime import datetime
@@ -19,7 +20,7 @@ from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
-from slime.utils.command_line import CommandLine, nearest_path
+from slime.utils.command_line import CommandLine, nearest, nearest_path
 
 PREVIEW = 60
 
@@ -55,7 +56,7 @@ def turn_line(record: TurnRecord) -> str:
         outcome = f"pending after {record.judge_attempts} failed attempts: {preview(record.judge_error)}"
     hint = f"  hint: {preview(verdict.hint)}" if verdict and verdict.hint else ""
     return (
-        f"{clock(turn.created_at)}  {turn.session_id[:20]:20}  #{turn.index:<3} {turn.kind:4} {turn.state:8} "
+        f"{clock(turn.created_at)}  {turn.session_id:20}  #{turn.index:<3} {turn.kind:4} {turn.state:8} "
         f"{word} {score:>2}  {outcome:40}  {preview(response_text(turn.response_message))}{hint}"
     )
 
@@ -112,6 +113,22 @@ def summary(ledger: Ledger) -> Iterable[str]:
         )
 
 
+def whole_id(begin: str, sessions: list[str]) -> str:
+    """Return the session of that id, or the only one whose id begins like that.
+
+    Raises:
+        UnknownRecordError: if there is none, or more than one.
+    """
+    found = [begin] if begin in sessions else [each for each in sessions if each.startswith(begin)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownRecordError(
+            f"{len(found)} sessions begin with {begin!r}, such as {found[0]} and {found[1]}; type more"
+        )
+    raise UnknownRecordError(f"no session {begin!r}{nearest(begin, sessions)}; --turns lists them")
+
+
 def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
     """Return the lines of the requested view.
 
@@ -119,10 +136,7 @@ def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
         UnknownRecordError: for a session that is not in the ledger.
     """
     if options.session:
-        records = list(ledger.export_turns(options.session))
-        if not records:
-            raise UnknownRecordError(f"no session {options.session!r}; --turns lists them")
-        return session_text(records)
+        return session_text(list(ledger.export_turns(whole_id(options.session, ledger.session_ids()))))
     if options.turns:
         return turn_lines(ledger, everything=options.all)
     if options.samples:
@@ -144,7 +158,7 @@ def build_parser() -> CommandLine:
     what.add_argument("--turns", action="store_true", help="one line per turn that can teach: verdict, sample, step")
     parser.add_argument("--all", action="store_true", help="with --turns: side turns too, such as measurements")
     what.add_argument("--samples", action="store_true", help="one line per sample")
-    what.add_argument("--session", metavar="ID", help="one conversation in full")
+    what.add_argument("--session", metavar="ID", help="one conversation in full; the beginning of its id is enough")
     what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")
@@ -164,7 +178,9 @@ def build_parser() -> CommandLine:
 def no_ledger(place: Path) -> str:
     """Return a line about a place without a ledger, and what to type instead."""
     if place.is_dir():
-        return f"no {LEDGER_NAME} in {place}; name the folder of a run, such as runs/NAME: the run prints the line at its start"
+        runs = sorted((each for each in place.iterdir() if find_ledger(each)), key=lambda run: run.stat().st_mtime)
+        meant = f"the newest of {len(runs)} there is {runs[-1]}" if runs else "the run prints the line at its start"
+        return f"no {LEDGER_NAME} in {place}; name the folder of a run, such as runs/NAME: {meant}"
     if meant := nearest_path(place):
         return f"no ledger at {place}{meant}"
     return f"no ledger at {place}; name a folder under runs/: a run prints the line at its start"
@@ -199,4 +215,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--turns | head` ends quietly
     raise SystemExit(main())

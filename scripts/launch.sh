@@ -18,12 +18,25 @@ started_as() {
     echo "${words[*]@Q}"
 }
 
+# Exits unless the environment can import what the programs need first: it may be half made.
+need_environment() {
+    local stamp
+    for stamp in "$openclaw_root"/.venv/.setup-*; do
+        if [ -f "$stamp" ]; then return; fi
+    done
+    if [ -x "$openclaw_root/.venv/bin/python" ] && ! "$openclaw_root/.venv/bin/python" -c 'import httpx, rich, yaml' 2>/dev/null; then
+        echo "the environment in .venv is not complete; run: bash $openclaw_root/scripts/setup.sh, or wait for the set-up that runs" >&2
+        exit 2
+    fi
+}
+
 # Becomes the launcher. Arguments: its own options and flags of slime/train_async.py; of two equal flags the later one wins.
 # Without --method the method is that of the script's folder.
 launch() {
     local python="$openclaw_root/.venv/bin/python" name array
     local -a added=()
     name="$(basename "$0" .sh)"
+    need_environment
     if [ ! -x "$python" ]; then
         case " $* " in
             *" --dry-run "* | *" --help "* | *" -h "*) python=python3 ;;
@@ -52,6 +65,7 @@ launch() {
 
 # Becomes a program of this repository: a file, or -m and a module, with its arguments.
 program() {
+    need_environment
     if [ ! -x "$openclaw_root/.venv/bin/python" ]; then
         echo "no environment yet; run: bash $openclaw_root/scripts/setup.sh" >&2
         exit 2

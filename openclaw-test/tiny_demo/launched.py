@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-from openclaw.config.runtime_variables import client_key
+from openclaw.config.runtime_variables import RuntimeVariables, client_key
 from openclaw.runtime.where import CHECKPOINTS_NAME, LEDGER_NAME
 from slime.utils.process import ChildProcess, spawn
 
@@ -60,16 +60,21 @@ class Settings:
         return f"http://{HOST}:{self.port}/v1"
 
     @property
+    def launcher_words(self) -> list[str]:
+        """The launcher's arguments."""
+        return ["--profile", "tiny_cpu", "--method", self.method, *self.extra]
+
+    @property
     def command(self) -> list[str]:
         """The command to run."""
-        launcher = [sys.executable, "-m", "openclaw.launch", "--profile", "tiny_cpu", "--method", self.method]
-        return [*launcher, *self.extra]
+        return [sys.executable, "-m", "openclaw.launch", *self.launcher_words]
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the run's variables merged over the caller's."""
         paths = [str(REPOSITORY), str(REPOSITORY / "slime"), inherited.get("PYTHONPATH", "")]
+        others = set(RuntimeVariables.declared("port").names) - {"PORT"}
         return {
-            **inherited,
+            **{name: value for name, value in inherited.items() if name not in others},
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "HOST": HOST,
             "PORT": str(self.port),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.method_check import folder_problems
 from openclaw.launch.methods import find_folder, find_method, methods_of, recommended
@@ -23,6 +24,9 @@ DESCRIPTION = (
     "The whole loop on a CPU: builds the tiny model, starts a run, lets a student talk to it, measures before and after. "
     "With --live you talk to it instead."
 )
+
+
+PORT_NAMES = RuntimeVariables.declared("port").names
 
 
 def method_of(name: str) -> tuple[str, str]:
@@ -61,7 +65,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--keep-serving", action="store_true", help="after the report, serve and learn from you until Ctrl-C"
     )
-    parser.add_argument("--port", type=port_number, default=30000, help="port of the API (default: %(default)s)")
+    parser.add_argument(
+        "--port",
+        type=port_number,
+        default=next((os.environ[name] for name in PORT_NAMES if os.environ.get(name)), "30000"),
+        help="port of the API (default: PORT, or %(default)s)",
+    )
     parser.add_argument(
         "--run-dir", type=Path, default=None, help="folder for logs, ledger and checkpoints (default: runs/...)"
     )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from openclaw.exceptions import ConfigError
+from openclaw.launch.__main__ import build_parser
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
 from slime.arguments.dry_run import of_machine
@@ -23,8 +24,11 @@ def refuse_bad_plan(settings: Settings, own_flags: Sequence[str]) -> None:
         own_flags: flags of the demo, to suggest one for a mistyped flag.
     """
     environment = settings.environment(os.environ)
+    launcher = build_parser()
+    options, extra = launcher.parse_known_args(settings.launcher_words)
+    flags = [*own_flags, *launcher.known_flags()]
     try:
-        plan = make_plan(PROFILES[PROFILE], settings.method, None, settings.extra, environment, own_flags=own_flags)
+        plan = make_plan(PROFILES[PROFILE], settings.method, options.model, extra, environment, own_flags=flags)
         problems = [problem for problem in plan.problems if not of_machine(problem)]
     except ConfigError as error:
         problems = [str(error)]

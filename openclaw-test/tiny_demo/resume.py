@@ -21,6 +21,7 @@ from measure import Item, Measurement, Reply
 from openclaw.launch.report import STARTED_AS
 from openclaw.runtime.where import CHECKPOINTS_NAME, find_ledger, python_module, shown_path
 from slime.arguments.checkpoint import LATEST
+from slime.utils.command_line import nearest_path
 
 STATE_NAME = "demo.json"
 OPTIONS = ("updates", "seed", "sessions", "max_turns", "heldout", "launcher_arguments")
@@ -119,6 +120,8 @@ def problem(options: argparse.Namespace, state: State | None) -> str | None:
             return None
         again = "add --resume to continue it, or " if has_checkpoint(run_dir) else ""
         return f"--run-dir {run_dir} already has a run; {again}name another folder"
+    if not run_dir.is_dir():
+        return f"--resume: {run_dir}: no such folder{nearest_path(run_dir)}"
     if not has_checkpoint(run_dir):
         return f"--resume: {run_dir} holds no checkpoint; start without --resume, in another folder"
     if options.live:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from openclaw.chat.talk import Talk
 from openclaw.chat.watch import Watch
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError
+from slime.utils.command_line import CommandLine
 
 PROG = "openclaw-rl chat"
 BASE_URL = "http://127.0.0.1:30000/v1"
@@ -21,15 +21,14 @@ CONFIG_EXIT = 2
 INTERRUPTED_EXIT = 130
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandLine:
     """Return the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLine(
         prog=PROG,
         description="Talk to a running server. It learns from what you say about its replies. SGLANG_API_KEY has the key, "
         "if the server needs one.",
         epilog="/help in the chat lists its commands. Without a terminal, every line of the input is a message, and the "
         "exit status is 1 if one got no reply.",
-        allow_abbrev=False,
     )
     parser.add_argument("--base-url", default=BASE_URL, metavar="URL", help=f"of the server (default: {BASE_URL})")
     parser.add_argument("--model", metavar="NAME", help="model to ask for (default: the one that the server lists)")

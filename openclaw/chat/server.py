@@ -23,6 +23,7 @@ ANSWER_SECONDS = 120.0
 """Longest silence within a reply; the gateway sends a comment every few seconds."""
 QUICK_SECONDS = 5.0
 """Longest wait for requests that need no engine."""
+USUAL_PORT = 30000
 START = "bash openclaw-combine/run_tiny_cpu.sh --live"
 KEY_VARIABLE = RuntimeVariables.declared("api_key").name
 NO_PROXY = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
@@ -203,6 +204,11 @@ class Server:
         kind = MissingRecordError if response.status_code == 404 else ChatError
         return kind(f"{response.status_code}: {said}")
 
+    def _start_command(self) -> str:
+        """Return the command that starts a server on this port."""
+        port = httpx.URL(self.url).port
+        return START if port in (None, USUAL_PORT) else f"{START} --port {port}"
+
     def _foreign(self) -> ChatError:
         return ChatError(f"{self.url} is not an OpenAI-compatible server; check --base-url")
 
@@ -214,7 +220,7 @@ class Server:
         except httpx.ConnectError as error:
             if "CERTIFICATE" in str(error):
                 raise ChatError(f"{self.url}: {error}; name its certificate with SSL_CERT_FILE") from error
-            raise ChatError(f"nothing answers on {self.url}; start a server: {START}") from error
+            raise ChatError(f"nothing answers on {self.url}; start a server: {self._start_command()}") from error
         except httpx.TimeoutException as error:
             raise ChatError(f"{self.url} took too long to answer; {AGAIN}") from error
         except httpx.TransportError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -257,6 +258,12 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 )
 
 
+def _advice(name: str) -> str:
+    """Return what to do about an unknown parameter."""
+    near = get_close_matches(name, ChatRequest.model_fields, n=1, cutoff=0.8)
+    return f"did you mean {near[0]!r}? Otherwise leave it out" if near else "leave it out"
+
+
 def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
     """Return the validated request and its raw JSON.
 
@@ -273,7 +280,7 @@ def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
         raise bad_request(f"the body nests deeper than {MAX_DEPTH} levels; send flatter JSON", code="invalid_json")
     values = {name: value for name, value in raw.items() if value is not None}
     for name in values.keys() - ChatRequest.model_fields.keys() - IGNORED:
-        raise unsupported(name, ADVICE.get(name, "leave it out"))
+        raise unsupported(name, ADVICE.get(name) or _advice(name))
     try:
         request = ChatRequest.model_validate(values)
     except ValidationError as error:

@@ -94,12 +94,8 @@ def method_help(argv: Sequence[str] | None) -> str:
     return " ".join([f" Variables that {method_file(found.folder).name} declares:", *rows]) if rows else ""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Command line."""
-    try:
-        of_method = method_help(argv)
-    except ConfigError as error:
-        fail(str(error))
+def build_parser(of_method: str = "") -> CommandLine:
+    """Return the launcher's own options; ``of_method`` is the help on a method's variables."""
     names = sorted(each.config.name for each in methods_of())
     parser = CommandLine(
         prog="python -m openclaw.launch",
@@ -122,6 +118,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--verbose", action="store_true", help="print every variable, every flag and the command, also before a start"
     )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    try:
+        parser = build_parser(method_help(argv))
+    except ConfigError as error:
+        fail(str(error))
     options, extra = parser.parse_known_args(argv)
     profile = PROFILES[options.profile or (LORA_PROFILE if options.lora else DEFAULT_PROFILE)]
     if options.lora:

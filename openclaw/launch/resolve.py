@@ -27,7 +27,7 @@ from openclaw.launch.nodes import check_nodes, node_command
 from openclaw.launch.plan import Plan, roles_of
 from openclaw.launch.profiles import Profile
 from openclaw.launch.variables import Resolved, check_replaced, resolve
-from openclaw.models.places import download_command
+from openclaw.models.places import TINY_MODEL, USUAL, download_command
 from openclaw.training.live_losses import unfed_loss
 from slime.args import Arguments
 from slime.arguments.cluster import check_asynchronous
@@ -113,7 +113,7 @@ def _read_plan(
 ) -> Plan:
     """Return the plan of resolved values; read its flags with the trainer's parser and check them together."""
     sections = flag_sections(inputs)
-    args, problems = _read_flags(found, sections, own_flags)
+    args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model))
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
     check_nodes(inputs.values, ids, child)
     if ids is not None:
@@ -205,27 +205,34 @@ def _words(sections: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _read_flags(
-    found: FoundMethod, sections: Mapping[str, Sequence[str]], own_flags: Sequence[str]
+    found: FoundMethod, sections: Mapping[str, Sequence[str]], own_flags: Sequence[str], usual: str
 ) -> tuple[Arguments, list[str]]:
     """Return the parsed flags, and the reasons why a run of the method cannot work with them."""
     words = _words(sections)
     parser = parser_for(words)
     parser.prog, parser.further_flags = "launch", own_flags
     args, wrong = read_arguments(parser, words)
-    problems = [with_variables(with_download(problem)) for problem in wrong]
+    problems = [with_variables(with_download(problem, usual)) for problem in wrong]
     if found.declared and (unfed := unfed_loss(args, found.without_topk)):
         problems.append(unfed)
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
 
 
-def with_download(problem: str) -> str:
-    """Return a problem, followed by the command that downloads a model if it is about a missing one."""
+def usual_model(profile: Profile, model: str | None) -> str:
+    """Return the model to get for a run whose checkpoint is missing."""
+    if profile.device == "cpu":
+        return TINY_MODEL
+    return Path(_model_folder(model)).name if model else USUAL
+
+
+def with_download(problem: str, usual: str) -> str:
+    """Return a problem, followed by the command that brings the model ``usual`` if it is about a missing one."""
     found = re.fullmatch(
         r"--(?:hf-checkpoint|ref-load|prm-model-path) (.+): no such folder(; did you mean .+\?)?", problem
     )
     if found is None:
         return problem
-    return f"{problem}{' Or' if found[2] else ';'} get it with: {download_command(found[1])}"
+    return f"{problem}{' Or' if found[2] else ';'} get it with: {download_command(found[1], usual)}"
 
 
 def with_variables(problem: str) -> str:

@@ -6,6 +6,7 @@ Guarantees: nothing here is sampled, so two checks see the same. The turn passes
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from openclaw.ledger.records import Turn, Verdict, VersionSpan, Vote
 from openclaw.method.interface import JudgePlan
@@ -37,6 +38,21 @@ def canned_turn(temperature: float) -> Turn:
         next_state=[{"role": "user", "content": "No bold please, write it again."}],
         next_state_at=102.0,
     )
+
+
+def other_turns(turn: Turn) -> Iterator[tuple[str, Turn]]:
+    """Yield variants of `canned_turn` as they come in a live run, each with its name: other reactions and another reply."""
+    reactions = {
+        "thanks": {"role": "user", "content": "Thanks!"},
+        "an empty message": {"role": "user", "content": ""},
+        "a message in parts": {"role": "user", "content": [{"type": "text", "text": "Too long."}]},
+        "a tool's result": {"role": "tool", "tool_call_id": "call-1", "content": "Error: no such file"},
+    }
+    for name, message in reactions.items():
+        yield f"{name} as the next state", replace(turn, next_state=[message])
+    call = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    yield "a tool call as the reply", replace(turn, response_message=reply, finish_reason="tool_calls")
 
 
 def canned_verdicts(plan: JudgePlan) -> Iterator[tuple[str, Verdict]]:

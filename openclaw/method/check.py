@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
-from openclaw.method.canned import canned_turn, canned_verdicts
+from openclaw.method.canned import canned_turn, canned_verdicts, other_turns
 from openclaw.method.interface import JudgePlan, SampleDecision
 from openclaw.method.loading import missing_parts, raised
 from slime.exceptions import SampleError
@@ -22,7 +22,7 @@ from slime.utils.types import Sample
 CLAUSES = {
     "method-1": "has a name, judges(), samples(turn, verdict) and session_samples(judged)",
     "method-2": "returns a JudgePlan from judges()",
-    "method-3": "handles every verdict that its judges can give: samples() raises no exception",
+    "method-3": "handles every verdict that its judges can give, and every kind of turn: samples() raises no exception",
     "method-4": "returns a SampleDecision from samples(): a list of samples, or the reason for none",
     "method-5": "gives samples with the turn's own tokens, per-token lists as long as the reply, and a finite reward",
     "method-6": "decides the same about the same turn and verdict, and changes neither",
@@ -72,6 +72,10 @@ class MethodCheck:
             number = len(judged)
             own = replace(turn, id=f"{turn.id}-{number}", index=number, state="judged", reason=reason)
             judged.append(JudgedTurn(own, verdict))
+        if self._has("samples") and "method-3" not in self._broken:
+            for named, other in other_turns(turn):
+                for name, verdict in canned_verdicts(plan or JudgePlan(prm_votes=1, hint_votes=1, needs_teacher=True)):
+                    self._check_decision(other, verdict, f"{name}, and {named},")
         if self._has("session_samples"):
             self._check_session(judged)
             self._check_session([item for item in judged if item.turn.reason is not None])

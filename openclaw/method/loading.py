@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import traceback
@@ -105,4 +106,13 @@ def raised(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _elsewhere(frame.filename)]
     where = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in (own or frames)[-1:])
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{type(error).__name__}: {error}{where}{_fields_of(error)}"
+
+
+def _fields_of(error: BaseException) -> str:
+    """Return the fields that a turn or verdict has, for an error about one that it lacks."""
+    lacking = error.obj if isinstance(error, AttributeError) else None
+    if not dataclasses.is_dataclass(lacking):
+        return ""
+    names = ", ".join(field.name for field in dataclasses.fields(lacking))
+    return f"; a {type(lacking).__name__} has {names}"

@@ -16,6 +16,7 @@ TINY = REPOSITORY / ".cache" / "tiny"
 BUILD_TINY = "bash scripts/build_tiny_models.sh"
 COMMAND = "python -m openclaw.models"
 USUAL = "Qwen3-4B"
+TINY_MODEL = "tiny"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
@@ -62,16 +63,16 @@ def shown(path: Path) -> str:
     return str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else str(path)
 
 
-def download_command(path: str | Path) -> str:
+def download_command(path: str | Path, usual: str = USUAL) -> str:
     """Return the command that brings the model of a missing folder: a download, or the build of the tiny model.
 
-    It downloads the usual model if the name is none of Qwen's.
+    It is the command for the model ``usual`` if the name is none of Qwen's; ``TINY_MODEL`` is built, not downloaded.
     """
     folder = Path(path).expanduser().absolute()
     if folder.parent == TINY:
         return BUILD_TINY
     if not re.fullmatch(r"qwen[\d.]+(-vl)?-[\d.]+b(-\w+)*", folder.name.lower()):
-        return f"{COMMAND} {USUAL}"
+        return BUILD_TINY if usual == TINY_MODEL else f"{COMMAND} {usual}"
     if folder == place_of(folder.name):
         return f"{COMMAND} {folder.name}"
     return f"{COMMAND} {folder.name} --folder {shlex.quote(str(path))}"

@@ -144,11 +144,13 @@ class Run:
             self._alternation.before_a_trainer()
             processes.trainer = Trainer(args, reserved)
             self._progress.start = processes.trainer.init()
+            if args.resume and self._life.phase is Phase.STARTING:
+                say(f"resumes  {args.save}: {self._progress.start} steps are done")
             if self.start_rollout_id - 1 > self._progress.saved:
                 self._note_saved(self.start_rollout_id - 1)
         if not processes.loaded:
             for role, url in self.wait(processes.manager.addresses.remote()).items():
-                say(f"{role} engine: {url}")
+                say(f"{'judge' if role == 'prm' else role} engine: {url}")
             self.wait(processes.manager.load.remote(self.start_rollout_id - 1))
             processes.loaded = True
         if self._serves_engines():

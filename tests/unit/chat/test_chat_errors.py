@@ -27,7 +27,8 @@ def test_nothing_answers(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     assert talk(url, [])[0] == 2
     assert capsys.readouterr().err == (
-        f"openclaw-rl chat: nothing answers on {url}/v1; start a server: bash openclaw-combine/run_tiny_cpu.sh --live\n"
+        f"openclaw-rl chat: nothing answers on {url}/v1; start a server: bash openclaw-combine/run_tiny_cpu.sh --live "
+        f"--port {url.rpartition(':')[2]}\n"
     )
 
 

@@ -27,7 +27,7 @@ CASES = """
 OPENCLAW_REDCT=1 -m openclaw.launch | --method rl | did you mean OPENCLAW_REDACT?
 PORT=3ooo0 -m openclaw.launch | --method rl | PORT='3ooo0' is not a whole number
 PORT=99999 -m openclaw.launch | --method rl | PORT=99999 is too large; use 65535 or less
-HF_CKPT=instruction -m openclaw.launch | --method rl --profile tiny_cpu | instructions? Or get it with: python -m openclaw.models
+HF_CKPT=instruction -m openclaw.launch | --method rl --profile tiny_cpu | instructions? Or get it with: bash scripts/build_tiny_models.sh
 -m openclaw.server | --prot 3 | unknown argument --prot; did you mean --port?
 -m openclaw.server | --port 3ooo0 | --port: '3ooo0' is not a port; use a number from 0 to 65535
 -m openclaw.server | --model-path instruction | did you mean instructions? Or get a model with:

@@ -52,7 +52,7 @@ def test_the_launcher_names_a_missing_model_once(
     nowhere = tmp_path / "nope"
     said = said_by_launcher([], monkeypatch, capsys, HF_CKPT=str(nowhere))
     assert said.splitlines() == [
-        f"launch: --hf-checkpoint {nowhere}: no such folder; get it with: python -m openclaw.models Qwen3-4B "
+        f"launch: --hf-checkpoint {nowhere}: no such folder; get it with: bash scripts/build_tiny_models.sh "
         "(variables: HF_CKPT)"
     ]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.inspect import main
+from openclaw.inspect import main, whole_id
 from openclaw.ledger.conversations import conversations
+from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.training.samples import make_sample
@@ -75,6 +76,21 @@ def test_samples_and_one_session(ledger: Ledger, capsys: pytest.CaptureFixture[s
     text = shown(ledger, capsys, "--session", "session")
     assert "next state: No bold please, write it again." in text
     assert "prm vote 0" in text
+
+
+def test_the_beginning_of_a_session_is_enough(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = ledger.session_ids()
+    whole = next(each for each in ids if sum(other.startswith(each) for other in ids) == 1 and len(each) > 1)
+    begin = next(whole[:end] for end in range(1, len(whole) + 1) if sum(i.startswith(whole[:end]) for i in ids) == 1)
+    assert shown(ledger, capsys, "--session", begin) == shown(ledger, capsys, "--session", whole)
+    assert whole_id("session", ["session", "session-2"]) == "session"
+    with pytest.raises(
+        UnknownRecordError, match="2 sessions begin with 'sess', such as session and session-2; type more"
+    ):
+        whole_id("sess", ["session", "session-2"])
+    with pytest.raises(UnknownRecordError, match="no session 'chat-12x'; did you mean chat-123"):
+        whole_id("chat-12x", ["chat-123"])
+    assert all(each in shown(ledger, capsys, "--turns", "--all") for each in ids), "--turns shows whole ids"
 
 
 def test_missing_file_and_session_say_what_to_type(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:

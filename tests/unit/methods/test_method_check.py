@@ -74,6 +74,16 @@ def fails_without_a_hint(self: Any, turn: Any, verdict: Any) -> Any:
     return Good().samples(turn, verdict)
 
 
+def looks_for_a_word(self: Any, turn: Any, verdict: Verdict) -> Any:
+    assert turn.next_state[0]["content"].index("please") >= 0
+    return Good().samples(turn, verdict)
+
+
+def needs_a_text_as_reply(self: Any, turn: Any, verdict: Verdict) -> Any:
+    assert len(turn.response_message["content"]) >= 0
+    return Good().samples(turn, verdict)
+
+
 def with_context(context: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self: JudgePlan(prm_votes=1, needs_teacher=True, teacher_context=context)
 
@@ -89,6 +99,8 @@ COUNTER = itertools.count()
         ("method-2", {"judges": lambda self: None}),
         ("method-2", {"judges": lambda self: JudgePlan()}),
         ("method-3", {"samples": fails_without_a_hint}),
+        ("method-3", {"samples": looks_for_a_word}),
+        ("method-3", {"samples": needs_a_text_as_reply}),
         ("method-4", {"samples": lambda self, turn, verdict: None}),
         ("method-5", {"samples": bad_sample(reward=float("nan"))}),
         ("method-5", {"samples": bad_sample(tokens=[1, 2])}),
@@ -130,3 +142,11 @@ def test_every_clause_is_tried_in_one_pass() -> None:
         session_samples=lambda self, judged: None,
     ) == ["method-1", "method-2", "method-4", "method-7"]
     assert list(CLAUSES) == [f"method-{number}" for number in range(1, 10)]
+
+
+def test_a_field_that_a_turn_lacks_is_answered_with_those_it_has() -> None:
+    method = type("Method", (Good,), {"samples": lambda self, turn, verdict: turn.reply})()
+    (found,) = MethodCheck(method).run(CONFIG.temperature)
+    assert "has no attribute 'reply'" in found.seen
+    assert "; a Turn has id, session_id" in found.seen
+    assert "response_message" in found.seen

@@ -102,3 +102,25 @@ def test_a_run_that_keeps_serving_goes_on_learning(tmp_path: Path) -> None:
     assert demo.settings_of(options).environment({})["NUM_ROLLOUT"] == str(ENDLESS)
     options = demo.parse(["--run-dir", str(tmp_path / "run")])
     assert demo.settings_of(options).environment({})["NUM_ROLLOUT"] == "16"
+
+
+@pytest.mark.parametrize("name", ["PORT", "OPENCLAW_PORT"])
+def test_the_port_of_the_environment_counts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "30100")
+    options = demo.parse(["--live", "--run-dir", str(tmp_path / "run")])
+    environment = demo.settings_of(options).environment({name: "30100"})
+    assert (options.port, environment["PORT"], environment.get("OPENCLAW_PORT")) == (30100, "30100", None)
+    assert demo.parse(["--live", "--run-dir", str(tmp_path / "run"), "--port", "30200"]).port == 30200
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--lvie", "--live"), ("--update", "--updates"), ("--verbos", "--verbose")]
+)
+def test_the_dry_run_names_the_flag_that_was_meant(
+    typed: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--dry-run", "--run-dir", str(tmp_path / "run"), typed])
+    with pytest.raises(SystemExit):
+        demo.main()
+    assert f"unknown argument {typed}; did you mean {meant}?" in capsys.readouterr().err
