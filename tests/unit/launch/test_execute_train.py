@@ -48,7 +48,7 @@ def test_the_shape_of_a_model(script: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert words[words.index(SHAPE[0]) : words.index(SHAPE[0]) + 2] == SHAPE
     assert words[words.index("--rotary-base") + 1] == "5000000"
     assert words[-4:] == ["--num-gpus-per-node", "8", "--num-rollout", "1"]
-    with pytest.raises(ConfigurationError, match=r"no model shape 'qwen9-4B'.*there are: .*qwen3-4B"):
+    with pytest.raises(ConfigurationError, match=r"no model shape 'qwen9-4B'.*here are: .*qwen3-4B"):
         execute_train("", 8, "qwen9-4B", str(script))
 
 
