@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LARGEST_PORT = 65535
+ALIKE = 0.7
+"""Less alike words are no typing error: difflib's 0.6 answers ``--learning-rat`` with ``--sglang-lora-paths``."""
 NUMBERS = {int: "a whole number", float: "a number"}
 REQUIRED = re.compile("the following arguments are required: (.+)")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean X?`` for a mistyped word, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=ALIKE)
     return f"; did you mean {near[0]}?" if near else ""
 
 
