@@ -32,13 +32,15 @@ def report(machine: Machine, root: Path, environment: str, variables: Mapping[st
     for script in launch_scripts(root):
         kind = kind_of(script)
         if kind.gpus == 0 and environment.startswith("gpu"):
-            unfit.setdefault("the CPU environment, in another clone", []).append(script.name)
+            unfit.setdefault("the CPU environment, in another clone", []).append(script.as_posix())
         elif not base and suits(kind, gpus) and (kind.gpus == 0 or not cuda):
             fitting.append(f"  {script.as_posix():<62} {kind.words}")
         else:
-            unfit.setdefault(kind.words, []).append(script.name)
+            unfit.setdefault(kind.words, []).append(script.as_posix())
     lines += fitting or ["  none fits"]
-    lines += [f"  not here: {len(names)} scripts for {words}" for words, names in unfit.items()]
+    for words, names in unfit.items():
+        count = f"{len(names)} scripts" if len(names) > 1 else "1 script"
+        lines.append(f"  not here: {count} for {words}, such as {names[0]}")
     on_gpus = (
         bool(gpus)
         and not cuda
