@@ -1,6 +1,7 @@
 """Keep the logs of two runs in one folder apart.
 
-Guarantee: no line of a log is lost. A log that another run set aside before is replaced.
+Guarantee: no line of a log is lost, and files that the run does not write itself stay as they are. A log that another run
+set aside before is replaced.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from datetime import datetime
 from pathlib import Path
 
 OLDER = ".1"
+OWN = ("logs/*.log", "runtime.log")
+"""The logs that a run writes into its folder: those of its processes, and that of a data source's own process."""
 
 
 def begin_logs(run_dir: Path, *, resumes: bool, command: Sequence[str] = sys.argv) -> None:
     """Rename the logs of an older run in this folder to ``NAME.log.1``; a run that resumes marks its begin in them instead.
 
     Args:
-        run_dir: the run's folder; its logs are ``*.log`` there and in ``logs/``.
+        run_dir: the run's folder; its logs are `OWN`.
         resumes: whether the run continues the one in the folder.
         command: of this run, for the mark.
     """
     mark = f"===== {datetime.now():%Y-%m-%d %H:%M:%S} resumed: {shlex.join(command)} =====\n"
-    for log in sorted([*run_dir.glob("*.log"), *(run_dir / "logs").glob("*.log")]):
+    for log in sorted(found for pattern in OWN for found in run_dir.glob(pattern)):
         if os.path.samestat(log.stat(), os.fstat(1)) or not log.stat().st_size:
             continue  # this process's own output, which has begun already
         if resumes:

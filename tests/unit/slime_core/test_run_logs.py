@@ -43,3 +43,10 @@ def test_the_file_that_this_process_writes_to_stays(used: Path) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert [path.name for path in used.rglob("*.log*")] == ["runtime.log", "processes.log.1"]
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_log_that_somebody_else_writes_stays(used: Path, resumes: bool) -> None:
+    (used / "mine.log").write_text("of the shell that started it\n")
+    begin_logs(used, resumes=resumes)
+    assert (used / "mine.log").read_text() == "of the shell that started it\n"
