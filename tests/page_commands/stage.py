@@ -34,6 +34,11 @@ SHOWN = (
     ("instructions/plugins.md", "async def generate(", "my-method/my_generate.py"),
     ("instructions/rewards_and_evaluation.md", "# --eval-config eval.yaml", "eval.yaml"),
 )
+# Folders that a page's commands read: downloaded models and what a run saved.
+FOLDERS = {
+    "instructions/backends.md": ("models/Qwen3-4B", "SAVE_CKPT"),
+    "instructions/operations.md": ("models/Qwen3-4B", "SAVE_CKPT/iter_0000010/adapter"),
+}
 _NAMED = re.compile(r"^`(openclaw-mymethod/\w+\.py)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -60,6 +65,8 @@ def make_stage(folder: Path, page: str, ledger: Path) -> Path:
         shutil.copy(ledger, folder / name)
     for name, text in _NAMED.findall((ROOT / METHOD_PAGE).read_text()):
         write(folder / name, text)
+    for name in FOLDERS.get(page, ()):
+        (folder / name).mkdir(parents=True)
     blocks = read_page(page)[0]
     for of_page, start, name in SHOWN:
         if of_page == page:
