@@ -22,7 +22,7 @@ OF_AGENT = frozenset(
     )
 )
 SHORTEST = 6
-"""Shorter names, for example TP or PORT, are too close to variables of other programs."""
+"""Shorter names, for example TP or PORT, are too close to variables of other programs. A typing error may lose a letter."""
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
@@ -55,7 +55,7 @@ def near_misses(environment: Mapping[str, str], known: Collection[str]) -> list[
     """Return a warning for each set variable whose name is one typing error away from a known one."""
     warnings = []
     for name in sorted(environment):
-        if not environment[name] or name in known or name.startswith(PREFIX) or len(name) < SHORTEST:
+        if not environment[name] or name in known or name.startswith(PREFIX) or len(name) < SHORTEST - 1:
             continue
         meant = next((each for each in sorted(known) if len(each) >= SHORTEST and one_error(name, each)), None)
         if meant:

@@ -44,6 +44,7 @@ OF_OTHERS = (
         ("LEARNING_RATES", "LEARNING_RATE"),
         ("SAVE_CKP", "SAVE_CKPT"),
         ("BATCH_SIZ", "BATCH_SIZE"),
+        ("RESUM", "RESUME"),
         ("HF_CKTP", "HF_CKPT"),
         ("batch_size", "BATCH_SIZE"),
         ("LEARNINGRATE", "LEARNING_RATE"),
