@@ -18,6 +18,7 @@ from rich.console import Console
 from student import Refused, Student
 
 from openclaw.ledger.counted import counted
+from openclaw.runtime.where import DEFAULT_URL
 
 
 async def converse(arguments: argparse.Namespace, persona: Persona, console: Console) -> int:
@@ -63,9 +64,7 @@ async def converse(arguments: argparse.Namespace, persona: Persona, console: Con
 def main(persona: Persona, prog: str, argv: Sequence[str] | None = None) -> int:
     """Run the command line of a simulated user."""
     parser = argparse.ArgumentParser(prog=prog, description=f"The simulated {persona.name} talks to a running server.")
-    parser.add_argument(
-        "--base-url", default="http://127.0.0.1:30000/v1", help="URL of the server (default: %(default)s)"
-    )
+    parser.add_argument("--base-url", default=DEFAULT_URL, help="URL of the server (default: %(default)s)")
     parser.add_argument("--model", default="tiny", help="model name in requests (default: %(default)s)")
     parser.add_argument("--dataset", type=Path, help="problems: a GSM8K file, JSON list or lines (default: generated)")
     parser.add_argument("--num-problems", type=int, default=8, help="number of sessions (default: %(default)s)")

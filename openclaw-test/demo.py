@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         model_path(),
         options.launcher_arguments,
         options.resume,
+        live.VARIABLES if options.live else {},
     )
 
 
@@ -166,9 +168,10 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
             "run_dir": str(settings.run_dir),
             "history": history,
         }
+        ledger.close()
         finish(report, options)
         if options.keep_serving:
-            await serve(run, ledger, options)
+            await serve(run)
     finally:
         with console.status("stopping"):
             await asyncio.shield(asyncio.to_thread(run.stop))
@@ -195,9 +198,9 @@ def batch_size(settings: Settings) -> int:
     return json.loads((settings.run_dir / ARGUMENTS_NAME).read_text())["rollout_batch_size"]
 
 
-async def serve(run: LaunchedRun, ledger: Ledger, options: argparse.Namespace) -> None:
+async def serve(run: LaunchedRun) -> None:
     """Stay up until a signal: print how to talk to the model, and a line per update."""
-    settings, steps = run.settings, int(ledger.counts()["steps"])
+    settings = run.settings
     body = '{"model": "tiny", "messages": [{"role": "user", "content": "Tom has 3 pears and gets 4 more. How many?"}]}'
     print(
         f"\nserving on {settings.base_url} until Ctrl-C, and learning from every {batch_size(settings)} samples; try:\n"
@@ -205,14 +208,18 @@ async def serve(run: LaunchedRun, ledger: Ledger, options: argparse.Namespace) -
         f"  curl {settings.base_url}/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         flush=True,
     )
-    while True:
-        run.check()
-        if (now := int(ledger.counts()["steps"])) > steps:
-            steps = now
-            print(
-                f"update {steps}: it has learned from you, weights {ledger.live_weight_version()} are live", flush=True
-            )
-        await asyncio.sleep(1.0)
+    with closing(Ledger(settings.ledger)) as ledger:
+        told = len(ledger.step_records())
+        while True:
+            run.check()
+            steps = ledger.step_records()
+            if len(steps) > told:
+                told = len(steps)
+                print(
+                    f"update {told}: it has learned from you, weights {steps[-1]['weight_version']} are live",
+                    flush=True,
+                )
+            await asyncio.sleep(1.0)
 
 
 def dry_run(options: argparse.Namespace) -> None:
@@ -231,7 +238,7 @@ def dry_run(options: argparse.Namespace) -> None:
         print(
             f"demo     {options.updates} updates, {options.sessions} sessions at once, measured on {options.heldout} problems"
         )
-    os.environ.update(live.environment(run, os.environ) if options.live else run.environment(os.environ))
+    os.environ.update(run.environment(os.environ))
     launch([*run.launcher_words, "--dry-run"])
 
 

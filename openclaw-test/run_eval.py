@@ -23,6 +23,7 @@ from eval_tasks import MAX_TOKENS, RUNS_CODE, TASKS, Ask
 from rich.console import Console
 from rich.progress import Progress
 
+from openclaw.runtime.where import DEFAULT_URL
 from openclaw.server.command import main as server_command
 from openclaw.server.options import build_parser as server_parser
 from slime.utils.command_line import CommandLine
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 900.0
 PARALLEL = 8
-RUNNING = "http://127.0.0.1:30000/v1"
-"""The gateway of a run on this machine."""
 
 
 class EvalFailed(RuntimeError):
@@ -59,7 +58,7 @@ def build_parser() -> CommandLine:
     )
     add = parser.add_argument
     add("--model-path", metavar="P", help="serve this checkpoint folder first")
-    add("--base-url", help=f"URL of the running server (default without --model-path: {RUNNING})")
+    add("--base-url", help=f"URL of the running server (default without --model-path: {DEFAULT_URL})")
     add(
         "--eval-tasks",
         type=task_names,
@@ -147,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.model_path and options.base_url:
         parser.error("--model-path serves a checkpoint and --base-url names a running server; write one of them")
     if not options.model_path:
-        options.base_url = options.base_url or RUNNING
+        options.base_url = options.base_url or DEFAULT_URL
     if options.eval_tasks is None:
         options.eval_tasks = [name for name in TASKS if options.allow_code_execution or name not in RUNS_CODE]
     if set(RUNS_CODE) & set(options.eval_tasks) and not options.allow_code_execution:

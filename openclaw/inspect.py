@@ -18,17 +18,12 @@ from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.reports import SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
+from openclaw.messages.preview import preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
 from slime.utils.command_line import CommandLine, nearest, nearest_path
 
 PREVIEW = 60
-
-
-def preview(text: str, width: int = PREVIEW) -> str:
-    """Return ``text`` on one line of at most ``width`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def clock(seconds: float | None) -> str:
@@ -53,11 +48,11 @@ def turn_line(record: TurnRecord) -> str:
     word = "score" if verdict is None or verdict.score_source == "judge" else "user "
     outcome = "; ".join(step_text(sample) for sample in record.samples) or turn.reason or turn.state
     if turn.state == "pending" and record.judge_error:
-        outcome = f"pending after {record.judge_attempts} failed attempts: {preview(record.judge_error)}"
-    hint = f"  hint: {preview(verdict.hint)}" if verdict and verdict.hint else ""
+        outcome = f"pending after {record.judge_attempts} failed attempts: {preview(record.judge_error, PREVIEW)}"
+    hint = f"  hint: {preview(verdict.hint, PREVIEW)}" if verdict and verdict.hint else ""
     return (
         f"{clock(turn.created_at)}  {turn.session_id:20}  #{turn.index:<3} {turn.kind:4} {turn.state:8} "
-        f"{word} {score:>2}  {outcome:40}  {preview(response_text(turn.response_message))}{hint}"
+        f"{word} {score:>2}  {outcome:40}  {preview(response_text(turn.response_message), PREVIEW)}{hint}"
     )
 
 

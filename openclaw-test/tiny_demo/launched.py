@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -38,7 +38,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """The demo's settings for the launcher."""
+    """The demo's settings for the launcher; what the caller's variables set wins over ``defaults``."""
 
     method: str
     updates: int
@@ -48,6 +48,7 @@ class Settings:
     model: Path
     extra: Sequence[str] = ()
     resume: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Path:
@@ -74,6 +75,7 @@ class Settings:
         paths = [str(REPOSITORY), str(REPOSITORY / "slime"), inherited.get("PYTHONPATH", "")]
         others = set(RuntimeVariables.declared("port").names) - {"PORT"}
         return {
+            **self.defaults,
             **{name: value for name, value in inherited.items() if name not in others},
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "HOST": HOST,

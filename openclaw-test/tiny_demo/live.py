@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
 from typing import NoReturn
 
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
@@ -31,13 +30,8 @@ def unused(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str 
     return f"{flag} is for the simulated student, and with --live you are the one who talks; leave it out"
 
 
-def environment(settings: Settings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the run; what the caller set wins over `VARIABLES`."""
-    return {**VARIABLES, **settings.environment(inherited)}
-
-
 def become(settings: Settings, options: argparse.Namespace) -> NoReturn:
     """Become the launcher of the run."""
-    variables = {**environment(settings, os.environ), CONTINUE_VARIABLE: continue_command(options, sys.argv)}
+    variables = {**settings.environment(os.environ), CONTINUE_VARIABLE: continue_command(options, sys.argv)}
     sys.stdout.flush()
     os.execve(settings.command[0], settings.command, variables)

@@ -12,10 +12,10 @@ from openclaw.chat.talk import Talk
 from openclaw.chat.watch import Watch
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError
+from openclaw.runtime.where import DEFAULT_URL
 from slime.utils.command_line import CommandLine
 
 PROG = "openclaw-rl chat"
-BASE_URL = "http://127.0.0.1:30000/v1"
 FAILED_EXIT = 1
 CONFIG_EXIT = 2
 INTERRUPTED_EXIT = 130
@@ -30,7 +30,9 @@ def build_parser() -> CommandLine:
         epilog="/help in the chat lists its commands. Without a terminal, every line of the input is a message, and the "
         "exit status is 1 if one got no reply.",
     )
-    parser.add_argument("--base-url", default=BASE_URL, metavar="URL", help=f"of the server (default: {BASE_URL})")
+    parser.add_argument(
+        "--base-url", default=DEFAULT_URL, metavar="URL", help=f"of the server (default: {DEFAULT_URL})"
+    )
     parser.add_argument("--model", metavar="NAME", help="model to ask for (default: the one that the server lists)")
     return parser
 

@@ -17,13 +17,13 @@ import httpx
 
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import OpenClawError
+from openclaw.runtime.where import DEFAULT_URL
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 120.0
 """Longest silence within a reply; the gateway sends a comment every few seconds."""
 QUICK_SECONDS = 5.0
 """Longest wait for requests that need no engine."""
-USUAL_PORT = 30000
 START = "bash openclaw-combine/run_tiny_cpu.sh --live"
 KEY_VARIABLE = RuntimeVariables.declared("api_key").name
 NO_PROXY = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
@@ -207,7 +207,7 @@ class Server:
     def _start_command(self) -> str:
         """Return the command that starts a server on this port."""
         port = httpx.URL(self.url).port
-        return START if port in (None, USUAL_PORT) else f"{START} --port {port}"
+        return START if port in (None, httpx.URL(DEFAULT_URL).port) else f"{START} --port {port}"
 
     def _foreign(self) -> ChatError:
         return ChatError(f"{self.url} is not an OpenAI-compatible server; check --base-url")

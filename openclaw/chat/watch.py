@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from openclaw.chat.server import ChatError, MissingRecordError
+from openclaw.messages.preview import preview
 
 FIRST_SECONDS = 0.25
 LONGEST_SECONDS = 5.0
@@ -55,7 +56,7 @@ class Watch:
             if response_id in self._known:
                 return
             self._known.add(response_id)
-            self._watched[response_id] = Watched(preview(reaction))
+            self._watched[response_id] = Watched(quoted(reaction))
             while len(self._watched) > MOST_WATCHED:
                 del self._watched[next(iter(self._watched))]
             self._pause = FIRST_SECONDS
@@ -131,10 +132,9 @@ def verdict(outcome: dict[str, Any]) -> str:
     """Return score and hint in words."""
     score, hint = outcome["score"], outcome["hint"]
     parts = [] if score is None else [f"{score:+d}" if score else "0"]
-    return ", ".join([*parts, *([f"hint {preview(hint)}"] if hint else [])]) or "no score"
+    return ", ".join([*parts, *([f"hint {quoted(hint)}"] if hint else [])]) or "no score"
 
 
-def preview(text: str) -> str:
+def quoted(text: str) -> str:
     """Return ``text`` in quotes, on one line and not too long."""
-    line = " ".join(text.split())
-    return f'"{line if len(line) <= PREVIEW else line[: PREVIEW - 1] + "…"}"'
+    return f'"{preview(text, PREVIEW)}"'

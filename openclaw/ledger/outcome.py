@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.ledger.records import SampleState, TurnState
+from openclaw.ledger.records import SampleState, TurnState, Verdict
 
 QUERY = (
     "SELECT turns.state, COALESCE(turns.reason, samples.reason) AS reason, judge_attempts, verdict,"
@@ -62,14 +62,13 @@ class OutcomeQueries(Database):
         if not found:
             raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
         row = found[0]
-        verdict: dict[str, Any] = {} if row["verdict"] is None else json.loads(row["verdict"])
-        score = verdict.get("score")
+        verdict = Verdict() if row["verdict"] is None else Verdict.from_dict(json.loads(row["verdict"]))
         return Outcome(
             state=row["state"],
             reason=row["reason"],
-            score=score,
-            score_source=None if score is None else verdict.get("score_source", "judge"),
-            hint=verdict.get("hint"),
+            score=verdict.score,
+            score_source=None if verdict.score is None else verdict.score_source,
+            hint=verdict.hint,
             judge_attempts=row["judge_attempts"],
             sample=row["sample"],
             step=row["rollout_id"],

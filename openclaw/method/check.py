@@ -65,7 +65,8 @@ class MethodCheck:
         turn = canned_turn(temperature)
         judged: list[JudgedTurn] = []
         # Without a plan nobody knows which verdicts it gets, so it gets those of all judges.
-        for name, verdict in canned_verdicts(plan or JudgePlan(prm_votes=1, hint_votes=1, needs_teacher=True)):
+        verdicts = list(canned_verdicts(plan or JudgePlan(prm_votes=1, hint_votes=1, needs_teacher=True)))
+        for name, verdict in verdicts:
             self._check_context(plan, turn, verdict, name)
             decision = self._check_decision(turn, verdict, name) if self._has("samples") else None
             reason = decision.reason if decision is not None else None
@@ -74,7 +75,7 @@ class MethodCheck:
             judged.append(JudgedTurn(own, verdict))
         if self._has("samples") and "method-3" not in self._broken:
             for named, other in other_turns(turn):
-                for name, verdict in canned_verdicts(plan or JudgePlan(prm_votes=1, hint_votes=1, needs_teacher=True)):
+                for name, verdict in verdicts:
                     self._check_decision(other, verdict, f"{name}, and {named},")
         if self._has("session_samples"):
             self._check_session(judged)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openclaw.chat.server import ChatError, MissingRecordError
-from openclaw.chat.watch import MOST_WATCHED, Watch, Watched, news, preview, settled
+from openclaw.chat.watch import MOST_WATCHED, Watch, Watched, news, quoted, settled
 
 EMPTY = dict.fromkeys(("reason", "score", "score_source", "hint", "sample", "step", "weight_version"))
 
@@ -67,8 +67,8 @@ def test_the_words_for_an_outcome(told: dict[str, Any], lines: list[str], over: 
 
 
 def test_a_long_reaction_is_cut() -> None:
-    assert preview("word " * 30).endswith('…"')
-    assert "\n" not in preview("a\nb")
+    assert quoted("word " * 30).endswith('…"')
+    assert "\n" not in quoted("a\nb")
 
 
 class Source:

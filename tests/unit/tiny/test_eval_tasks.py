@@ -97,7 +97,7 @@ def test_bad_options_are_refused(words: list[str], says: str, capsys: pytest.Cap
 def test_without_options_it_asks_the_run_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_eval.main(["--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert f"server   {run_eval.RUNNING}" in said
+    assert f"server   {run_eval.DEFAULT_URL}" in said
     assert "tasks    conversation, tool-use, 16 problems each" in said
     assert run_eval.main(["--dry-run", "--allow-code-execution"]) == 0
     assert "tasks    conversation, coding, tool-use" in capsys.readouterr().out
