@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from slime.checkpoints.checkpoint_folder import find
 from slime.exceptions import SlimeError
 from slime.utils.hf_checkpoint import DTYPES, saved_dtype
 
@@ -57,3 +58,18 @@ def output_dtype(name: str | None, source: Path) -> torch.dtype:
 def progress(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:
     """Yield ``items`` and show a bar on standard error."""
     return iter(track(items, description=title, total=total, console=Console(stderr=True)))
+
+
+def checkpoint_in(folder: Path) -> Path:
+    """Return the checkpoint that ``folder`` is or holds.
+
+    Raises:
+        ToolError: there is none.
+    """
+    try:
+        found = find(folder)
+    except (FileNotFoundError, ValueError) as error:
+        raise ToolError(str(error)) from error
+    if found is None:
+        raise ToolError(f"{folder} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
+    return found

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from slime.checkpoints.checkpoint_folder import find, read_meta
+from slime.checkpoints.checkpoint_folder import read_meta
 from slime.checkpoints.hf_folder import export_hf
 from slime.conversion import checks, merge_lora
 from slime.utils.hf_checkpoint import (
@@ -38,12 +38,7 @@ def state_of(folder: Path) -> tuple[Path, bool]:
     Raises:
         ToolError: the folder holds no checkpoint of this back end.
     """
-    try:
-        found = find(folder)
-    except (FileNotFoundError, ValueError) as error:
-        raise checks.ToolError(str(error)) from error
-    if found is None:
-        raise checks.ToolError(f"{folder} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
+    found = checks.checkpoint_in(folder)
     if not (found / "state" / ".metadata").is_file():
         raise checks.ToolError(f"{found} has no state of an FSDP run (state/.metadata)")
     meta = read_meta(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime.backends.megatron_utils.one_rank import one_rank
-from slime.checkpoints.checkpoint_folder import find, read_meta
+from slime.checkpoints.checkpoint_folder import read_meta
 from slime.checkpoints.hf_folder import export_hf
 from slime.conversion import checks, merge_lora
 
@@ -30,9 +30,7 @@ def convert(source: Path, origin: Path, output: Path, *, dtype: str | None = Non
     from slime.backends.megatron_utils.checkpoint import load_state
     from slime.backends.megatron_utils.weights import full_weights
 
-    folder = find(source)
-    if folder is None:
-        raise checks.ToolError(f"{source} holds no checkpoint: name a run's checkpoints folder, or iter_XXXXXXX in it")
+    folder = checks.checkpoint_in(source)
     meta = read_meta(folder)
     checks.check_policy(folder, meta)
     if meta["lora"]:
