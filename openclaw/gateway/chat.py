@@ -14,6 +14,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from openclaw.config.bounds import SESSION_ID
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.capture import Capture, Prompt, usage
@@ -32,7 +33,7 @@ from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
-from openclaw.sessions import MAX_SESSION_ID, Sessions
+from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
 
@@ -197,8 +198,10 @@ def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any,
     if kind not in (None, "main", "side"):
         raise bad_request(f"X-Turn-Type: {kind!r} is unknown; send main or side", param="X-Turn-Type")
     if any(
-        len(headers.get(name, "")) > MAX_SESSION_ID for name in ("x-session-id", "session_id", "x-session-affinity")
+        len(headers.get(name, "")) > SESSION_ID.most for name in ("x-session-id", "session_id", "x-session-affinity")
     ):
-        raise bad_request(f"X-Session-Id: send at most {MAX_SESSION_ID} characters", param="X-Session-Id")
+        raise bad_request(
+            f"X-Session-Id: send at most {SESSION_ID.most} characters", param="X-Session-Id", bound=SESSION_ID
+        )
     done = headers.get("x-session-done", "").strip().lower()
     return kind, done in ("1", "true", "yes") or bool(request.session_done)

@@ -43,7 +43,9 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body has more than {limit} bytes; send less", code="request_too_large")
+    return ApiError(
+        413, f"the body has more than {limit} bytes; send less", code="request_too_large", limit="body_bytes"
+    )
 
 
 def json_response(value: object, headers: dict[str, str] | None = None) -> Response:

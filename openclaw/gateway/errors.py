@@ -14,10 +14,14 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from openclaw.config.bounds import Bound
 from openclaw.exceptions import EngineAwayError, EngineError, EngineRejectedError, OpenClawError
 from openclaw.ledger.exceptions import LedgerError, LedgerUnavailableError
 
 logger = logging.getLogger(__name__)
+
+LIMIT_HEADER = "x-limit"
+"""Names the bound that a refused request reached."""
 
 # Status in metrics and logs for a client that disconnected; nobody receives it.
 CLIENT_GONE = 499
@@ -39,6 +43,7 @@ class ApiError(OpenClawError):
         param: str | None = None,
         kind: str | None = None,
         retry_after: int | None = None,
+        limit: str | None = None,
     ) -> None:
         """Create the answer.
 
@@ -49,12 +54,14 @@ class ApiError(OpenClawError):
             param: the invalid request field.
             kind: OpenAI's ``type``; the default follows from the status.
             retry_after: seconds after which the client may retry; a 503 has 1.
+            limit: name of the bound that the request reached (`openclaw.config.bounds`), or None.
         """
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.param = param
+        self.limit = limit
         self.retry_after = retry_after or (1 if status == 503 else None)
         self.kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
 
@@ -67,15 +74,19 @@ class ApiError(OpenClawError):
         headers = {"www-authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
+        if self.limit is not None:
+            headers[LIMIT_HEADER] = self.limit
         return Response(orjson.dumps(self.body()), self.status, headers, media_type="application/json")
 
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable_error"}
 
 
-def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """Return a 400 about a request field."""
-    return ApiError(400, message, param=param, code=code)
+def bad_request(
+    message: str, *, param: str | None = None, code: str | None = "invalid_value", bound: Bound | None = None
+) -> ApiError:
+    """Return a 400 about a request field; ``bound`` is the bound that it exceeds."""
+    return ApiError(400, message, param=param, code=code, limit=bound.name if bound else None)
 
 
 def unsupported(param: str, advice: str) -> ApiError:

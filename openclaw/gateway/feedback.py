@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from openclaw.config.bounds import FEEDBACK_CHARACTERS, SESSION_ID
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.outcomes import unknown_reply
@@ -24,19 +25,16 @@ from openclaw.ledger.records import Feedback, Message
 
 logger = logging.getLogger(__name__)
 
-MAX_TEXT = 16384
-MAX_ID = 256
-
 
 class FeedbackRequest(BaseModel):
     """The body; at least one of ``thumbs``, ``score`` and ``text`` is set."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    response_id: str = Field(min_length=1, max_length=MAX_ID)
+    response_id: str = Field(min_length=1, max_length=SESSION_ID.most)
     thumbs: Literal["up", "down"] | None = None
     score: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)
-    text: str | None = Field(None, max_length=MAX_TEXT)
+    text: str | None = Field(None, max_length=FEEDBACK_CHARACTERS.most)
 
 
 class FeedbackStore(Protocol):

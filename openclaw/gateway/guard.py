@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.errors import ApiError
+from openclaw.gateway.errors import LIMIT_HEADER, ApiError
 from openclaw.gateway.limits import BusyError, RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 
@@ -55,6 +55,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 outgoing = MutableHeaders(scope=message)
+                if limit := outgoing.get(LIMIT_HEADER):
+                    self._metrics.limit_hits.labels(limit=limit).inc()
                 if record.stated_id is None:
                     record.id = outgoing.setdefault("x-request-id", record.id)
                 else:

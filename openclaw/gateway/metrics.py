@@ -60,6 +60,9 @@ class GatewayMetrics:
         self.rate_limited = Counter(
             "openclaw_rate_limited", "Requests refused with 429, by key and limit", ["key", "limit"], registry=registry
         )
+        self.limit_hits = Counter(
+            "openclaw_limit_hits", "Requests that reached a bound of the limits page", ["limit"], registry=registry
+        )
         self.unauthorized = Counter("openclaw_unauthorized", "Requests without a known key", registry=registry)
         self.reload_failures = Counter(
             "openclaw_reload_failures", "Changed keys or certificates that were unusable", registry=registry

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from openclaw.config.bounds import CHOICES, JSON_DEPTH, SESSION_ID, STOP_STRINGS, STOP_TOKENS, TOP_LOGPROBS
 from openclaw.gateway.errors import ApiError, bad_request, unsupported
-from openclaw.sessions import MAX_SESSION_ID
 
 IGNORED = frozenset(
     {
@@ -38,12 +38,6 @@ ADVICE = {
     "audio": "only text is",
     "web_search_options": "there is no search",
 }
-MAX_DEPTH = 100
-"""Deepest nesting of a body; its readers in Python and in the engine are recursive."""
-MAX_STOPS = 16
-MAX_STOP_TOKENS = 64
-MAX_CHOICES = 8
-MAX_TOP_LOGPROBS = 20
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 
@@ -157,19 +151,19 @@ class ChatRequest(_Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=MAX_STOP_TOKENS)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=STOP_TOKENS.most)
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     skip_special_tokens: bool | None = None
     seed: int | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: int | None = Field(None, ge=1, le=CHOICES.most)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS.most)
     response_format: ResponseFormat | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    session_id: str | None = Field(None, max_length=MAX_SESSION_ID)
+    session_id: str | None = Field(None, max_length=SESSION_ID.most)
     turn_type: Literal["main", "side"] | None = None
     session_done: bool | None = None
 
@@ -276,8 +270,12 @@ def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(raw, dict):
         raise bad_request("the body must be a JSON object with 'messages'", code="invalid_json")
-    if _depth(raw) > MAX_DEPTH:
-        raise bad_request(f"the body nests deeper than {MAX_DEPTH} levels; send flatter JSON", code="invalid_json")
+    if _depth(raw) > JSON_DEPTH.most:
+        raise bad_request(
+            f"the body nests deeper than {JSON_DEPTH.most} levels; send flatter JSON",
+            code="invalid_json",
+            bound=JSON_DEPTH,
+        )
     values = {name: value for name, value in raw.items() if value is not None}
     for name in values.keys() - ChatRequest.model_fields.keys() - IGNORED:
         raise unsupported(name, ADVICE.get(name) or _advice(name))
@@ -325,8 +323,10 @@ def _check_meaning(request: ChatRequest) -> None:
         )
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs: send 'logprobs': true with it", param="top_logprobs")
-    if len(request.stops) > MAX_STOPS or any(not stop for stop in request.stops):
-        raise bad_request(f"stop: send up to {MAX_STOPS} strings that are not empty", param="stop")
+    if len(request.stops) > STOP_STRINGS.most:
+        raise bad_request(f"stop: send up to {STOP_STRINGS.most} strings", param="stop", bound=STOP_STRINGS)
+    if any(not stop for stop in request.stops):
+        raise bad_request("stop: send strings that are not empty", param="stop")
     if request.ignore_eos and request.stop_token_ids:
         raise bad_request(
             "stop_token_ids has no effect with 'ignore_eos'; send only one of them, or a 'stop' string",

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from openclaw.sessions.consequences import RegeneratedPolicy
 from openclaw.sessions.follow import Sessions, TurnContext
-from openclaw.sessions.identity import MAX_SESSION_ID, Identity, is_retry, stated_identity
+from openclaw.sessions.identity import Identity, is_retry, stated_identity
 from openclaw.sessions.store import TurnStore
 
 __all__ = [
-    "MAX_SESSION_ID",
     "Identity",
     "RegeneratedPolicy",
     "Sessions",

@@ -11,7 +11,6 @@ from typing import Literal
 from openclaw.ledger.records import Message
 from openclaw.messages.classify import runtime_session
 
-MAX_SESSION_ID = 256
 SESSION_DIGITS = 12
 AFFINITY_SUFFIX = re.compile(r":\d+$")
 RETRY_COUNT = "x-stainless-retry-count"

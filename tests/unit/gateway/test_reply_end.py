@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw.config.bounds import STOP_TOKENS
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.sampling import exclusion, plan_sampling
-from openclaw.gateway.schema import MAX_STOP_TOKENS, parse_request
+from openclaw.gateway.schema import parse_request
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, Stack, Starter
 from tests.unit.gateway.test_gateway_chat import USER, merged_stream
 
@@ -157,7 +158,7 @@ async def test_a_reply_past_its_end_shows_where_it_would_have_ended(stack: Stack
         ({"stop_token_ids": ["5"]}, "stop_token_ids"),
         ({"stop_token_ids": [True]}, "stop_token_ids"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids"),
-        ({"stop_token_ids": [1] * (MAX_STOP_TOKENS + 1)}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * (STOP_TOKENS.most + 1)}, "stop_token_ids"),
         ({"stop_token_ids": [1], "ignore_eos": True}, "stop_token_ids"),
         ({"skip_special_tokens": "no"}, "skip_special_tokens"),
     ],

@@ -1,0 +1,46 @@
+"""Who a session belongs to: the one scheme that sessions, feedback, rollouts and quotas share.
+
+An owner is the name of a key. A child key is named ``PARENT/CHILD``; its parent sees what it owns, it does not see its
+parent. The owner `LOCAL` has every client of a server without keys, and the key from the environment. A stored session
+id names its owner: ``@OWNER:ID``. A session of `LOCAL` keeps the client's id, so that a single-user server shows the ids
+that its clients sent.
+
+Guarantees: different owners, or different ids of one owner, never have the same stored id, whatever characters a client
+sends. Pure functions; imports nothing, so every room may import this one.
+"""
+
+from __future__ import annotations
+
+LOCAL = ""
+MARK = "@"
+CHILD = "/"
+
+
+def stored_id(owner: str, session_id: str) -> str:
+    """Return the id under which the ledger keeps the session that ``owner`` calls ``session_id``."""
+    if owner == LOCAL and not session_id.startswith(MARK):
+        return session_id
+    return f"{MARK}{owner}:{session_id}"
+
+
+def split_id(stored: str) -> tuple[str, str]:
+    """Return (owner, the owner's own id) of a stored session id."""
+    if not stored.startswith(MARK):
+        return LOCAL, stored
+    owner, colon, session_id = stored[len(MARK) :].partition(":")
+    return (owner, session_id) if colon else (LOCAL, stored)
+
+
+def owner_of(stored: str) -> str:
+    """Return the owner of a stored session id."""
+    return split_id(stored)[0]
+
+
+def root(owner: str) -> str:
+    """Return the owner at the top: of a child key its oldest parent, otherwise ``owner``."""
+    return owner.partition(CHILD)[0]
+
+
+def owns(owner: str, other: str) -> bool:
+    """Return whether what belongs to ``other`` belongs to ``owner``: they are the same, or ``other`` is a child."""
+    return owner == other or (owner != LOCAL and other.startswith(owner + CHILD))
