@@ -22,6 +22,7 @@ from openclaw.messages.preview import preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
 from slime.utils.command_line import CommandLine, nearest, nearest_path
+from slime.utils.private_files import private_folder
 
 PREVIEW = 60
 SHOWN_LOCAL = "local"
@@ -204,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.command == "import" and found is None:
         if options.ledger.is_dir():
             options.ledger /= LEDGER_NAME
-        options.ledger.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(options.ledger.parent)
     elif found is None:
         print(no_ledger(options.ledger), file=sys.stderr)
         return 2
