@@ -102,7 +102,9 @@ class Interleaving:
     [(("alice", "bob"), 150, 0.1), ((LOCAL, "alice/tests"), 10 * INTERLEAVINGS, 0.0)],
     ids=["two keys, evictions and restarts", "operator and child"],
 )
-async def test_equal_conversations_of_two_owners_never_meet(world: World, owners: tuple[str, str], memory: int) -> None:
+async def test_equal_conversations_of_two_owners_never_meet(
+    world: World, owners: tuple[str, str], memory: int, restarts: float
+) -> None:
     chance = random.Random(13)
     await world.restart(max_sessions=memory)
     for start in range(0, INTERLEAVINGS // 2, TOGETHER):
