@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -120,6 +121,7 @@ def conversation_digest(messages: Sequence[Message], reply: Message) -> bytes:
     return join(read_history(messages).asked, reply_digest(reply))
 
 
+@lru_cache(1024)
 def owner_digest(owner: str) -> bytes:
     """Return what the digests of an owner's conversations begin with; nothing for `LOCAL`."""
     return b"" if owner == LOCAL else blake2b(f"owner {owner}".encode(), digest_size=DIGEST_BYTES).digest()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from openclaw.config.bounds import SESSION_ID
 from openclaw.ledger.records import Message
 from openclaw.messages.classify import runtime_session
 from openclaw.owners import LOCAL, stored_id
@@ -47,7 +48,8 @@ def _stated(
         return body_session_id, "body"
     if affinity := headers.get("session_id") or headers.get("x-session-affinity"):
         return AFFINITY_SUFFIX.sub("", affinity), "affinity"
-    if stated := runtime_session(messages):
+    stated = runtime_session(messages)
+    if stated and len(stated) <= SESSION_ID.most:
         return stated, "runtime"
     return None, "fingerprint"
 

@@ -25,6 +25,7 @@ OPENCLAW = {"role": "system", "content": "<!-- x -->\nYou are a personal assista
         ({"session_id": "b:12", "x-session-affinity": "d:1"}, None, RUNTIME, ("b", "affinity")),
         ({"x-session-affinity": "d"}, None, RUNTIME, ("d", "affinity")),
         ({}, None, RUNTIME, ("from-runtime", "runtime")),
+        ({}, None, f"hi\n\nRuntime: agent=main | sessionId={'x' * 257}", (None, "fingerprint")),
         ({}, None, "hello", (None, "fingerprint")),
         ({}, None, "I wrote sessionId=nothing", (None, "fingerprint")),
         ({}, None, f"{RUNTIME}\nis what I found in a log", (None, "fingerprint")),
