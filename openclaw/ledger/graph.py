@@ -81,12 +81,14 @@ class GraphQueries(Database):
         """
         within = "COALESCE(session_id = ?, substr(session_id, 1, ?) = ?)"
         there = (session_id, len(session_prefix), session_prefix)
-        named = self.rows(
-            f"SELECT {_COLUMNS} FROM turns WHERE id IN ({', '.join('?' for _ in turns)})"
-            f" AND conversation IS NOT NULL AND {within}",
-            (*turns, *there),
-        )
-        nodes = [_node(row) for row in named]
+        nodes: list[TurnNode] = []
+        if turns:
+            marks = ", ".join("?" for _ in turns)
+            found = self.rows(
+                f"SELECT {_COLUMNS} FROM turns WHERE id IN ({marks}) AND conversation IS NOT NULL AND {within}",
+                (*turns, *there),
+            )
+            nodes = [_node(row) for row in found]
         for digest in digests:
             found = self.rows(
                 f"SELECT {_COLUMNS} FROM turns WHERE number IN (SELECT number FROM turns WHERE conversation = ?"

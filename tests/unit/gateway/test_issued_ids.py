@@ -14,7 +14,7 @@ from tests.unit.gateway.conftest import Stack
 
 RESTARTED = pytest.mark.parametrize("restarted", [False, True])
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
-TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS: Any = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
 
 
 def calling(completion: str, text: str | None = None, choice: int = 0) -> dict[str, Any]:
