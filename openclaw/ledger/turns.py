@@ -32,12 +32,6 @@ def session_digest(session_id: str) -> bytes:
 class TurnQueries(Database):
     """The ledger's queries for the gateway and the judge worker."""
 
-    def session_name(self, session_id: str) -> str:
-        """Return what is stored as a client's session id: a digest if redaction finds a secret in it."""
-        if self.redaction is None or self.redaction.text(session_id) == session_id:
-            return session_id
-        return f"secret-{session_digest(session_id).hex()}"
-
     def record_turn(self, turn: Turn) -> Turn | None:
         """Commit a finished turn: ``waiting``, or ``excluded`` with its reason (given, ``side`` or ``aborted``).
 

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.forget import Forgotten
@@ -21,7 +21,7 @@ from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
 from openclaw.messages.classify import side_kind
 from openclaw.messages.fingerprint import History, read_history
-from openclaw.owners import LOCAL, split_id, stored_id
+from openclaw.owners import LOCAL
 from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
 from openclaw.sessions.find import SessionFinder
 from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity
@@ -33,8 +33,6 @@ from openclaw.sessions.turn_matching import Relation, RelationKind, relate
 logger = logging.getLogger(__name__)
 
 SWEPT_SESSIONS = 500
-NAMES = 4096
-"""Session ids that are not searched for secrets again."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,6 @@ class Sessions:
         self._unerased = False
         self._commits = GroupCommit(store)
         self._call = self._commits.call
-        self._name = lru_cache(NAMES)(self._kept_name)
         self._finder = SessionFinder(self._table, store, self._commits, clock=clock, on_event=on_event)
         self._consequences = Consequences(
             self._table,
@@ -136,7 +133,7 @@ class Sessions:
         if identity.session_id is None:
             session = await self._finder.by_words(history)
         else:
-            session = await self._finder.by_id(self._name(identity.session_id))
+            session = await self._finder.by_id(identity.session_id)
         try:
             if identity.session_id is not None:
                 await self._finder.complete(session, history)
@@ -180,7 +177,6 @@ class Sessions:
 
     async def end(self, session_id: str) -> bool:
         """End a session at its client's request; return whether it is known. A further request resumes it."""
-        session_id = self._name(session_id)
         turns, _ = await self._call(self._store.session_nodes, session_id, 1)
         if turns == 0:
             return self._table.get(session_id) is not None
@@ -193,14 +189,12 @@ class Sessions:
         Raises:
             UnknownRecordError: if there is none.
         """
-        session_id = self._name(session_id)
         session = self._table.get(session_id)
         under_way = session is not None and session.in_flight > 0
         gone = await self._call(partial(self._store.forget_session, session_id, under_way=under_way))
         session = self._table.get(session_id)
         if session is not None:
             self._table.clear(session)
-        self._name.cache_clear()
         self._on_event("forgotten")
         self._unerased = True
         return gone
@@ -270,12 +264,6 @@ class Sessions:
     async def close(self) -> None:
         """Finish the queued ledger calls."""
         await self._commits.close()
-
-    def _kept_name(self, stored: str) -> str:
-        """Return a stored session id without a secret that its client put there."""
-        owner, own = split_id(stored)
-        name = self._store.session_name(own)
-        return stored if name == own else stored_id(owner, name)
 
     async def _end(self, session_id: str, event: str) -> None:
         await self._consequences.reject_regenerated(session_id)

@@ -15,7 +15,6 @@ from openclaw.ledger.records import Message, Signal, Turn
 class TurnStore(Protocol):
     """The sessions' view of the ledger; each method commits before it returns."""
 
-    def session_name(self, session_id: str) -> str: ...
     def record_turn(self, turn: Turn) -> Turn | None: ...
     def record_next_state(
         self, turn_id: str, messages: Sequence[Message], at: float, signal: Signal = "next_state"

@@ -105,21 +105,3 @@ async def test_a_secret_leaves_the_conversation_together(stack: Stack) -> None:
     assert len({turn.session_id for turn in turns}) == 1
     assert [(turn.index, turn.reason, turn.next_state) for turn in turns] == [(n, "redacted", None) for n in range(3)]
     assert stack.metric("openclaw_session_events_total", event="conflict") == 0
-
-
-@pytest.mark.parametrize("runtime_restarts", [False, True])
-async def test_a_secret_in_a_session_id_is_not_stored(stack: Stack, start: Starter, runtime_restarts: bool) -> None:
-    stack.ledger.redaction = Redactor("secrets")
-    stack.say("one")
-    reply = await ask(stack, USER, SECRET)
-    if runtime_restarts:
-        stack = await start()
-        stack.ledger.redaction = Redactor("secrets")
-    stack.say("two")
-    await ask(stack, [*USER, reply, *USER], SECRET)
-    (name,) = {turn.session_id for turn in stack.turns()}
-    assert name.startswith("secret-")
-    assert stack.turns()[0].next_state == USER
-    for path in stack.ledger.path.parent.glob("ledger.sqlite*"):
-        assert SECRET.encode() not in path.read_bytes()
-    assert (await delete(stack, SECRET)).json()["turns"] == 2
