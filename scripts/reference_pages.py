@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Variable
+from openclaw.gateway.auth import Keyring
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
@@ -168,7 +169,7 @@ def routes() -> Iterator[str]:
     app = FastAPI()
     add_session_routes(app, None)  # type: ignore[arg-type]  # the routes are described, never called
     add_model_routes(app, None)  # type: ignore[arg-type]
-    add_status_routes(app, None, CollectorRegistry())  # type: ignore[arg-type]
+    add_status_routes(app, None, CollectorRegistry(), Keyring(None))  # type: ignore[arg-type]
     description = app.openapi()
     describe(description)
     yield "Routes of the gateway. `GET /openapi.json` on a running gateway has the schema of every body;"

@@ -35,7 +35,8 @@ class RuntimeVariables(EnvironmentConfig):
     api_keys_file: str | None = variable(
         "OPENCLAW_API_KEYS_FILE",
         None,
-        "file of keys, one `name:key` or `name: sha256:HEX` per line, readable only by its owner; reloaded when it changes",
+        "file of keys, one `name:key` or `name: sha256:HEX` per line, also `parent/child:key` and `name (admin):key`; "
+        "readable only by its owner; reloaded when it changes",
     )
     rate_limit_requests: int | None = variable(
         "OPENCLAW_RATE_LIMIT_REQUESTS", None, "most requests per minute and key; unset: no limit", minimum=1
@@ -57,7 +58,9 @@ class RuntimeVariables(EnvironmentConfig):
     )
     tls_key: str | None = variable("OPENCLAW_TLS_KEY", None, "private key (PEM) of OPENCLAW_TLS_CERT")
     serve_rollouts: bool = variable(
-        "OPENCLAW_SERVE_ROLLOUTS", False, "1: GET /v1/rollouts returns recorded turns to anyone with a key"
+        "OPENCLAW_SERVE_ROLLOUTS",
+        False,
+        "1: GET /v1/rollouts returns the recorded turns that a key owns, to an admin key all",
     )
     log_contents: bool = variable(
         "OPENCLAW_LOG_CONTENTS", False, "1: log every conversation in plain text, for debugging"

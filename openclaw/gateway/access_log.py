@@ -17,6 +17,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from openclaw.gateway.auth import Client
 from openclaw.gateway.reply import Reply
 from openclaw.sessions.identity import logged_name
 
@@ -35,7 +36,7 @@ class RequestRecord:
     Attributes:
         stated_id: the client's own request id, if it is usable.
         id: the request id in the answer.
-        key: name of the key, ``-`` until it is known.
+        client: who sends it; None until the key is known.
         method: HTTP method.
         status: of the answer; 499 if the client left before it.
         reply: the reply of a completion that has begun.
@@ -45,7 +46,7 @@ class RequestRecord:
     stated_id: str | None
     id: str
     method: str
-    key: str = "-"
+    client: Client | None = None
     status: int = 499
     reply: Reply | None = None
     started: float = field(default_factory=time.monotonic)
@@ -56,6 +57,11 @@ class RequestRecord:
         stated = headers.get("x-request-id", "")
         sane = stated if SANE_REQUEST_ID.fullmatch(stated) else None
         return RequestRecord(sane, sane or f"req-{uuid.uuid4().hex}", method)
+
+    @property
+    def key(self) -> str:
+        """Name of the key, ``-`` until it is known."""
+        return "-" if self.client is None else self.client.name
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -90,9 +96,11 @@ def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
         scope[SCOPE_NAME].reply = reply
 
 
-def key_name(scope: Mapping[str, Any]) -> str:
-    """Return the name of the request's key."""
-    return scope[SCOPE_NAME].key
+def client_of(scope: Mapping[str, Any]) -> Client:
+    """Return who sends a request that the guard admitted."""
+    client = scope[SCOPE_NAME].client
+    assert client is not None, "the guard admits no request to this route without a key"
+    return client
 
 
 def route_of(scope: Mapping[str, Any]) -> str:

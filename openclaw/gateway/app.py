@@ -99,7 +99,7 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
     app.router.routes.append(Route(CHAT_PATH, app.chat, methods=["POST"]))
     add_session_routes(app, service)
     add_model_routes(app, service)
-    add_status_routes(app, service, registry)
+    add_status_routes(app, service, registry, keyring)
     return app
 
 

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from openclaw.gateway.access_log import note_reply
+from openclaw.gateway.access_log import client_of, note_reply
 from openclaw.gateway.admission import Admission
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import COMMENT, Connected, json_response, read_body
@@ -65,7 +65,7 @@ async def _chat(service: ChatService, admission: Admission, request: Request, un
     body = await read_body(request, service.config.max_body_bytes)
     await admission.enter()
     chat_request, raw = parse_request(body)
-    reply = service.reply(chat_request, raw, request.headers)
+    reply = service.reply(chat_request, raw, request.headers, client_of(request.scope).owner)
     if chat_request.stream:
         return await _stream(service, request, await until_sent.enter_async_context(reply))
     async with reply:

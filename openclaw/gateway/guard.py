@@ -75,7 +75,7 @@ class Guard:
         limited = False
         try:
             if scope["path"] not in OPEN_PATHS:
-                record.key = self._keyring.check(headers)
+                record.client = self._keyring.check(headers)
                 if scope["method"] in LIMITED_METHODS:
                     await self._limits.enter(record.key, feedback=scope["path"] == FEEDBACK_PATH)
                     limited = True
@@ -94,7 +94,7 @@ class Guard:
                 await self._limits.leave(record.key, sum(record.tokens))
 
     def _count(self, record: RequestRecord) -> None:
-        if record.key == "-":
+        if record.client is None:
             return
         self._metrics.key_requests.labels(key=record.key, code=str(record.status)).inc()
         prompt, generated = record.tokens

@@ -32,6 +32,7 @@ ERROR: dict[str, Any] = {
 MEANINGS = {
     400: "the request cannot be answered; `error.param` names the field that is wrong",
     401: "the key is missing or unknown",
+    403: "the key is not an admin key",
     404: "not found",
     409: "the request contradicts the ledger",
     413: "the body is too large",
@@ -69,6 +70,7 @@ COMPLETION: dict[str, Any] = {
 
 EVERY_ROUTE = (401, 429, 500)
 EVERY_API_ROUTE = (400, 404, 409, 413, 503)
+ADMIN_ROUTES = ("/metrics",)
 CHAT_OPERATION = {
     "summary": "Chat Completions",
     "description": "Answer a conversation, streamed or whole.",
@@ -88,7 +90,8 @@ def describe(description: dict[str, Any]) -> None:
     """Add the missing parts to an OpenAPI description, in place."""
     description["paths"][CHAT_PATH] = {"post": dict(CHAT_OPERATION, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
-        statuses = (*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ()))
+        statuses = [*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ())]
+        statuses += [403] if path in ADMIN_ROUTES else []
         for operation in operations.values():
             responses = operation["responses"]
             responses.pop("422", None)
