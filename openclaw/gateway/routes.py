@@ -1,8 +1,7 @@
 """The routes other than chat completions.
 
 ``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/turns/{id}``,
-``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Guarantees:
-bodies over the limit are not read. Stateless.
+``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Stateless.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from openclaw.gateway.access_log import key_name
+from openclaw.gateway.bodies import take_body
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.client_connection import json_response, read_body
+from openclaw.gateway.client_connection import json_response
 from openclaw.gateway.errors import ApiError
 from openclaw.ledger.exceptions import UnknownRecordError
 
@@ -44,8 +44,7 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
         """Record a person's feedback on a reply."""
-        body = await read_body(request, service.config.max_body_bytes)
-        return json_response(await service.feedback.take(body, key_name(request.scope)))
+        return json_response(await service.feedback.take(take_body(request.scope), key_name(request.scope)))
 
     @app.get("/v1/turns/{response_id:path}")
     async def turn(response_id: str) -> Response:
