@@ -16,6 +16,9 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +53,7 @@ class DoorBounds:
     head_seconds: float = HEAD_SECONDS.most
     keep_alive_seconds: int = KEEP_ALIVE_SECONDS.most
     unread_seconds: float = UNREAD_SECONDS.most
+    drop_seconds: float = DROP_SECONDS
     look_seconds: float = LOOK_SECONDS
 
 
@@ -245,7 +249,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_stuck(self, now: float) -> bool:
         """Return whether the client has read nothing for `UNREAD_SECONDS`, while nothing was added to its answer."""
-        unread = self.transport.get_write_buffer_size()
+        waiting = self.transport.get_write_buffer_size()
+        unread = waiting + _in_kernel(self.transport) if waiting else 0
         growing = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
         if not unread or unread < self._unread or growing:
             self._moved = now
@@ -257,7 +262,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._door.idle[self] = None
 
     def _begin_drop(self) -> None:
-        self._drop_due = self.loop.time() + DROP_SECONDS
+        self._drop_due = self.loop.time() + self._door.bounds.drop_seconds
 
     def _drop(self, count: int) -> None:
         self._dropped += count
@@ -287,6 +292,18 @@ class BoundedProtocol(HttpToolsProtocol):
             head += f"retry-after: {error.retry_after}\r\n".encode()
         self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
         self._begin_drop()
+
+
+def _in_kernel(transport: asyncio.Transport) -> int:
+    """Return the bytes that the kernel has taken but the client's has not; 0 where the system does not tell.
+
+    The kernel takes the next bytes in steps of up to a megabyte, which a slow client needs minutes to read.
+    """
+    try:
+        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        return 0
+    return int.from_bytes(told, sys.byteorder)
 
 
 def _too_large(bound: Bound, status: int = 431) -> ApiError:
