@@ -17,7 +17,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from openclaw.config.bounds import BODY_MEMORY, BODY_SECONDS, BODY_STALL_SECONDS
+from openclaw.config.bounds import BODY_MEMORY, BODY_SECONDS, BODY_STALL_SECONDS, Bound
 from openclaw.gateway.errors import ApiError, ClientGoneError
 from openclaw.gateway.limits import RateLimitError
 
@@ -92,8 +92,6 @@ class Bodies:
         self._reading[key] += 1
         try:
             await self._receive(held, receive)
-        except TimeoutError as error:
-            raise self._too_slow() from error
         finally:
             self._reading[key] -= 1
             if not self._reading[key]:
@@ -107,18 +105,23 @@ class Bodies:
 
     async def _receive(self, held: Held, receive: Receive) -> None:
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        async with asyncio.timeout(self._stall_seconds) as patience:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                if part := message.get("body", b""):
-                    self._add(held, part)
-                    whole = begun + self._seconds + held.size / BYTES_A_SECOND
-                    patience.reschedule(min(loop.time() + self._stall_seconds, whole))
-                if not message.get("more_body", False):
-                    return
+        begun = moved = loop.time()
+        try:
+            async with asyncio.timeout(self._stall_seconds) as patience:
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    if part := message.get("body", b""):
+                        self._add(held, part)
+                        moved = loop.time()
+                        whole = begun + self._seconds + held.size / BYTES_A_SECOND
+                        patience.reschedule(min(moved + self._stall_seconds, whole))
+                    if not message.get("more_body", False):
+                        return
+        except TimeoutError as error:
+            stalled = loop.time() - moved >= self._stall_seconds
+            raise self._too_slow(BODY_STALL_SECONDS if stalled else BODY_SECONDS) from error
 
     def _add(self, held: Held, part: bytes) -> None:
         if held.size + len(part) > self._most_bytes:
@@ -144,13 +147,13 @@ class Bodies:
             limit="body_bytes",
         )
 
-    def _too_slow(self) -> ApiError:
+    def _too_slow(self, bound: Bound) -> ApiError:
         return ApiError(
             408,
             f"the body came too slowly: {self._stall_seconds:g} s without a byte, or {self._seconds:g} s and one more "
             "for each 16 KiB; send it again",
             code="request_timeout",
-            limit=BODY_SECONDS.name,
+            limit=bound.name,
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of
+from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of, secret_finder
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.bodies import Bodies, take_body
 from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError
@@ -49,6 +49,7 @@ class Guard:
         self._metrics = metrics
         self._on_refused = on_refused
         self._log_contents = log_contents
+        secret_finder()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; pass the application's own events through, and refuse WebSockets."""

@@ -69,14 +69,15 @@ async def test_a_body_without_end_is_refused_at_its_bound() -> None:
 @pytest.mark.parametrize("parts", [[], [b"x"]])
 async def test_a_body_that_stalls(parts: list[bytes]) -> None:
     error = await refused(Bodies(100, stall_seconds=0.05), Upload(parts))
-    assert (error.status, error.limit) == (408, "body_seconds")
+    assert (error.status, error.limit) == (408, "body_stall_seconds")
     assert error.response().headers["connection"] == "close"
 
 
 async def test_a_body_that_trickles() -> None:
     bodies = Bodies(10000, stall_seconds=30, seconds=0.1)
     upload = Upload([b"x"] * 5000, pause=0.005)
-    assert (await refused(bodies, upload)).status == 408
+    error = await refused(bodies, upload)
+    assert (error.status, error.limit) == (408, "body_seconds")
     assert upload.parts
 
 
