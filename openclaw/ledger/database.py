@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from openclaw.config.private_files import create_private
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
 from openclaw.ledger.records import Feedback, Message, Turn
@@ -44,7 +45,7 @@ class Database:
     def __init__(
         self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
     ) -> None:
-        """Open the ledger at ``path``; create the file and folder if missing.
+        """Open the ledger at ``path``; create the file and folder if missing, for their owner only.
 
         Args:
             path: the file.
@@ -60,7 +61,7 @@ class Database:
         self.clock = clock
         self.redaction = redaction
         self._lock = threading.RLock()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        create_private(self.path)
         log = read_log(self.path)
         with self._named_errors():
             self._connection = sqlite3.connect(
