@@ -1,6 +1,6 @@
 """Write ``instructions/reference/`` from the declarations: ``python scripts/reference_pages.py``.
 
-Guarantee: every variable, profile, flag, plugin clause, route and gateway metric is on exactly one page, and
+Guarantee: every variable, profile, flag, plugin clause, route, bound and gateway metric is on exactly one page, and
 nothing else is. A test compares the pages with this program.
 """
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from openclaw.config.bounds import rows
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Variable
 from openclaw.gateway.auth import Keyring
@@ -20,6 +22,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.judge.metrics import JudgeMetrics
+from openclaw.launch.limits import shown_value
 from openclaw.launch.methods import methods_of
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
@@ -189,6 +192,17 @@ def routes() -> Iterator[str]:
     yield from (f"| {status} | {_text(what)} |" for status, what in sorted(errors.items()))
 
 
+def limits() -> Iterator[str]:
+    """Yield the page of the bounds on what clients may send."""
+    yield "What one client may send, so that it cannot harm another. `--dry-run --verbose` prints these values."
+    yield "A request beyond a bound is refused with its name in the header `X-Limit`, and"
+    yield "`openclaw_limit_hits_total{limit}` counts it. [Security](../security.md) explains the rest."
+    yield ""
+    yield from _table("limit", "value", "unit", "variable", "bounds")
+    for row in rows(RuntimeConfig()):
+        yield f"| `{row.name}` | {shown_value(row)} | {row.unit} | {_cell(row.variable)} | {_text(row.help)} |"
+
+
 def metrics() -> Iterator[str]:
     """Yield the page of the metrics at ``GET /metrics``."""
     registry = CollectorRegistry()
@@ -215,6 +229,7 @@ def pages() -> dict[Path, str]:
         **{page: (title, flags(page)) for page, (title, _) in FLAG_PAGES.items()},
         **{page: (title, plugin_clauses(page)) for page, (title, _) in CLAUSE_PAGES.items()},
         "routes": ("Routes", routes()),
+        "limits": ("Limits of the gateway", limits()),
         "metrics": ("Metrics of the gateway and the judge", metrics()),
     }
     return {

@@ -48,7 +48,20 @@ class RuntimeVariables(EnvironmentConfig):
         minimum=1,
     )
     rate_limit_concurrent: int | None = variable(
-        "OPENCLAW_RATE_LIMIT_CONCURRENT", None, "most concurrent requests per key; unset: no limit", minimum=1
+        "OPENCLAW_RATE_LIMIT_CONCURRENT",
+        None,
+        "most concurrent requests per key; unset: a quarter of OPENCLAW_MAX_REQUESTS with a keys file, else no limit",
+        minimum=1,
+    )
+    allowed_hosts: str | None = variable(
+        "OPENCLAW_ALLOWED_HOSTS",
+        None,
+        "names, separated by commas, under which clients may address the gateway besides loopback and HOST; unset: none without a key, all with one",
+    )
+    allowed_origins: str | None = variable(
+        "OPENCLAW_ALLOWED_ORIGINS",
+        None,
+        "origins, separated by commas, of web pages that may use the gateway, for example https://chat.example.org; unset: none",
     )
     rate_limit_feedback: int = variable(
         "OPENCLAW_RATE_LIMIT_FEEDBACK", 600, "most requests with feedback per minute and key", minimum=1
@@ -124,6 +137,12 @@ class RuntimeVariables(EnvironmentConfig):
         "OPENCLAW_MAX_REQUESTS",
         1024,
         "most concurrent requests, running or waiting; further ones get 503 with Retry-After",
+        minimum=1,
+    )
+    max_connections: int = variable(
+        "OPENCLAW_MAX_CONNECTIONS",
+        2048,
+        "most open connections; a further one closes the one that is idle for longest, or gets 503 if none is idle",
         minimum=1,
     )
     keepalive_seconds: float = variable(

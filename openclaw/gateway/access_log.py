@@ -1,7 +1,8 @@
 """One log line per request: who asked, what it cost and how it ended, but never its contents.
 
 Guarantees: a line has the request id, the key's name, route, status, tokens, seconds, the turn's id and a digest of the
-session id. No text of a client gets in unescaped: a request id is accepted only if its characters are harmless.
+session id. No text of a client gets in unescaped: a request id is accepted only if its characters are harmless and it
+looks like no secret.
 Only ``OPENCLAW_LOG_CONTENTS=1`` logs the conversation itself. The request's guard owns its `RequestRecord`; the
 handler finds it in the ASGI scope.
 """
@@ -15,15 +16,19 @@ import time
 import uuid
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from openclaw.gateway.auth import Client
+from openclaw.gateway.auth import Client, sent_key
 from openclaw.gateway.reply import Reply
+from openclaw.ledger.redact import SecretFinder, looks_random
 from openclaw.sessions.identity import logged_name
 
 logger = logging.getLogger("openclaw.access")
 
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+LONG_WORD = re.compile(r"[A-Za-z0-9/+=]{32,}")
+"""In an id a secret if it is random and has both cases; trace ids are hexadecimal digits or UUIDs."""
 SCOPE_NAME = "openclaw.request"
 QUIET_ROUTES = ("/healthz", "/metrics", "/v1/turns/{response_id:path}")
 """Routes that clients poll."""
@@ -55,8 +60,9 @@ class RequestRecord:
     def of(headers: Mapping[str, str], method: str) -> RequestRecord:
         """Return the record of a new request."""
         stated = headers.get("x-request-id", "")
-        sane = stated if SANE_REQUEST_ID.fullmatch(stated) else None
-        return RequestRecord(sane, sane or f"req-{uuid.uuid4().hex}", method)
+        usable = SANE_REQUEST_ID.fullmatch(stated) and not has_secret(stated) and stated != sent_key(headers)
+        id_ = stated if usable else f"req-{uuid.uuid4().hex}"
+        return RequestRecord(stated if usable else None, id_, method)
 
     @property
     def key(self) -> str:
@@ -88,6 +94,20 @@ class RequestRecord:
         assert self.reply is not None
         replies = [capture.builder.message() for capture in self.reply.captures]
         return json.dumps({"messages": self.reply.capture.prompt.messages, "replies": replies})
+
+
+@cache
+def secret_finder() -> SecretFinder:
+    """Return the finder of secrets in request ids; loading its patterns takes a while once."""
+    return SecretFinder()
+
+
+def has_secret(request_id: str) -> bool:
+    """Return whether a request id of sane length looks like a key, token or password."""
+    words = LONG_WORD.findall(request_id)
+    if any(not word.islower() and not word.isupper() and looks_random(word) for word in words):
+        return True
+    return next(secret_finder()(request_id), None) is not None
 
 
 def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:

@@ -20,12 +20,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw.gateway.auth import Keyring
+from openclaw.gateway.bodies import Bodies
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.completions import CHAT_PATH, ChatCompletions, count
 from openclaw.gateway.errors import answer_errors
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.openapi import describe
+from openclaw.gateway.origin import Doorway
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 
@@ -39,6 +41,7 @@ class GuardedApp(FastAPI):
     """An application behind the guard, which also sees 500 answers; ``reloader`` reloads keys and certificates."""
 
     reloader: Reloader
+    doorway: Doorway
     guard: Callable[[ASGIApp], Guard]
     chat: ChatCompletions
 
@@ -49,14 +52,14 @@ class GuardedApp(FastAPI):
         return super().openapi()
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put the guard first; a chat completion then bypasses the routing."""
+        """Put CORS and the guard first; a chat completion then bypasses the routing."""
         routes = super().build_middleware_stack()
 
         async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
             chat = scope["type"] == "http" and scope["path"] == CHAT_PATH and scope["method"] == "POST"
             await (self.chat if chat else routes)(scope, receive, send)
 
-        return self.guard(dispatch)
+        return self.doorway.with_cors(self.guard(dispatch))
 
 
 def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
@@ -86,9 +89,12 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
 
     app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.reloader = reloader
+    app.doorway = Doorway(config)
     app.guard = partial(
         Guard,
+        doorway=app.doorway,
         keyring=keyring,
+        bodies=Bodies(config.max_body_bytes, most_of_a_key=config.concurrent_per_key if config.api_keys_file else None),
         limits=RateLimits.of(config),
         metrics=service.metrics,
         on_refused=count_refused,

@@ -32,10 +32,12 @@ ERROR: dict[str, Any] = {
 MEANINGS = {
     400: "the request cannot be answered; `error.param` names the field that is wrong",
     401: "the key is missing or unknown",
-    403: "the key is not an admin key",
+    403: "the request comes from a page or host that may not use this server, or needs an admin key",
     404: "not found",
+    408: "the body came too slowly",
     409: "the request contradicts the ledger",
     413: "the body is too large",
+    415: "the body is not JSON by its `Content-Type`",
     429: "the key is over its limits; `Retry-After` says when to retry",
     500: "the server or its engine failed",
     503: "the engine is unavailable; send the request again",
@@ -68,9 +70,8 @@ COMPLETION: dict[str, Any] = {
 }
 
 
-EVERY_ROUTE = (401, 429, 500)
-EVERY_API_ROUTE = (400, 404, 409, 413, 503)
-ADMIN_ROUTES = ("/metrics",)
+EVERY_ROUTE = (401, 403, 429, 500)
+EVERY_API_ROUTE = (400, 404, 408, 409, 413, 415, 503)
 CHAT_OPERATION = {
     "summary": "Chat Completions",
     "description": "Answer a conversation, streamed or whole.",

@@ -1,9 +1,9 @@
 """The routes other than chat completions.
 
 ``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/turns/{id}``,
-``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Guarantees:
-bodies over the limit are not read. A client acts only on sessions and turns that it reaches (`openclaw.gateway.auth`);
-any other id gets the 404 of an unknown one. Stateless.
+``GET /v1/rollouts``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /healthz``, ``GET /metrics``. Guarantees: a
+client acts only on sessions and turns that it reaches (`openclaw.gateway.auth`); any other id gets the 404 of an unknown
+one. Stateless.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from openclaw.gateway.access_log import client_of
 from openclaw.gateway.auth import Keyring
+from openclaw.gateway.bodies import take_body
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.client_connection import json_response, read_body
+from openclaw.gateway.client_connection import json_response
 from openclaw.gateway.errors import ApiError
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.forget import Forgotten
@@ -51,8 +52,7 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
         """Record a person's feedback on a reply."""
-        body = await read_body(request, service.config.max_body_bytes)
-        return json_response(await service.feedback.take(body, client_of(request.scope)))
+        return json_response(await service.feedback.take(take_body(request.scope), client_of(request.scope)))
 
     @app.get("/v1/turns/{response_id:path}")
     async def turn(response_id: str, request: Request) -> Response:

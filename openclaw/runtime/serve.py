@@ -20,8 +20,6 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from openclaw.config.private_files import keep_private
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
@@ -40,6 +39,7 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
+from openclaw.runtime.listen import GatewayServer
 from slime.utils.process import watch_lifeline
 from slime.utils.processing_utils import load_tokenizer
 
@@ -47,15 +47,6 @@ logger = logging.getLogger("openclaw.runtime")
 
 CONFIG_EXIT = 2
 THREAD_SWITCH_SECONDS = 0.0005  # how long the event loop and the threads of ledger and renderer wait for each other
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to `serve`."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
-        yield
 
 
 def check_tokenizer(tokenizer: Any, path: str) -> None:
@@ -98,21 +89,7 @@ async def serve(config: RuntimeConfig) -> None:
             on_pending=judge.notify if judge else lambda: None,
         )
         app = create_app(service, registry)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                host=config.host,
-                port=config.port,
-                log_level=config.log_level.lower(),
-                access_log=False,
-                timeout_graceful_shutdown=config.grace_seconds,
-                lifespan="on",
-                ssl_certfile=config.tls_cert,
-                ssl_keyfile=config.tls_key,
-                http="httptools",
-                proxy_headers=False,
-            )
-        )
+        server = GatewayServer(app, config, service.metrics)
         if config.tls_cert and config.tls_key:
             app.reloader.watch(
                 [Path(config.tls_cert), Path(config.tls_key)], lambda: _renew_certificate(server, config)
@@ -136,7 +113,7 @@ def _renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:
         load_certificate(server.config.ssl, config)
 
 
-async def _run(server: _Server, judge: JudgeLoop | None) -> None:
+async def _run(server: uvicorn.Server, judge: JudgeLoop | None) -> None:
     """Run server and judge loop until one of them ends, then end the other."""
     stop = asyncio.Event()
 
@@ -165,6 +142,7 @@ async def _run(server: _Server, judge: JudgeLoop | None) -> None:
 def main() -> int:
     """Run the process and return its exit status."""
     watch_lifeline()
+    keep_private()
     try:
         config = RuntimeConfig.from_env()
         logging.basicConfig(
