@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,15 +54,6 @@ def _same_random_numbers() -> None:
     """Start torch's own generator anew: a test draws the same numbers alone, in any order and in any process."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _same_file_modes() -> Iterator[None]:
-    """Undo what a command does to the modes of new files."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    yield
-    os.umask(mask)
 
 
 @pytest.fixture(autouse=True)

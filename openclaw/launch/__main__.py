@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from openclaw.config.private_files import keep_private
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
 from openclaw.launch.known_names import name_warnings
@@ -168,7 +167,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     environment = {**plan.environment, CONTINUE_VARIABLE: again}
     environment.pop(STARTED_AS, None)
-    keep_private()
     os.execve(plan.command[0], plan.command, environment)
 
 

@@ -27,7 +27,6 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from openclaw.config.private_files import keep_private
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
@@ -142,7 +141,6 @@ async def _run(server: uvicorn.Server, judge: JudgeLoop | None) -> None:
 def main() -> int:
     """Run the process and return its exit status."""
     watch_lifeline()
-    keep_private()
     try:
         config = RuntimeConfig.from_env()
         logging.basicConfig(

@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 
-from openclaw.config.private_files import keep_private
 from openclaw.config.runtime_variables import client_key
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.ledger.conversations import CONVERSATIONS_NAME, conversations, write_conversations, write_lines
@@ -130,7 +129,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "collect_rollouts.py") -
     )
     parser.add_argument("--once", action="store_true", help="collect the existing turns and exit")
     arguments = parser.parse_args(argv)
-    keep_private()
     try:
         collector = Collector(arguments.api_endpoint, arguments.output_dir, key=client_key())
     except ConfigError as error:

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from openclaw.config.private_files import keep_private
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import check_names, name_warnings
@@ -41,7 +40,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m openclaw.serv
             raise ConfigError(f"--model-path {missing}")
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # until `serve` handles signals: end what was started
         check_port(options, os.environ)
-        keep_private()
         from openclaw.server.run import serve  # imports the engine's and the gateway's libraries
 
         return serve(options, say)
