@@ -59,14 +59,14 @@ class GuardedApp(FastAPI):
         return self.guard(dispatch)
 
 
-def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
+def create_app(service: ChatService, registry: CollectorRegistry, keyring: Keyring | None = None) -> GuardedApp:
     """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
 
     Raises:
-        ConfigError: if the keys file is unusable.
+        ConfigError: if no ``keyring`` is given and the keys file is unusable.
     """
     config = service.config
-    keyring = Keyring(config.api_key, config.api_keys_file)
+    keyring = keyring or Keyring(config.api_key, config.api_keys_file)
     reloader = Reloader(service.metrics)
     if keyring.path is not None:
         reloader.watch([keyring.path], keyring.reload)

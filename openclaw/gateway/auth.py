@@ -78,6 +78,10 @@ class Keyring:
             code="invalid_api_key",
         )
 
+    def holds(self, word: bytes) -> bool:
+        """Return whether a word of a text is one of the keys."""
+        return hashlib.sha256(word).digest() in self._keys.values()
+
     def _read(self) -> Digests:
         return self._own | (read_keys(self.path) if self.path else {})
 

@@ -17,6 +17,7 @@ from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import json_response, read_body
 from openclaw.gateway.errors import ApiError
 from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.kept_ids import kept_id
 
 
 def add_session_routes(app: FastAPI, service: ChatService) -> None:
@@ -25,7 +26,7 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     @app.post("/v1/sessions/{session_id:path}/done")
     async def session_done(session_id: str) -> Response:
         """End a session without a further turn; a no-op when repeated."""
-        if not await service.sessions.end(session_id):
+        if not await service.sessions.end(kept_id(session_id)):
             raise ApiError(404, f"there is no session {session_id!r}", code="session_not_found", param="session_id")
         return json_response({"id": session_id, "object": "session", "done": True})
 
@@ -33,7 +34,7 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     async def forget_session(session_id: str) -> Response:
         """Delete all data of a session; ``erased`` is false while another reader keeps old bytes on disk."""
         try:
-            gone = await service.sessions.forget(session_id)
+            gone = await service.sessions.forget(kept_id(session_id))
         except UnknownRecordError as error:
             raise ApiError(
                 404, f"there is no session {session_id!r}", code="session_not_found", param="session_id"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,10 +34,12 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
+from openclaw.gateway.auth import Keyring
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.tls import check_certificate, load_certificate
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.own_keys import OwnKeyFinder, secret_values
 from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
@@ -85,7 +88,9 @@ async def serve(config: RuntimeConfig) -> None:
         logger.warning("OPENCLAW_LOG_CONTENTS=1 logs every conversation in plain text; unset it after debugging")
     registry = CollectorRegistry()
     renderer = Renderer(tokenizer)
-    ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry))
+    keyring = Keyring(config.api_key, config.api_keys_file)
+    own_keys = OwnKeyFinder(secret_values(os.environ), keyring.holds)
+    ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry, own_keys))
     try:
         judge = build_judge_loop(config, ledger, renderer.render, registry) if config.method else None
         service = build_service(
@@ -96,7 +101,7 @@ async def serve(config: RuntimeConfig) -> None:
             renderer=renderer,
             on_pending=judge.notify if judge else lambda: None,
         )
-        app = create_app(service, registry)
+        app = create_app(service, registry, keyring)
         server = _Server(
             uvicorn.Config(
                 app,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.records import Message
 from openclaw.messages.classify import runtime_session
 
@@ -31,15 +32,22 @@ def stated_identity(headers: Mapping[str, str], body_session_id: str | None, mes
     Header ``X-Session-Id``; ``session_id`` in the body; the affinity headers ``session_id`` and ``x-session-affinity``
     without their ``:<n>``; ``sessionId=`` in the Runtime line of the first user message.
     """
+    stated, origin = _stated(headers, body_session_id, messages)
+    return Identity(kept_id(stated) if stated else None, origin)
+
+
+def _stated(
+    headers: Mapping[str, str], body_session_id: str | None, messages: Sequence[Message]
+) -> tuple[str | None, Origin]:
     if stated := headers.get("x-session-id"):
-        return Identity(stated, "header")
+        return stated, "header"
     if body_session_id:
-        return Identity(body_session_id, "body")
+        return body_session_id, "body"
     if affinity := headers.get("session_id") or headers.get("x-session-affinity"):
-        return Identity(AFFINITY_SUFFIX.sub("", affinity), "affinity")
+        return AFFINITY_SUFFIX.sub("", affinity), "affinity"
     if stated := runtime_session(messages):
-        return Identity(stated, "runtime")
-    return Identity(None, "fingerprint")
+        return stated, "runtime"
+    return None, "fingerprint"
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:
