@@ -40,14 +40,27 @@ BEFORE_SECRET = re.compile(
 )
 CONTEXT = 48
 """Characters before a long word that may name it."""
-PLACEHOLDERS = re.compile(
-    r"(?i)example|your|xxx|pass(?:word|wd)?$|^secret$|^token$|^pw$|^pwd$|\.\.\.|changeme|dummy|redacted"
+PLACEHOLDERS = LinearPattern(
+    r"(?i)example|your|xxx|pass(?:word|wd)?\z|^secret\z|^token\z|^pw\z|^pwd\z|\.\.\.|changeme|dummy|redacted"
 )
+LONG = 100
+LONG_PLACEHOLDERS = LinearPattern(r"(?i)example|your[^a-z0-9+/]|xxxxxx|\.\.\.|changeme|dummy|redacted")
+"""For what is longer than `LONG` bytes: one in twenty private keys has three x in a row by chance."""
+LOOKED_AT = 4096
+"""Characters of a word that tell whether it looks random."""
+
+
+def is_placeholder(secret: bytes) -> bool:
+    """Return whether what has the form of a secret only stands for one."""
+    return (PLACEHOLDERS if len(secret) <= LONG else LONG_PLACEHOLDERS).search(secret) is not None
 
 
 def looks_random(text: str) -> bool:
     """Return whether a value looks random: letters and digits, at least `LEAST_ENTROPY_BITS` per character."""
-    if PLACEHOLDERS.search(text) or not re.search(r"\d", text) or not re.search(r"[A-Za-z]", text):
+    if is_placeholder(text.encode()):
+        return False
+    text = text[:LOOKED_AT]
+    if not re.search(r"\d", text) or not re.search(r"[A-Za-z]", text):
         return False
     counts = Counter(text).values()
     entropy = -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
@@ -78,13 +91,13 @@ class SecretFinder:
                 continue
             for pattern in patterns:
                 for start, end in pattern.every(data):
-                    if not PLACEHOLDERS.search(data[start:end].decode()):
+                    if not is_placeholder(data[start:end]):
                         yield start, end, kind
 
     def _named(self, text: str, data: bytes) -> Iterator[Span]:
         """Yield passwords in URLs, words that begin as a key does, and random words behind a telling name."""
         for start, end in URL_PASSWORD.every(data) if "@" in text else ():
-            if not PLACEHOLDERS.search(data[start:end].decode()):
+            if not is_placeholder(data[start:end]):
                 yield start, end, "url_password"
         for start, end in LONG_KEY.every(data) if "sk-" in text else ():
             if (not start or data[start - 1] not in IS_WORD) and looks_random(data[start + 3 : end].decode()):

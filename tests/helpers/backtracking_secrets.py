@@ -6,7 +6,7 @@ import importlib
 import re
 from collections.abc import Iterator
 
-from openclaw.ledger.secret_finder import BEFORE_SECRET, CONTEXT, PLACEHOLDERS, looks_random
+from openclaw.ledger.secret_finder import BEFORE_SECRET, CONTEXT, is_placeholder, looks_random
 from openclaw.ledger.secret_patterns import DETECT_SECRETS, WORD
 
 PATTERNS: dict[str, list[re.Pattern[str]]] = {
@@ -40,10 +40,10 @@ def find(text: str) -> Iterator[tuple[int, int, str]]:
     for kind, patterns in PATTERNS.items():
         for pattern in patterns:
             for match in pattern.finditer(text):
-                if not PLACEHOLDERS.search(match.group()):
+                if not is_placeholder(match.group().encode("utf-8", "replace")):
                     yield match.start(), match.end(), kind
     for match in URL_PASSWORD.finditer(text):
-        if not PLACEHOLDERS.search(match.group(1)):
+        if not is_placeholder(match.group(1).encode("utf-8", "replace")):
             yield match.start(1), match.end(1), "url_password"
     for match in LONG_KEY.finditer(text):
         if looks_random(match.group()[3:]):

@@ -58,6 +58,13 @@ def test_a_long_private_key_is_found_whole(redactor: Redactor) -> None:
     assert redactor.text(f"Here: {key[:20000]}") == "Here: [REDACTED:private_key]"
 
 
+def test_no_private_key_is_taken_for_a_placeholder(redactor: Redactor) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEpAIBxXxAAKCAQEA7bq1XgEo+/pwd\n" * 9 + "-----END PRIVATE KEY-----"
+    assert redactor.text(key) == "[REDACTED:private_key]"
+    placeholder = key.replace("MIIE", "your-key")
+    assert redactor.text(placeholder) == placeholder
+
+
 async def test_the_event_loop_runs_while_a_text_is_redacted(redactor: Redactor) -> None:
     text = long_text("-----BEGIN PRIVATE KEY-----", 300_000) + long_text("sk-sk-sk-", 300_000)
     before = sys.getswitchinterval()
