@@ -28,6 +28,7 @@ from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
+from openclaw.gateway.under_way import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,9 @@ class GuardedApp(FastAPI):
         return self.guard(dispatch)
 
 
-def create_app(service: ChatService, registry: CollectorRegistry, keyring: Keyring | None = None) -> GuardedApp:
+def create_app(
+    service: ChatService, registry: CollectorRegistry, keyring: Keyring | None = None, slots: Slots | None = None
+) -> GuardedApp:
     """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
 
     Raises:
@@ -93,6 +96,7 @@ def create_app(service: ChatService, registry: CollectorRegistry, keyring: Keyri
         metrics=service.metrics,
         on_refused=count_refused,
         log_contents=config.log_contents,
+        slots=slots or Slots(),
     )
     answer_errors(app)
     app.chat = ChatCompletions(service)

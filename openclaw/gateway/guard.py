@@ -16,6 +16,7 @@ from openclaw.gateway.auth import Keyring
 from openclaw.gateway.errors import LIMIT_HEADER, ApiError
 from openclaw.gateway.limits import BusyError, RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.under_way import Slots
 
 OPEN_PATHS = frozenset({"/healthz"})
 LIMITED_METHODS = frozenset({"POST", "DELETE"})
@@ -34,6 +35,7 @@ class Guard:
         metrics: GatewayMetrics,
         on_refused: Callable[[str, int], None],
         log_contents: bool,
+        slots: Slots,
     ) -> None:
         """Wrap ``app``; call ``on_refused`` with path and status of each refused request."""
         self._app = app
@@ -42,6 +44,7 @@ class Guard:
         self._metrics = metrics
         self._on_refused = on_refused
         self._log_contents = log_contents
+        self._slots = slots
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; pass anything but HTTP through."""
@@ -86,9 +89,11 @@ class Guard:
             self._on_refused(scope["path"], error.status)
             await error.response()(scope, receive, send)
             return
+        slot = self._slots.begin(record.id, record.key, scope["method"], scope["path"])
         try:
             await self._app(scope, receive, send)
         finally:
+            self._slots.end(slot)
             if limited:
                 await self._limits.leave(record.key, sum(record.tokens))
 
