@@ -16,7 +16,6 @@ Owns this process's connection to the ledger.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import json
 import logging
 import os
@@ -174,7 +173,6 @@ async def _run(server: _Server, judge: JudgeLoop | None) -> None:
 def main() -> int:
     """Run the process and return its exit status."""
     watch_lifeline()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         config = RuntimeConfig.from_env()
         logging.basicConfig(

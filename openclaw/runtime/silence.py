@@ -56,7 +56,7 @@ class Silence:
 
 
 def write_stack(pid: int, log_path: Path) -> None:
-    """Let a process write its Python stacks to its log, and wait until it has; see `openclaw.runtime.serve`.
+    """Let a process write its Python stacks to its log, and wait until it has; see `openclaw.runtime.__main__`.
 
     A process that a signal has stopped cannot: its log stays as it is.
     """
