@@ -91,7 +91,7 @@ async def serve(config: RuntimeConfig) -> None:
     registry = CollectorRegistry()
     renderer = Renderer(tokenizer)
     keyring = Keyring(config.api_key, config.api_keys_file)
-    own_keys = OwnKeyFinder(secret_values(os.environ), keyring.holds)
+    own_keys = OwnKeyFinder(secret_values(os.environ), keyring.holds if keyring.path else None)
     ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry, own_keys))
     slots = Slots(requests_path(config.ledger or ""))
     try:
