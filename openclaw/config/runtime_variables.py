@@ -122,6 +122,12 @@ class RuntimeVariables(EnvironmentConfig):
         "seconds that running replies get to finish when the runtime stops",
         minimum=0,
     )
+    frozen_seconds: float = variable(
+        "OPENCLAW_FROZEN_SECONDS",
+        20.0,
+        "a runtime process that answers nothing for this many seconds is ended and restarted",
+        above=0.0,
+    )
     session_idle_seconds: float = variable(
         "OPENCLAW_SESSION_IDLE_SECONDS", 3600.0, "a session ends after this many seconds without a request", above=0.0
     )

@@ -30,6 +30,7 @@ from openclaw.gateway.openapi import describe
 from openclaw.gateway.origin import Doorway
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
+from openclaw.gateway.under_way import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +63,16 @@ class GuardedApp(FastAPI):
         return self.doorway.with_cors(self.guard(dispatch))
 
 
-def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
+def create_app(
+    service: ChatService, registry: CollectorRegistry, keyring: Keyring | None = None, slots: Slots | None = None
+) -> GuardedApp:
     """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
 
     Raises:
-        ConfigError: if the keys file is unusable.
+        ConfigError: if no ``keyring`` is given and the keys file is unusable.
     """
     config = service.config
-    keyring = Keyring(config.api_key, config.api_keys_file)
+    keyring = keyring or Keyring(config.api_key, config.api_keys_file)
     reloader = Reloader(service.metrics)
     if keyring.path is not None:
         reloader.watch([keyring.path], keyring.reload)
@@ -99,6 +102,7 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
         metrics=service.metrics,
         on_refused=count_refused,
         log_contents=config.log_contents,
+        slots=slots or Slots(),
     )
     answer_errors(app)
     app.chat = ChatCompletions(service)

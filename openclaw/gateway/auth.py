@@ -22,6 +22,7 @@ from pathlib import Path
 
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.errors import ApiError
+from openclaw.ledger.kept_ids import kept_id
 from openclaw.owners import CHILD, LOCAL, MARK, owns, split_id, stored_id
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}(?:/[A-Za-z0-9._-]{1,64})*")
@@ -56,9 +57,10 @@ class Client:
 
         The other one is a stored id of another owner that the client reaches. ``@:ID`` is the session ID of `LOCAL`.
         """
-        own = stored_id(self.owner, session_id)
+        own = stored_id(self.owner, kept_id(session_id))
         if session_id.startswith(MARK) and self.reaches(session_id):
-            return list(dict.fromkeys((own, stored_id(*split_id(session_id)))))
+            owner, meant = split_id(session_id)
+            return list(dict.fromkeys((own, stored_id(owner, kept_id(meant)))))
         return [own]
 
 
@@ -128,6 +130,11 @@ class Keyring:
             "missing or unknown key; send 'Authorization: Bearer KEY' with a key of this server",
             code="invalid_api_key",
         )
+
+    def holds(self, word: bytes) -> bool:
+        """Return whether a word of a text is one of the keys."""
+        digest = hashlib.sha256(word).digest()
+        return any(key.digest == digest for key in self._keys.values())
 
     def _read(self) -> Keys:
         keys = read_keys(self.path) if self.path else {}

@@ -19,6 +19,7 @@ from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientG
 from openclaw.gateway.limits import RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.origin import Doorway
+from openclaw.gateway.under_way import Slots
 
 OPEN_PATHS = frozenset({"/healthz"})
 FEEDBACK_PATH = "/v1/feedback"
@@ -40,6 +41,7 @@ class Guard:
         metrics: GatewayMetrics,
         on_refused: Callable[[str, int], None],
         log_contents: bool,
+        slots: Slots,
     ) -> None:
         """Wrap ``app``; call ``on_refused`` with path and status of each refused request."""
         self._app = app
@@ -51,6 +53,7 @@ class Guard:
         self._on_refused = on_refused
         self._log_contents = log_contents
         secret_finder()
+        self._slots = slots
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; pass the application's own events through, and refuse WebSockets."""
@@ -83,7 +86,7 @@ class Guard:
 
     async def _admit(self, scope: Scope, headers: Headers, record: RequestRecord, receive: Receive, send: Send) -> None:
         """Pass a request on to its route, or answer with a refusal."""
-        limited = False
+        limited, slot = False, None
         try:
             try:
                 self._doorway.check(headers)
@@ -102,8 +105,11 @@ class Guard:
                 self._on_refused(scope["path"], error.status)
                 await error.response()(scope, receive, send)
                 return
+            slot = self._slots.begin(record.id, record.key, scope["method"], scope["path"])
             await self._app(scope, receive, send)
         finally:
+            if slot is not None:
+                self._slots.end(slot)
             take_body(scope)
             if limited:
                 await self._limits.leave(record.key, sum(record.tokens))

@@ -6,7 +6,7 @@ Guarantees:
   it listens.
 * SIGTERM and SIGINT end it cleanly. It accepts no new connections and gives running replies ``OPENCLAW_GRACE_SECONDS``. It
   records cut-off replies as aborted, leaves turns under judgement pending, and closes the ledger.
-* SIGHUP reloads keys and certificate.
+* SIGHUP reloads keys and certificate. SIGUSR1 writes the stacks of all threads to the log.
 * It ends with its parent process (`slime.utils.process`).
 * Without ``OPENCLAW_METHOD`` it only serves and records.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -31,14 +32,18 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
+from openclaw.gateway.auth import Keyring
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.tls import check_certificate, load_certificate
+from openclaw.gateway.under_way import Slots
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.own_keys import OwnKeyFinder, secret_values
 from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 from openclaw.runtime.listen import GatewayServer
+from openclaw.runtime.where import requests_path
 from slime.utils.process import watch_lifeline
 from slime.utils.processing_utils import load_tokenizer
 
@@ -75,8 +80,11 @@ async def serve(config: RuntimeConfig) -> None:
         logger.warning("OPENCLAW_LOG_CONTENTS=1 logs every conversation in plain text; unset it after debugging")
     registry = CollectorRegistry()
     renderer = Renderer(tokenizer)
-    ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry))
+    keyring = Keyring(config.api_key, config.api_keys_file)
+    own_keys = OwnKeyFinder(secret_values(os.environ), keyring.holds if keyring.path else None)
+    ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry, own_keys))
     ledger.reserve()
+    slots = Slots(requests_path(config.ledger or ""))
     try:
         judge = build_judge_loop(config, ledger, renderer.render, registry) if config.method else None
         service = build_service(
@@ -87,7 +95,7 @@ async def serve(config: RuntimeConfig) -> None:
             renderer=renderer,
             on_pending=judge.notify if judge else lambda: None,
         )
-        app = create_app(service, registry)
+        app = create_app(service, registry, keyring, slots)
         server = GatewayServer(app, config, service.metrics)
         if config.tls_cert and config.tls_key:
             app.reloader.watch(
@@ -103,6 +111,7 @@ async def serve(config: RuntimeConfig) -> None:
             garbage.cancel()
     finally:
         ledger.close()
+        slots.close()
 
 
 def _renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:

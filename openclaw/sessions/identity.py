@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openclaw.config.bounds import SESSION_ID
+from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.records import Message
 from openclaw.messages.classify import runtime_session
 from openclaw.owners import LOCAL, stored_id
@@ -36,7 +37,7 @@ def stated_identity(
     without their ``:<n>``; ``sessionId=`` in the Runtime line of OpenClaw's first user message.
     """
     stated, origin = _stated(headers, body_session_id, messages)
-    return Identity(stored_id(owner, stated) if stated else None, origin)
+    return Identity(stored_id(owner, kept_id(stated)) if stated else None, origin)
 
 
 def _stated(

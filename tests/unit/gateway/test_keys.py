@@ -152,3 +152,10 @@ async def test_every_route_but_health_needs_a_key(start: Starter) -> None:
             for method in ("GET", "POST", "DELETE"):
                 assert (await client.request(method, path)).status_code == 401, (method, path)
         assert (await client.get("/healthz")).status_code == 200
+
+
+def test_a_keyring_knows_its_keys_in_a_text(tmp_path: Path) -> None:
+    ring = Keyring("from-outside", two_keys(tmp_path))
+    assert ring.holds(LAPTOP.encode())
+    assert ring.holds(b"from-outside")
+    assert not ring.holds(LAPTOP[:-1].encode())
