@@ -21,7 +21,7 @@ from typing import Any
 
 from openclaw.gateway.auth import Client, sent_key
 from openclaw.gateway.reply import Reply
-from openclaw.ledger.redact import SecretFinder, looks_random
+from openclaw.ledger.secret_finder import SecretFinder, looks_random
 from openclaw.sessions.identity import logged_name
 
 logger = logging.getLogger("openclaw.access")
