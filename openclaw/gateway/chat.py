@@ -32,6 +32,7 @@ from openclaw.gateway.reply import Opening, Replies, Reply
 from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
+from openclaw.gateway.served import ServedReplies
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
 from openclaw.sessions import Sessions
 
@@ -50,6 +51,7 @@ class ChatService:
         reply_format: ReplyFormat,
         engine: EngineClient,
         sessions: Sessions,
+        served: ServedReplies,
         feedback: FeedbackDesk,
         outcomes: OutcomeDesk,
         rollouts: RolloutDesk,
@@ -64,7 +66,8 @@ class ChatService:
         self.rollouts = rollouts
         self.metrics = metrics
         self.clock = clock
-        self.replies = Replies(engine, sessions, metrics, clock)
+        self.replies = Replies(engine, sessions, metrics, clock, served.remember)
+        self._served = served
         self._model_name = config.model_name
         self._renderer = renderer
         self._vocabulary = vocabulary
@@ -160,12 +163,15 @@ class ChatService:
         """Render a request and plan its sampling."""
         created_at = self.clock()
         tools = list(raw["tools"]) if request.offers_tools else None
+        served = await self._served.find(raw["messages"], request.tool_schemas)
         try:
             ids, thought = await self._renderer.prepare(
-                raw["messages"], tools, request.template_kwargs, self._format.reasoning
+                raw["messages"], tools, request.template_kwargs, self._format.reasoning, served
             )
         except RenderError as error:
             raise bad_request(str(error), param="messages") from error
+        self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
+        self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
         room = self.config.context_length - len(ids)
         if room <= 0:
             raise bad_request(
