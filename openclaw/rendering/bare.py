@@ -2,7 +2,8 @@
 
 Guarantees: for text that spells no control token the ids are the tokenizer's. The copy knows a control token only with
 `MARK` in front of it. Control tokens in the model's own vocabulary lose their names too, because some models match a
-whole entry (Unigram, ``ignore_merges``). Shares the model's memory if it has none. Used by one caller at a time.
+whole entry (Unigram, ``ignore_merges``); only characters that the model lacks become its unknown token. Shares the
+model's memory if its vocabulary has no control tokens. Used by one caller at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from openclaw.exceptions import ConfigError
 from openclaw.rendering.controls import MARK, Controls
@@ -38,15 +39,17 @@ class BareTokenizer:
             _rename(form["model"], controls)
             model = Tokenizer.from_str(json.dumps(form)).model
         self._tokenizer = bare = Tokenizer(model)
-        if backend.normalizer is not None:
-            bare.normalizer = backend.normalizer
+        # A control token that must be a single word and is not one here stays text, without its mark.
+        unmark = normalizers.Replace(MARK, "")
+        bare.normalizer = normalizers.Sequence([unmark, backend.normalizer]) if backend.normalizer else unmark
         if backend.pre_tokenizer is not None:
             bare.pre_tokenizer = backend.pre_tokenizer
         self._ids: dict[int, int] = {}
         for index, token in sorted(tokenizer.added_tokens_decoder.items()):
-            text = MARK + token.content if index in controls.texts else token.content
-            flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
-            bare.add_tokens([AddedToken(text, **flags)])
+            control = index in controls.texts
+            text = MARK + token.content if control else token.content
+            flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip")}
+            bare.add_tokens([AddedToken(text, normalized=token.normalized and not control, **flags)])
             self._ids[bare.token_to_id(text)] = index
 
     def encode(self, text: str) -> list[int]:
