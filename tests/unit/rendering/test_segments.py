@@ -40,7 +40,14 @@ def marked(tokenizer: Any, text: str) -> str:
 
 def in_pieces() -> Any:
     """Return a tokenizer of words that knows its control tokens as pieces of the model, as SentencePiece's do."""
-    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("▁", -2.0), ("\n", -2.0), *((chr(n), -5.0) for n in range(33, 127))]
+    pieces = [
+        ("<unk>", 0.0),
+        ("<s>", 0.0),
+        ("</s>", 0.0),
+        ("▁", -2.0),
+        ("\n", -2.0),
+        *((chr(n), -5.0) for n in range(33, 127)),
+    ]
     backend = Tokenizer(models.Unigram([*pieces, ("▁hello", -3.0)], 0, False))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
