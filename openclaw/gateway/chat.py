@@ -32,7 +32,7 @@ from openclaw.gateway.reply import Opening, Replies, Reply
 from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
-from openclaw.gateway.served import ServedReplies
+from openclaw.gateway.served import Served, ServedReplies
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
 from openclaw.sessions import Sessions
 
@@ -84,7 +84,8 @@ class ChatService:
 
         async def prepare() -> Opening:
             stated_kind, done = read_headers(headers, request)
-            prompt = await self._prompt(request, raw)
+            served = await self._served.find(raw["messages"], request.tool_schemas)
+            prompt = await self._prompt(request, raw, served)
             begin = partial(
                 self.sessions.begin,
                 headers,
@@ -92,6 +93,7 @@ class ChatService:
                 body_session_id=request.session_id,
                 stated_kind=stated_kind,
                 done=done,
+                history=served.history,
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 
@@ -159,11 +161,10 @@ class ChatService:
         await self.sessions.close()
         self._renderer.close()
 
-    async def _prompt(self, request: ChatRequest, raw: Mapping[str, Any]) -> Prompt:
+    async def _prompt(self, request: ChatRequest, raw: Mapping[str, Any], served: Served) -> Prompt:
         """Render a request and plan its sampling."""
         created_at = self.clock()
         tools = list(raw["tools"]) if request.offers_tools else None
-        served = await self._served.find(raw["messages"], request.tool_schemas)
         try:
             ids, thought = await self._renderer.prepare(
                 raw["messages"], tools, request.template_kwargs, self._format.reasoning, served

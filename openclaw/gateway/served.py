@@ -61,11 +61,13 @@ class Served:
         schemas: of the tools that the request offers.
         sampled: number of replies that got their recorded ids, because rendering gives others.
         rendered: number of such replies that were rendered nevertheless, because the template changed their text.
+        history: the digests of the request, or None if it has no assistant message.
     """
 
     replies: Mapping[int, ServedReply]
     form: ReplyFormat
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    history: History | None = None
     sampled: int = 0
     rendered: int = 0
 
@@ -113,7 +115,8 @@ class ServedReplies:
         """Return our replies among a request's messages; without the ledger, those in memory."""
         if not any(message.get("role") == "assistant" for message in messages):
             return Served({}, self._form)
-        carried = self._history(messages).replies
+        history = self._history(messages)
+        carried = history.replies
         missing = [
             reply.conversation
             for reply in carried
@@ -126,7 +129,7 @@ class ServedReplies:
             if (found := self._known.get(reply.conversation)) is not None:
                 self._known.move_to_end(reply.conversation)
                 replies[reply.position] = found
-        return Served(replies, self._form, schemas)
+        return Served(replies, self._form, schemas, history)
 
     async def _look_up(self, digests: Sequence[bytes]) -> None:
         before = self._forgotten

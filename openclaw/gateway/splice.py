@@ -62,15 +62,16 @@ class Splicer:
             skeleton = []
         spans = _spans(text, skeleton) if len(skeleton) == len(special) + 1 else []
         ids: list[int] = []
-        done = 0
+        done = sampled = 0
         for (begin, end), reply in zip(spans, special.values(), strict=False):
             start = _start(text, done, begin, end, self._said(reply))
             if start is not None:
                 ids += prompts.encode(text[done:start])
                 ids += self._body(reply)
                 done = end
-                served.sampled += 1
-        served.rendered += len(special) - served.sampled
+                sampled += 1
+        served.sampled += sampled
+        served.rendered += len(special) - sampled
         return ids + prompts.encode(text[done:])
 
     def _is_ordinary(self, reply: ServedReply, message: Message) -> bool:

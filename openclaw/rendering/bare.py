@@ -50,7 +50,8 @@ class BareTokenizer:
             text = MARK + token.content if control else token.content
             flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip")}
             bare.add_tokens([AddedToken(text, normalized=token.normalized and not control, **flags)])
-            self._ids[bare.token_to_id(text)] = index
+            if (known := bare.token_to_id(text)) is not None:
+                self._ids[known] = index
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without adding control tokens."""

@@ -120,14 +120,16 @@ class Sessions:
         body_session_id: str | None = None,
         stated_kind: TurnKind | None = None,
         done: bool = False,
+        history: History | None = None,
     ) -> TurnContext:
         """Find the session of a request, and commit the next states that it carries.
 
-        The session stays in memory until `finish` or `abandon` is called with the returned context.
+        The session stays in memory until `finish` or `abandon` is called with the returned context. ``history`` has the
+        digests of the messages, if the caller already knows them.
         """
         kind: TurnKind = stated_kind or ("side" if side_kind(messages) else "main")
         identity = stated_identity(headers, body_session_id, messages)
-        history = read_history(messages)
+        history = history or read_history(messages)
         if identity.session_id is None:
             session = await self._finder.by_words(history)
         else:

@@ -52,11 +52,11 @@ async def replay(stack: Stack, sampled: list[int], *, thought: bool = True, **re
     """Get ``sampled`` as a reply, send it back, and return the ids of the second prompt."""
     stack.replies.append([*sampled, stack.tokenizer.eos_token_id])
     first = await stack.client.chat.completions.create(model="any", messages=[USER], **request)
-    message = first.choices[0].message.model_dump(exclude_none=True)
+    message: Any = first.choices[0].message.model_dump(exclude_none=True)
     if not thought:
         message.pop("reasoning_content", None)
     stack.say("fine")
-    after = [
+    after: list[Any] = [
         {"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in message.get("tool_calls", [])
     ] or [NEXT]
     await stack.client.chat.completions.create(model="any", messages=[USER, message, *after], **request)

@@ -21,7 +21,7 @@ TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8), st.just
 
 def changed(**options: Any) -> Any:
     """Return a tokenizer of which something is different."""
-    tokenizer = build_tokenizer()
+    tokenizer: Any = build_tokenizer()
     if options.pop("nfc", False):
         tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     if options:
@@ -55,7 +55,7 @@ def in_pieces() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
 
 
-PLAIN = build_tokenizer()
+PLAIN: Any = build_tokenizer()
 NORMALISING = changed(nfc=True)
 PIECES_OF_MODEL = in_pieces()
 
