@@ -6,7 +6,8 @@ reserved character stands for each of them. The prompt's text between two parts 
 made of the reply. If it is the text of the recorded ids, they are used.
 
 Guarantees: the text of the prompt does not change. Recorded ids stand only where the template put the reply that they
-belong to. If anything does not match, the reply is rendered like any other message.
+belong to. A reply with a turn's frame inside (``<|im_start|>``, which a client can have sampled with ``logit_bias``) and
+a reply that does not match are rendered like any other message.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Splicer:
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._controls = prompts.controls
-        texts = self._controls.texts
-        self._ends = frozenset(index for index in tokenizer.all_special_ids if texts.get(index, "") not in MARKERS)
+        added = tokenizer.added_tokens_decoder
+        special = {index for index, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+        self._frame = frozenset(index for index in special if self._controls.texts.get(index, "") not in MARKERS)
 
     def ids(
         self, messages: Sequence[Message], tools: Sequence[Any], keywords: Mapping[str, Any], served: Served
@@ -64,10 +66,9 @@ class Splicer:
         ids: list[int] = []
         done = sampled = 0
         for (begin, end), reply in zip(spans, special.values(), strict=False):
-            start = _start(text, done, begin, end, self._said(reply))
-            if start is not None:
-                ids += prompts.encode(text[done:start])
-                ids += self._body(reply)
+            start, body = _start(text, done, begin, end, self._said(reply)), self._body(reply)
+            if start is not None and self._frame.isdisjoint(body):
+                ids += prompts.encode(text[done:start]) + body
                 done = end
                 sampled += 1
         served.sampled += sampled
@@ -86,7 +87,7 @@ class Splicer:
 
     def _body(self, reply: ServedReply) -> list[int]:
         ids = reply.ids.tolist()
-        return ids[:-1] if ids and ids[-1] in self._ends else ids
+        return ids[:-1] if ids and ids[-1] in self._frame else ids
 
     def _parts(self, reply: ServedReply) -> list[tuple[bool, str]]:
         """Return a reply's text in parts, each with whether it is a control token."""

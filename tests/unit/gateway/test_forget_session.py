@@ -53,7 +53,7 @@ async def test_forgotten_session_is_gone_from_memory_and_disk(stack: Stack) -> N
 
 
 async def test_forgotten_words_leave_the_prompt_cache(stack: Stack) -> None:
-    cache = stack.service._renderer._segments._cache
+    cache = stack.service._renderer._prompts._segments._cache
     stack.say("one", "two")
     await ask(stack, [{"role": "user", "content": MARKER}])
     assert any(MARKER in text for text in cache)
