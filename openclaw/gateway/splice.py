@@ -164,7 +164,7 @@ def _spans(text: str, skeleton: Sequence[str]) -> list[tuple[int, int]]:
 def _start(text: str, least: int, begin: int, end: int, said: str) -> int | None:
     """Return where the reply ``said`` begins in ``text``, given that it ends at ``end``; None if it is not there.
 
-    The template may put the opening tag of a thought before ``begin``, where the skeleton has it too.
+    The template may put the thought's opening tag before ``begin``, where the skeleton has it too.
     """
     words, shown = unmarked(said), unmarked(text[begin:end])
     if shown.endswith(words):
@@ -172,7 +172,7 @@ def _start(text: str, least: int, begin: int, end: int, said: str) -> int | None
     if words.endswith(shown):
         opening = said[: _back(said, len(said), len(shown))]
         start = begin - len(opening)
-        if start >= least and text.startswith(opening, start):
+        if opening.startswith(MARK) and start >= least and text.startswith(opening, start):
             return start
     return None
 
