@@ -25,6 +25,7 @@ THOUGHT = "\ufdd2"
 RESERVED = (MARK, PLACE, THOUGHT)
 RESERVED_BYTES = tuple(character.encode() for character in RESERVED)
 COMMON_BYTES = RESERVED_BYTES[0][:2]
+ROLES = ("system", "user", "assistant", "tool")
 REPLACED = dict.fromkeys(map(ord, RESERVED), "\ufffd")
 
 
@@ -40,6 +41,13 @@ class Controls:
         either = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._spelled = re.compile(either)
         self._cut = re.compile(f"{MARK}({either})")
+        self._stray = re.compile(f"{MARK}(?!{either})")
+        self._joined = {
+            text.replace(role, MARK + role): MARK + text
+            for text in longest_first
+            for role in ROLES
+            if role in text and not text.startswith(role)
+        }
 
     def mark(self, source: str) -> str:
         """Return a template's source, or another trusted text, with its control tokens marked."""
@@ -61,9 +69,28 @@ class Controls:
         """Return ``text`` with ``by`` inside each control token that it spells."""
         return self._spelled.sub(lambda match: f"{match[0][:1]}{by}{match[0][1:]}", text)
 
+    def join(self, text: str) -> str:
+        """Return a prompt with `MarkedRole` roles in which whole control tokens are marked, such as ``<|user|>``."""
+        for parts, whole in self._joined.items():
+            text = text.replace(parts, whole)
+        return self._stray.sub("", text)
+
     def cut(self, text: str) -> list[str]:
         """Return the parts of a marked text: ordinary text, control token, ordinary text, and so on."""
         return self._cut.split(text)
+
+
+class MarkedRole(str):
+    """A role that has a mark where a template prints it, and is the plain role wherever else it is used."""
+
+    def __str__(self) -> str:
+        return MARK + self[:]
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
 
 
 def unmarked(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from openclaw.exceptions import ConfigError
-from openclaw.rendering.controls import Controls, clean
+from openclaw.rendering.controls import Controls, MarkedRole, clean
 from openclaw.rendering.segments import SegmentEncoder
 
 Message = dict[str, Any]
@@ -49,6 +49,7 @@ class Prompts:
         self._segments = SegmentEncoder(tokenizer, self.controls)
         self._marked: dict[str, str] = {}
         self._special = {name: self.controls.mark(text) for name, text in tokenizer.special_tokens_map.items()}
+        self._marks_roles = False
         self._check()
 
     def ids(
@@ -70,7 +71,11 @@ class Prompts:
         marked = self._marked.get(source)
         if marked is None:
             marked = self._marked[source] = self.controls.mark(source)
-        return self._apply(messages, tools, {**self._special, **keywords, "chat_template": marked})
+        options = {**self._special, **keywords, "chat_template": marked}
+        if not self._marks_roles:
+            return self._apply(messages, tools, options)
+        speakers = [{**message, "role": MarkedRole(message["role"])} for message in messages]
+        return self.controls.join(self._apply(speakers, tools, options))
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a marked text."""
@@ -91,7 +96,18 @@ class Prompts:
         )
 
     def _check(self) -> None:
-        """Raise ConfigError unless marks change nothing: each control token of harmless prompts is marked."""
+        """Find out whether the template makes control tokens of roles, and refuse one that does so of other parts."""
+        if self._marks_all():
+            return
+        self._marks_roles = True
+        if not self._marks_all():
+            raise ConfigError(
+                "the chat template puts control tokens together from parts, so they cannot be told from "
+                "those that a client spells; write each of them whole in the template"
+            )
+
+    def _marks_all(self) -> bool:
+        """Return whether every control token of harmless prompts is marked, and nothing else changes."""
         for talk in _TALKS:
             for tools in ((), (_TOOL,)):
                 for keywords in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
@@ -100,7 +116,5 @@ class Prompts:
                     except TEMPLATE_ERRORS:
                         continue
                     if self.write(talk, tools, keywords) != self.controls.mark(plain):
-                        raise ConfigError(
-                            "the chat template puts control tokens together from parts, so they cannot be told from "
-                            "those that a client spells; write each of them whole in the template"
-                        )
+                        return False
+        return True
