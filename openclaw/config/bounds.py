@@ -53,6 +53,7 @@ ADJUSTABLE: tuple[tuple[str, str, str], ...] = (
     ("body_bytes", "max_body_bytes", "bytes"),
     ("requests_under_way", "max_requests", "requests"),
     ("context_tokens", "context_length", "tokens"),
+    ("feedback_per_minute", "rate_limit_feedback", "requests per minute and key"),
 )
 """(name, field of the configuration, unit) of the bounds that an environment variable sets."""
 

@@ -49,6 +49,9 @@ class RuntimeVariables(EnvironmentConfig):
     rate_limit_concurrent: int | None = variable(
         "OPENCLAW_RATE_LIMIT_CONCURRENT", None, "most concurrent requests per key; unset: no limit", minimum=1
     )
+    rate_limit_feedback: int = variable(
+        "OPENCLAW_RATE_LIMIT_FEEDBACK", 600, "most requests with feedback per minute and key", minimum=1
+    )
     tls_cert: str | None = variable(
         "OPENCLAW_TLS_CERT", None, "certificate chain (PEM) of the gateway, which then serves https"
     )
@@ -162,6 +165,20 @@ class RuntimeVariables(EnvironmentConfig):
     )
     opd_teacher: Literal["policy", "prm"] = variable(
         "OPENCLAW_OPD_TEACHER", "policy", "engine whose model is the teacher"
+    )
+    owner_share: float = variable(
+        "OPENCLAW_OWNER_SHARE",
+        0.5,
+        "most of a batch that comes from one owner of keys while another has ready samples; 1: no bound",
+        maximum=1.0,
+        above=0.0,
+    )
+    feedback_share: float = variable(
+        "OPENCLAW_FEEDBACK_SHARE",
+        0.25,
+        "most of a batch that one owner's feedback scored, while another owner has ready samples; 1: no bound",
+        maximum=1.0,
+        above=0.0,
     )
     distill_topk: int = variable(
         "OPENCLAW_DISTILL_TOPK",

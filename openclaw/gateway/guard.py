@@ -18,6 +18,7 @@ from openclaw.gateway.limits import BusyError, RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 
 OPEN_PATHS = frozenset({"/healthz"})
+FEEDBACK_PATH = "/v1/feedback"
 LIMITED_METHODS = frozenset({"POST", "DELETE"})
 """Requests for models and metrics do not count against a key's limits."""
 
@@ -76,7 +77,7 @@ class Guard:
             if scope["path"] not in OPEN_PATHS:
                 record.key = self._keyring.check(headers)
                 if scope["method"] in LIMITED_METHODS:
-                    await self._limits.enter(record.key)
+                    await self._limits.enter(record.key, feedback=scope["path"] == FEEDBACK_PATH)
                     limited = True
         except ApiError as error:
             if isinstance(error, RateLimitError):

@@ -7,6 +7,7 @@ bodies over the limit are not read. Stateless.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 
 from fastapi import FastAPI, Request, Response
@@ -16,7 +17,9 @@ from openclaw.gateway.access_log import key_name
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import json_response, read_body
 from openclaw.gateway.errors import ApiError
-from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
+
+logger = logging.getLogger(__name__)
 
 
 def add_session_routes(app: FastAPI, service: ChatService) -> None:
@@ -37,6 +40,14 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
         except UnknownRecordError as error:
             raise ApiError(
                 404, f"there is no session {session_id!r}", code="session_not_found", param="session_id"
+            ) from error
+        except LedgerFullError as error:
+            logger.error("a session could not be deleted: %s", error)
+            raise ApiError(
+                507,
+                "the server's disk is full, so the session is not deleted; ask its operator to free some space, "
+                "then send the request again",
+                code="disk_full",
             ) from error
         erased = await service.sessions.erase()
         return json_response({"id": session_id, "object": "session", "deleted": True, **asdict(gone), "erased": erased})

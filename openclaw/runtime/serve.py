@@ -86,6 +86,7 @@ async def serve(config: RuntimeConfig) -> None:
     registry = CollectorRegistry()
     renderer = Renderer(tokenizer)
     ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry))
+    ledger.reserve()
     try:
         judge = build_judge_loop(config, ledger, renderer.render, registry) if config.method else None
         service = build_service(

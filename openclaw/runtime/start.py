@@ -116,7 +116,6 @@ def supervise(
     """
     config = RuntimeConfig.from_env(environment)
     ready = health_check(config)
-    log_path.parent.mkdir(parents=True, exist_ok=True)
     port = free_port(config.host, config.port, port_patience)
     own = {**environment, **PORT_ALIASES, "PORT": str(port)}
     url = f"{config.scheme}://{reachable_host(config.host)}:{port}"

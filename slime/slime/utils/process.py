@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from slime.utils.private_files import private, private_folder
+
 logger = logging.getLogger(__name__)
 
 LIFELINE_VARIABLE = "SLIME_LIFELINE_FD"
@@ -106,8 +108,8 @@ def spawn(
     log = None
     try:
         if log_path is not None:
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            log = log_path.open("ab")
+            private_folder(log_path.parent)
+            log = private(str(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         popen = subprocess.Popen(
             [str(part) for part in command],
             env=environment,
@@ -123,7 +125,7 @@ def spawn(
     finally:
         os.close(read_end)
         if log is not None:
-            log.close()
+            os.close(log)
     return ChildProcess(popen, write_end, name or Path(str(command[0])).name, log_path)
 
 

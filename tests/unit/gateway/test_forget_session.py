@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from openclaw.gateway import app
+from openclaw.ledger.exceptions import LedgerFullError
 from openclaw.ledger.redact import Redactor
 from tests.unit.gateway.conftest import Stack, Starter
 
@@ -50,6 +51,18 @@ async def test_forgotten_session_is_gone_from_memory_and_disk(stack: Stack) -> N
         ("other", 0, None),
         ("me", 0, None),
     ]
+
+
+async def test_a_full_disk_says_what_to_do(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise LedgerFullError("the disk is full")
+
+    stack.say("one")
+    await ask(stack, USER)
+    monkeypatch.setattr(stack.ledger, "forget_session", full)
+    response = await delete(stack, "me")
+    assert (response.status_code, response.json()["error"]["code"]) == (507, "disk_full")
+    assert "free some space" in response.json()["error"]["message"]
 
 
 async def test_forgotten_words_leave_the_prompt_cache(stack: Stack) -> None:
