@@ -117,10 +117,10 @@ class Splicer:
         Only a sampled control token counts as one. So the template sees thought, content and calls apart, even if the
         client got them as one text.
         """
-        parts = self._parts(reply)
         content = message.get("content") or ""
-        if not self._controls.spelled(content) or not any(control for control, _ in parts):
+        if not self._controls.spelled(content) or self._controls.texts.keys().isdisjoint(reply.ids):
             return message
+        parts = self._parts(reply)
         thought, tools = served.form.thought, served.form.tools
         inside = thought is not None and self._decode(reply.prompt_end).rstrip().endswith(thought.open)
         parser = ReplyParser(
