@@ -39,6 +39,22 @@ TOP_LOGPROBS = Bound("top_logprobs", 20, "tokens", "top_logprobs of a request")
 FEEDBACK_CHARACTERS = Bound("feedback_characters", 16384, "characters", "text of one feedback")
 SESSION_ID = Bound("session_id", 256, "characters", "a session id")
 
+# Of a chat completion: what the tokenizer, the engine and the ledger get to see.
+PROMPT_CHARACTERS = Bound("prompt_characters", 16, "characters", "of prompt text, for each token of the context")
+MESSAGES = Bound("messages", 4096, "messages", "messages of a request")
+MESSAGE_ITEMS = Bound("message_items", 8192, "items", "content parts and tool calls of all messages")
+TOOLS = Bound("tools", 512, "tools", "tools of a request")
+TEMPLATE_KEYWORDS = Bound("template_keywords", 8192, "characters", "chat_template_kwargs as JSON")
+TEMPLATE_DEPTH = Bound("template_depth", 8, "levels", "nesting of chat_template_kwargs")
+STOP_CHARACTERS = Bound("stop_characters", 2048, "characters", "all stop strings together")
+BIASED_TOKENS = Bound("biased_tokens", 1024, "ids", "entries of logit_bias")
+GRAMMAR_CHARACTERS = Bound("grammar_characters", 32768, "characters", "all schemas that a reply must follow, as JSON")
+GRAMMAR_SIZE = Bound("grammar_size", 4096, "rules", "estimated size of the grammar of all those schemas")
+LARGE_BODY = Bound(
+    "large_body", 1 << 18, "bytes", "a body that the runtime reads by itself; a worker process reads larger"
+)
+LARGE_BODIES = Bound("large_bodies", 1 << 28, "bytes", "bodies that wait for the worker process")
+
 FIXED: tuple[Bound, ...] = (
     JSON_DEPTH,
     STOP_STRINGS,
@@ -47,6 +63,18 @@ FIXED: tuple[Bound, ...] = (
     TOP_LOGPROBS,
     FEEDBACK_CHARACTERS,
     SESSION_ID,
+    PROMPT_CHARACTERS,
+    MESSAGES,
+    MESSAGE_ITEMS,
+    TOOLS,
+    TEMPLATE_KEYWORDS,
+    TEMPLATE_DEPTH,
+    STOP_CHARACTERS,
+    BIASED_TOKENS,
+    GRAMMAR_CHARACTERS,
+    GRAMMAR_SIZE,
+    LARGE_BODY,
+    LARGE_BODIES,
 )
 
 ADJUSTABLE: tuple[tuple[str, str, str], ...] = (

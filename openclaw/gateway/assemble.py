@@ -66,6 +66,7 @@ def build_service(
             config.policy_url or "",
             wait_seconds=config.engine_wait_seconds,
             on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
+            on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
         ),
         sessions=Sessions(
             ledger,

@@ -22,6 +22,7 @@ from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.grammar import reply_grammar
+from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.outcomes import OutcomeDesk
@@ -65,6 +66,7 @@ class ChatService:
         self.metrics = metrics
         self.clock = clock
         self.replies = Replies(engine, sessions, metrics, clock)
+        self.large_bodies = LargeBodies(config.context_length)
         self._model_name = config.model_name
         self._renderer = renderer
         self._vocabulary = vocabulary
@@ -75,7 +77,7 @@ class ChatService:
 
         Args:
             request: the result of `parse_request`.
-            raw: the request's JSON.
+            raw: the request's JSON, as `parse_request` returns it.
             headers: of the HTTP request.
         """
 
@@ -152,6 +154,7 @@ class ChatService:
     async def close(self) -> None:
         """Finish the work of disconnected clients, then release the engine and the ledger's thread."""
         await self.replies.drain(CLOSE_SECONDS)
+        await self.large_bodies.close()
         await self.engine.close()
         await self.sessions.close()
         self._renderer.close()

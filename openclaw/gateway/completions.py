@@ -13,7 +13,8 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from openclaw.gateway.access_log import note_reply
+from openclaw.config.bounds import LARGE_BODY
+from openclaw.gateway.access_log import SCOPE_NAME, note_reply
 from openclaw.gateway.admission import Admission
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import COMMENT, Connected, json_response, read_body
@@ -63,9 +64,13 @@ class ChatCompletions:
 async def _chat(service: ChatService, admission: Admission, request: Request, until_sent: AsyncExitStack) -> Response:
     """Return the response; a streamed reply lives until ``until_sent`` exits."""
     body = await read_body(request, service.config.max_body_bytes)
+    if len(body) > LARGE_BODY.most:
+        body = await service.large_bodies.slim(body)
     await admission.enter()
-    chat_request, raw = parse_request(body)
+    chat_request, raw = parse_request(body, service.config.context_length)
+    del body
     reply = service.reply(chat_request, raw, request.headers)
+    reply.client = record.key if (record := request.scope.get(SCOPE_NAME)) else "-"
     if chat_request.stream:
         return await _stream(service, request, await until_sent.enter_async_context(reply))
     async with reply:

@@ -8,7 +8,6 @@ call `Renderer.render`, for example for the teacher's hinted prompts.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from jinja2 import TemplateError
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.segments import SegmentEncoder
 from openclaw.ledger.records import Message
-from openclaw.messages.text import content_text
+from openclaw.messages.text import content_text, read_arguments
 
 TAIL_TOKENS = 16
 SHORT_CHARACTERS = 8192
@@ -64,7 +63,7 @@ class Renderer:
                     **(chat_template_kwargs or {}),
                 )
                 return self._segments.encode(text)
-            except (TemplateError, TypeError, KeyError) as error:
+            except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
                 raise RenderError(f"the chat template refuses the messages: {error}") from error
 
     def forget(self) -> None:
@@ -126,9 +125,6 @@ def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            # The model wrote invalid JSON; let the template show the raw text.
-            function["arguments"] = arguments
+        # The model may have written invalid JSON; the template then shows the raw text.
+        function["arguments"] = read_arguments(arguments) if arguments.strip() else {}
     return {**call, "function": function}

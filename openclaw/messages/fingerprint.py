@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
-from openclaw.messages.text import content_text
+from openclaw.messages.text import content_text, read_arguments
 
 Message = dict[str, Any]
 DIGEST_BYTES = 16
@@ -147,9 +147,4 @@ def routing_key(messages: Sequence[Any]) -> str:
 
 
 def _arguments(arguments: object) -> object:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
+    return read_arguments(arguments) if isinstance(arguments, str) else arguments

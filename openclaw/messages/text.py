@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 Message = dict[str, Any]
+DEEPEST_ARGUMENTS = 100
 
 
 def content_text(content: object) -> str:
@@ -22,6 +23,24 @@ def content_text(content: object) -> str:
     if isinstance(content, list):
         return "".join(part["text"] if part.get("type", "text") == "text" else f"[{part['type']}]" for part in content)
     raise ValueError(f"message content must be a string, a list of parts or null, got {type(content).__name__}")
+
+
+def depth(value: Any) -> int:
+    """Return the nesting depth of a JSON value, without recursion."""
+    levels, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        levels += 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return levels
+
+
+def read_arguments(text: str) -> Any:
+    """Return the value of a tool call's arguments; text that is no JSON, or nests too deep to render, stays text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if depth(value) > DEEPEST_ARGUMENTS else value
 
 
 def tool_call_text(call: dict[str, Any]) -> str:
