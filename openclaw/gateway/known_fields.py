@@ -18,7 +18,7 @@ from openclaw.config.bounds import MESSAGE_ITEMS, MESSAGES, PROMPT_CHARACTERS, T
 from openclaw.gateway.errors import bad_request
 
 MESSAGE_FIELDS = frozenset({"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id", "id"})
-"""``id`` is the one that this server gave a reply; no template reads it."""
+"""``id`` is the one that this server gave a reply; no template reads it, and one that is no text is dropped."""
 PART_FIELDS = frozenset({"type", "text"})
 CALL_FIELDS = frozenset({"id", "type", "function"})
 CALLED_FIELDS = frozenset({"name", "arguments"})
@@ -103,6 +103,8 @@ def _known_message(message: object) -> object:
     kept = _kept(message, MESSAGE_FIELDS)
     if not isinstance(kept, dict):
         return kept
+    if "id" in kept and not isinstance(kept["id"], str):
+        kept = {name: value for name, value in kept.items() if name != "id"}
     changes: dict[str, Any] = {}
     if isinstance(content := kept.get("content"), list):
         changes["content"] = [_kept(part, PART_FIELDS) for part in content]

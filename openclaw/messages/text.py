@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 Message = dict[str, Any]
 DEEPEST_ARGUMENTS = 100
+HALF_CHARACTER = "\\ud"
+"""Begins the escape of a surrogate; one without its other half is no text that can be tokenised."""
 
 
 def content_text(content: object) -> str:
@@ -35,9 +37,11 @@ def depth(value: Any) -> int:
 
 
 def read_arguments(text: str) -> Any:
-    """Return the value of a tool call's arguments; text that is no JSON, or nests too deep to render, stays text."""
+    """Return the value of a tool call's arguments; text that is no JSON, or cannot be rendered as such, stays text."""
     try:
         value = json.loads(text)
+        if HALF_CHARACTER in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return text
     return text if depth(value) > DEEPEST_ARGUMENTS else value
