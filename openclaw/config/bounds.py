@@ -51,7 +51,7 @@ BIASED_TOKENS = Bound("biased_tokens", 1024, "ids", "entries of logit_bias")
 GRAMMAR_CHARACTERS = Bound("grammar_characters", 32768, "characters", "all schemas that a reply must follow, as JSON")
 GRAMMAR_SIZE = Bound("grammar_size", 4096, "rules", "estimated size of the grammar of all those schemas")
 LARGE_BODY = Bound(
-    "large_body", 1 << 18, "bytes", "a body that the runtime reads by itself; a worker process reads larger"
+    "large_body", 1 << 17, "bytes", "a body that the runtime reads by itself; a worker process reads larger"
 )
 LARGE_BODIES = Bound("large_bodies", 1 << 28, "bytes", "bodies that wait for the worker process")
 

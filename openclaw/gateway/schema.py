@@ -30,7 +30,7 @@ from openclaw.config.bounds import (
 from openclaw.gateway.errors import ApiError, bad_request, unsupported
 from openclaw.gateway.grammar_size import check_grammar_size
 from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
-from openclaw.messages.text import depth
+from openclaw.messages.text import nesting
 
 IGNORED = frozenset(
     {
@@ -302,7 +302,7 @@ def parse_request(body: bytes, context_length: int | None = None) -> tuple[ChatR
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(raw, dict):
         raise bad_request("the body must be a JSON object with 'messages'", code="invalid_json")
-    if depth(raw) > JSON_DEPTH.most:
+    if nesting(body, JSON_DEPTH.most) > JSON_DEPTH.most:
         raise bad_request(
             f"the body nests deeper than {JSON_DEPTH.most} levels; send flatter JSON",
             code="invalid_json",
@@ -386,14 +386,14 @@ def _check_meaning(request: ChatRequest) -> None:
 
 def _check_template_keywords(request: ChatRequest) -> None:
     """Refuse keywords for the chat template that are too large to render and store."""
-    keywords = request.template_kwargs
-    if len(orjson.dumps(keywords)) > TEMPLATE_KEYWORDS.most:
+    keywords = orjson.dumps(request.template_kwargs)
+    if len(keywords) > TEMPLATE_KEYWORDS.most:
         raise bad_request(
             f"chat_template_kwargs: send at most {TEMPLATE_KEYWORDS.most} characters of JSON",
             param="chat_template_kwargs",
             bound=TEMPLATE_KEYWORDS,
         )
-    if depth(keywords) > TEMPLATE_DEPTH.most:
+    if nesting(keywords, TEMPLATE_DEPTH.most) > TEMPLATE_DEPTH.most:
         raise bad_request(
             f"chat_template_kwargs nests deeper than {TEMPLATE_DEPTH.most} levels; send flatter values",
             param="chat_template_kwargs",

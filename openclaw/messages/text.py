@@ -7,11 +7,15 @@ next state are one text, in order. Nothing here is ever tokenised for training.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 Message = dict[str, Any]
 DEEPEST_ARGUMENTS = 100
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+SQUARE = bytes.maketrans(b"{}", b"[]")
+NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 HALF_CHARACTER = "\\ud"
 """Begins the escape of a surrogate; one without its other half is no text that can be tokenised."""
 
@@ -27,12 +31,13 @@ def content_text(content: object) -> str:
     raise ValueError(f"message content must be a string, a list of parts or null, got {type(content).__name__}")
 
 
-def depth(value: Any) -> int:
-    """Return the nesting depth of a JSON value, without recursion."""
-    levels, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
+def nesting(text: bytes, most: int) -> int:
+    """Return how deep valid JSON nests, or ``most + 1`` if it nests deeper; without a visit of each value."""
+    brackets = STRING.sub(b"", text).translate(SQUARE, NO_BRACKETS)
+    levels = 0
+    while brackets and levels <= most:
+        brackets = brackets.replace(b"[]", b"")
         levels += 1
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
     return levels
 
 
@@ -44,7 +49,8 @@ def read_arguments(text: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return text
-    return text if depth(value) > DEEPEST_ARGUMENTS else value
+    deepest = nesting(text.encode("utf-8", "surrogatepass"), DEEPEST_ARGUMENTS)
+    return text if deepest > DEEPEST_ARGUMENTS else value
 
 
 def tool_call_text(call: dict[str, Any]) -> str:

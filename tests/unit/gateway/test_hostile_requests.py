@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from openclaw.config.bounds import (
     LARGE_BODY,
@@ -21,7 +23,7 @@ from openclaw.config.bounds import (
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import parse_request
 from openclaw.messages.fingerprint import read_history
-from openclaw.messages.text import DEEPEST_ARGUMENTS, read_arguments
+from openclaw.messages.text import DEEPEST_ARGUMENTS, nesting, read_arguments
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, Stack
 
 USER: Any = {"role": "user", "content": "Hello?"}
@@ -67,6 +69,23 @@ def test_arguments_that_nest_too_deep_stay_text() -> None:
     assert read_arguments(deep[1:-1]) != deep[1:-1]
     assert read_arguments('{"a": ' + json.dumps("[" * 500) + "}") == {"a": "[" * 500}
     read_history(calling("[" * 1_000_000))
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='[]{}"\\a\nü', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet='[{"', max_size=3), inner, max_size=3),
+)
+
+
+def depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+@given(JSON, st.integers(0, 4))
+def test_nesting_is_counted_outside_of_strings(value: Any, most: int) -> None:
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        assert nesting(text.encode(), most) == min(depth(value), most + 1)
 
 
 async def test_unknown_fields_of_messages_are_not_kept(http: httpx.AsyncClient, stack: Stack) -> None:
