@@ -49,17 +49,19 @@ def build_service(
     config.require("policy_url")
     metrics = GatewayMetrics(registry)
     form = reply_format(config, getattr(tokenizer, "chat_template", None) or "")
-    own_renderer = renderer or Renderer(tokenizer)
+    own_renderer, large_renderer = renderer or Renderer(tokenizer), Renderer(tokenizer)
 
     def on_session_event(name: str) -> None:
         metrics.session_events.labels(event=name).inc()
         if name == "forgotten":
             own_renderer.forget()
+            large_renderer.forget()
 
     tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
     return ChatService(
         config,
         renderer=own_renderer,
+        large_renderer=large_renderer,
         vocabulary=Vocabulary(tokenizer, MARKERS | set(tags)),
         reply_format=form,
         engine=EngineClient(

@@ -22,6 +22,7 @@ from openclaw.gateway.detokenize import Vocabulary
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.grammar import reply_grammar
+from openclaw.gateway.known_fields import prompt_characters
 from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.metrics import GatewayMetrics
@@ -37,6 +38,8 @@ from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
 from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
+LARGE_PROMPT = 1 << 17
+"""Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
 
 
 class ChatService:
@@ -47,6 +50,7 @@ class ChatService:
         config: RuntimeConfig,
         *,
         renderer: Renderer,
+        large_renderer: Renderer,
         vocabulary: Vocabulary,
         reply_format: ReplyFormat,
         engine: EngineClient,
@@ -69,6 +73,7 @@ class ChatService:
         self.large_bodies = LargeBodies(config.context_length)
         self._model_name = config.model_name
         self._renderer = renderer
+        self._large_renderer = large_renderer
         self._vocabulary = vocabulary
         self._format = reply_format
 
@@ -158,13 +163,16 @@ class ChatService:
         await self.engine.close()
         await self.sessions.close()
         self._renderer.close()
+        self._large_renderer.close()
 
     async def _prompt(self, request: ChatRequest, raw: Mapping[str, Any]) -> Prompt:
         """Render a request and plan its sampling."""
         created_at = self.clock()
         tools = list(raw["tools"]) if request.offers_tools else None
+        large = prompt_characters(raw["messages"], tools or ()) > LARGE_PROMPT
+        renderer = self._large_renderer if large else self._renderer
         try:
-            ids, thought = await self._renderer.prepare(
+            ids, thought = await renderer.prepare(
                 raw["messages"], tools, request.template_kwargs, self._format.reasoning
             )
         except RenderError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -20,11 +22,12 @@ from openclaw.config.bounds import (
     TOOLS,
     Bound,
 )
+from openclaw.gateway.chat import LARGE_PROMPT
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import parse_request
 from openclaw.messages.fingerprint import read_history
 from openclaw.messages.text import DEEPEST_ARGUMENTS, nesting, read_arguments
-from tests.unit.gateway.conftest import CONTEXT_LENGTH, Stack
+from tests.unit.gateway.conftest import CONTEXT_LENGTH, PATIENCE, Stack, Starter
 
 USER: Any = {"role": "user", "content": "Hello?"}
 PATH = "/v1/chat/completions"
@@ -149,6 +152,28 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert stack.metric("openclaw_limit_hits_total", limit=PROMPT_CHARACTERS.name) == 1
+
+
+async def test_a_large_prompt_is_tokenised_beside_the_others(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = await start(context_length=16 * CONTEXT_LENGTH)
+    stack.say("one")
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> list[int]:
+        began.set()
+        may_end.wait(PATIENCE)
+        return [1]
+
+    monkeypatch.setattr(stack.service._large_renderer, "render", slow)
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False, timeout=PATIENCE) as http:
+        large = {"messages": [{"role": "user", "content": "x" * (LARGE_PROMPT + 1)}], "tools": [TOOL]}
+        sent = asyncio.create_task(http.post(PATH, json=large))
+        await asyncio.to_thread(began.wait, PATIENCE)
+        assert (await http.post(PATH, json={"messages": [USER], "tools": [TOOL]})).status_code == 200
+        assert not sent.done()
+        stack.say("two")
+        may_end.set()
+        assert (await sent).status_code == 200
 
 
 def nested(levels: int) -> Any:
