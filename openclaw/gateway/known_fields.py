@@ -9,7 +9,7 @@ A field is here because a chat template or the ledger reads it. Add the fields t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import orjson
@@ -92,7 +92,7 @@ def _objects(values: Sequence[object]) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)]
 
 
-def _kept(value: object, fields: Collection[str]) -> Any:
+def _kept(value: object, fields: Set[str]) -> Any:
     """Return an object with ``fields`` only; any other value as it is."""
     if not isinstance(value, dict):
         return value
@@ -113,7 +113,7 @@ def _known_message(message: object) -> object:
     return {**kept, **changes} if changes else kept
 
 
-def _with_function(value: object, fields: Collection[str], function_fields: Collection[str]) -> object:
+def _with_function(value: object, fields: Set[str], function_fields: Set[str]) -> object:
     kept = _kept(value, fields)
     if isinstance(kept, dict) and isinstance(function := kept.get("function"), dict):
         return {**kept, "function": _kept(function, function_fields)}

@@ -9,7 +9,7 @@ ends with this process. It runs this module as a program, with pipes: a process 
 would outlive it. `LargeBodies` owns the worker; used from one event loop.
 
 Wire format, both ways: 8 bytes of length, then the contents. To the worker: the context length in 8 bytes, then the body.
-Back: one byte (`GROWN` if the worker now ends), then ``{"slim": ...}`` or ``{"refused": {...}}`` as JSON.
+Back: one byte (`GROWN` if the worker now ends), one byte (`SLIM` or `REFUSED`), then the short body or the error's fields.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 LENGTH_BYTES = 8
 STAYS, GROWN = b"\0", b"\1"
+SLIM, REFUSED = b"\0", b"\1"
 MOST_RESIDENT_KB = 256 << 10
 MOST_MEMORY_BYTES = 8 << 30
 PIECE_BYTES = 1 << 20
@@ -78,11 +79,11 @@ class LargeBodies:
         finally:
             self._waiting_bytes -= len(body)
             give_back_memory()
-        if "refused" in answer:
-            raise ApiError(**answer["refused"])
-        return orjson.dumps(answer["slim"])
+        if answer[:1] == REFUSED:
+            raise ApiError(**orjson.loads(answer[1:]))
+        return answer[1:]
 
-    async def _ask(self, body: bytes) -> dict[str, dict[str, object]] | None:
+    async def _ask(self, body: bytes) -> bytes | None:
         """Return the worker's answer, or None if it died."""
         worker = self._worker
         if worker is None or worker.returncode is not None:
@@ -100,7 +101,7 @@ class LargeBodies:
             length = int.from_bytes(await stdout.readexactly(LENGTH_BYTES), "big")
             answer = await stdout.readexactly(length)
             whole = answer[:1] == STAYS
-            return orjson.loads(answer[1:])
+            return answer[1:]
         except (OSError, asyncio.IncompleteReadError) as error:
             logger.warning("the process that reads large bodies ended: %s", type(error).__name__)
             return None
@@ -170,9 +171,9 @@ def _answer(source: BinaryIO, length: int) -> bytes:
         request, values = parse_request(body, context_length)
     except ApiError as error:
         told = {name: getattr(error, name) for name in ("status", "message", "code", "param", "kind", "limit")}
-        return orjson.dumps({"refused": told})
+        return REFUSED + orjson.dumps(told)
     known = request.model_dump(by_alias=True, exclude_unset=True, exclude={"messages", "tools"})
-    return orjson.dumps({"slim": known | {name: values[name] for name in ("messages", "tools") if name in values}})
+    return SLIM + orjson.dumps(known | {name: values[name] for name in ("messages", "tools") if name in values})
 
 
 if __name__ == "__main__":
