@@ -53,6 +53,7 @@ GRAMMAR_SIZE = Bound("grammar_size", 4096, "rules", "estimated size of the gramm
 LARGE_BODY = Bound(
     "large_body", 1 << 17, "bytes", "a body that the runtime reads by itself; a worker process reads larger"
 )
+FEEDBACK_BODY = Bound("feedback_body", 1 << 18, "bytes", "the body of one feedback")
 LARGE_BODIES = Bound("large_bodies", 1 << 28, "bytes", "bodies that wait for the worker process")
 
 FIXED: tuple[Bound, ...] = (
@@ -74,6 +75,7 @@ FIXED: tuple[Bound, ...] = (
     GRAMMAR_CHARACTERS,
     GRAMMAR_SIZE,
     LARGE_BODY,
+    FEEDBACK_BODY,
     LARGE_BODIES,
 )
 

@@ -162,7 +162,9 @@ class EngineClient:
                     self._deaths.note(name, progress.suspicion, heard=heard_tokens)
                 failed = isinstance(error, EngineReportedError) and error.status == 500
                 progress.failures = progress.failures + 1 if failed and not heard_tokens else int(failed)
-                if progress.failures >= MOST_FAILURES:
+                if progress.failures >= MOST_FAILURES or (
+                    failed and progress.ids and GRAMMAR_PARAMETER in sampling_params
+                ):
                     raise EngineRejectedError(f"{progress.failures} times: {error}") from error
                 if progress.ids and GRAMMAR_PARAMETER in sampling_params:
                     raise EngineAwayError(

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from openclaw.config.bounds import FEEDBACK_BODY
 from openclaw.gateway.access_log import key_name
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import json_response, read_body
@@ -44,7 +45,7 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
         """Record a person's feedback on a reply."""
-        body = await read_body(request, service.config.max_body_bytes)
+        body = await read_body(request, min(service.config.max_body_bytes, FEEDBACK_BODY.most))
         return json_response(await service.feedback.take(body, key_name(request.scope)))
 
     @app.get("/v1/turns/{response_id:path}")

@@ -53,6 +53,7 @@ class MockEngine:
         self.fail_with: list[int] = []
         self.events_first: list[dict[str, Any]] = []
         self.break_after: int | None = None
+        self.event_after_first: dict[str, Any] | None = None
         self.dies_of: Callable[[dict[str, Any]], bool] = lambda payload: False
         self.deaths = 0
         self.open = asyncio.Event()
@@ -150,6 +151,9 @@ class MockEngine:
                 last = end == len(reply)
                 top = payload.get("top_logprobs_num", 0)
                 yield self._event(reply, start, end, spans if last else None, finish if last else None, top)
+                if self.event_after_first is not None:
+                    yield f"data: {json.dumps(self.event_after_first)}\n\ndata: [DONE]\n\n"
+                    return
                 if self.break_after is not None and end >= self.break_after and not last:
                     self.break_after = None
                     return

@@ -12,7 +12,7 @@ import pytest
 
 import openclaw.engine.client as engine_client
 from openclaw.engine import deaths
-from openclaw.engine.client import EngineClient
+from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient
 from openclaw.exceptions import EngineAwayError, EngineDiedError, EngineRejectedError
 from tests.helpers.mock_engine import MockEngine, mock_engine
 from tests.unit.gateway.conftest import PATIENCE, Stack
@@ -121,6 +121,17 @@ async def test_a_500_of_a_living_engine_is_a_refusal_soon(reported: bool) -> Non
             await ask(client, "rid")
         await client.close()
     assert len(engine.requests) == engine_client.MOST_FAILURES
+
+
+async def test_a_grammar_that_fails_within_a_reply_is_a_refusal_at_once() -> None:
+    async with mock_engine(lambda prompt: REPLY) as engine:
+        engine.event_after_first = {"error": {"message": "Grammar accept_token failed", "code": 500}}
+        client = EngineClient(engine.url, wait_seconds=PATIENCE)
+        chunks = client.generate("rid", [1, 2, 3], {**SAMPLING, GRAMMAR_PARAMETER: "{}"})
+        assert (await anext(chunks)).ids == REPLY[:1]
+        with pytest.raises(EngineRejectedError, match="accept_token"):
+            await anext(chunks)
+        await client.close()
 
 
 async def test_a_few_500s_are_not_seen() -> None:

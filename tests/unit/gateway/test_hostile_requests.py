@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw.config.bounds import (
+    FEEDBACK_BODY,
     LARGE_BODY,
     MESSAGE_ITEMS,
     MESSAGES,
@@ -225,3 +226,39 @@ async def test_the_engine_never_sees_a_top_k_that_ends_it(http: httpx.AsyncClien
     assert "top_k" not in stack.engine.requests[0]["sampling_params"]
     assert (await http.post(PATH, json={"messages": [USER], "repetition_penalty": 1e-300})).status_code == 400
     assert len(stack.engine.requests) == 1
+
+
+def answering(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+
+
+def alternatives(width: int, depth: int) -> dict[str, Any]:
+    inner = alternatives(width, depth - 1) if depth else {"type": "string"}
+    return {"anyOf": [inner] * width} if depth else inner
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "word and " * 3_000_000}]}, "messages"),
+        ({"stop": ["x" * 1_000_000 + str(number) for number in range(16)]}, "stop"),
+        (answering(alternatives(4, 7)), "response_format"),
+        (answering({"$ref": "#"}), "response_format"),
+        (answering({"type": "string", "pattern": "^((a{0,1000}b){0,1000}c){0,1000}$"}), "response_format"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"logit_bias": {str(number): 1 for number in range(100_000)}}, "logit_bias"),
+    ],
+)
+async def test_what_harmed_others_is_a_400_and_never_reaches_the_engine(
+    http: httpx.AsyncClient, stack: Stack, change: dict[str, Any], param: str
+) -> None:
+    answer = await http.post(PATH, json={"messages": [USER], **change}, timeout=PATIENCE)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert stack.engine.requests == []
+    assert stack.turns() == []
+
+
+async def test_a_feedback_has_a_body_of_its_own_size(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/feedback", content=b'{"text": "' + b"x" * FEEDBACK_BODY.most + b'"}')
+    assert answer.status_code == 413
