@@ -27,7 +27,24 @@ class EngineRejectedError(EngineError):
 
 
 class EngineBrokeOffError(EngineError):
-    """The engine went away within a reply; the tokens sampled before were delivered."""
+    """The engine went away within a reply; the tokens sampled before were delivered.
+
+    ``while_working`` says whether it had accepted the request, and ended before the end of the reply.
+    """
+
+    while_working = False
+
+
+class EngineReportedError(EngineBrokeOffError):
+    """A living engine said that it failed, or stopped, the request; ``status`` is its code, or None."""
+
+    def __init__(self, message: str, status: int | None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class EngineDiedError(EngineError):
+    """The engine ended more than once while it worked on the request, which may be the cause."""
 
 
 class EngineProtocolError(EngineError):

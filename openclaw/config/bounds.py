@@ -55,6 +55,22 @@ UNREAD_SECONDS = Bound("unread_seconds", 60, "seconds", "during which a client r
 BODY_STALL_SECONDS = Bound("body_stall_seconds", 30, "seconds", "during which no byte of a body arrives")
 BODY_SECONDS = Bound("body_seconds", 60, "seconds", "for a whole body, plus one for each 16 KiB that arrived")
 BODY_MEMORY = Bound("body_memory", 268435456, "bytes", "all bodies that no handler has taken yet")
+# Of a chat completion: what the tokenizer, the engine and the ledger get to see.
+PROMPT_CHARACTERS = Bound("prompt_characters", 16, "characters", "of prompt text, for each token of the context")
+MESSAGES = Bound("messages", 4096, "messages", "messages of a request")
+MESSAGE_ITEMS = Bound("message_items", 8192, "items", "content parts and tool calls of all messages")
+TOOLS = Bound("tools", 512, "tools", "tools of a request")
+TEMPLATE_KEYWORDS = Bound("template_keywords", 8192, "characters", "chat_template_kwargs as JSON")
+TEMPLATE_DEPTH = Bound("template_depth", 8, "levels", "nesting of chat_template_kwargs")
+STOP_CHARACTERS = Bound("stop_characters", 2048, "characters", "all stop strings together")
+BIASED_TOKENS = Bound("biased_tokens", 1024, "ids", "entries of logit_bias")
+GRAMMAR_CHARACTERS = Bound("grammar_characters", 32768, "characters", "all schemas that a reply must follow, as JSON")
+GRAMMAR_SIZE = Bound("grammar_size", 4096, "rules", "estimated size of the grammar of all those schemas")
+LARGE_BODY = Bound(
+    "large_body", 1 << 17, "bytes", "a body that the runtime reads by itself; a worker process reads larger"
+)
+FEEDBACK_BODY = Bound("feedback_body", 1 << 18, "bytes", "the body of one feedback")
+LARGE_BODIES = Bound("large_bodies", 1 << 28, "bytes", "bodies that wait for the worker process")
 
 FIXED: tuple[Bound, ...] = (
     JSON_DEPTH,
@@ -76,6 +92,19 @@ FIXED: tuple[Bound, ...] = (
     BODY_STALL_SECONDS,
     BODY_SECONDS,
     BODY_MEMORY,
+    PROMPT_CHARACTERS,
+    MESSAGES,
+    MESSAGE_ITEMS,
+    TOOLS,
+    TEMPLATE_KEYWORDS,
+    TEMPLATE_DEPTH,
+    STOP_CHARACTERS,
+    BIASED_TOKENS,
+    GRAMMAR_CHARACTERS,
+    GRAMMAR_SIZE,
+    LARGE_BODY,
+    FEEDBACK_BODY,
+    LARGE_BODIES,
 )
 
 ADJUSTABLE: tuple[tuple[str, str, str], ...] = (

@@ -7,6 +7,9 @@ reader sees one reply. Leaving the stream early aborts the generation. Owns the 
 
 Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``. Events that arrive together are
 yielded together.
+
+A request is not sent again and again to engines that die or fail under it: see `openclaw.engine.deaths`. An engine that
+lives and answers `MOST_FAILURES` times in a row with 500 refuses the request.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from typing import Any
 import orjson
 
 from openclaw.engine.connection import Answer, Connections
+from openclaw.engine.deaths import Deaths, Suspicion
 from openclaw.exceptions import (
     EngineAwayError,
     EngineBrokeOffError,
     EngineError,
     EngineProtocolError,
     EngineRejectedError,
+    EngineReportedError,
 )
 from openclaw.ledger.records import VersionSpan
 
@@ -39,6 +44,8 @@ ABORT_SECONDS = 5.0
 GRAMMAR_PARAMETER = "structural_tag"
 MIN_NEW_TOKENS = "min_new_tokens"
 AWAY_STATUS = (429, 500, 502, 503, 504)
+MOST_FAILURES = 6
+"""Over about 1.5 s, longer than an engine that ends still answers."""
 
 
 @dataclass(slots=True)
@@ -70,7 +77,9 @@ class _Progress:
 
     ids: list[int] = field(default_factory=list)
     attempts: int = 0
+    failures: int = 0
     away_since: float | None = None
+    suspicion: Suspicion = field(default_factory=Suspicion)
 
 
 class EngineClient:
@@ -82,6 +91,7 @@ class EngineClient:
         *,
         wait_seconds: float,
         on_retry: Callable[[str], None] = lambda kind: None,
+        on_death: Callable[[str], None] = lambda outcome: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a client of ``url``.
@@ -90,6 +100,7 @@ class EngineClient:
             url: ``http://HOST:PORT``.
             wait_seconds: how long a request waits for an engine that is away.
             on_retry: called with ``away`` or ``resumed`` whenever a request is sent again.
+            on_death: called with ``resent`` or ``refused`` for each request under which an engine ended.
             clock: monotonic seconds.
         """
         self.url = url.rstrip("/")
@@ -99,6 +110,7 @@ class EngineClient:
         self._last_version = "default"
         self._aborts: set[asyncio.Task[None]] = set()
         self._connections = Connections(self.url)
+        self._deaths = Deaths(self.url, on_death)
 
     async def close(self) -> None:
         """Finish the pending aborts, then close the connections."""
@@ -113,6 +125,7 @@ class EngineClient:
         sampling_params: Mapping[str, Any],
         top_logprobs: int = 0,
         routing_key: str | None = None,
+        client: str = "-",
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the reply to ``input_ids``; the last chunk has ``finish``. Close the iterator to abort.
 
@@ -122,11 +135,13 @@ class EngineClient:
             sampling_params: as `/generate` takes them; needs ``max_new_tokens``.
             top_logprobs: number of most likely tokens reported per position.
             routing_key: names the conversation for a router; see `Connections.post`.
+            client: whose request it is, for the log of an engine's end.
 
         Raises:
             EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar,
                 which the next engine would start from the beginning.
             EngineRejectedError: the engine refused the request.
+            EngineDiedError: engines ended while they worked on it, see `openclaw.engine.deaths`.
             EngineProtocolError: the engine broke its format.
         """
         progress = _Progress()
@@ -135,17 +150,28 @@ class EngineClient:
             before = len(progress.ids)
             try:
                 attempt = self._attempt(rid, input_ids, sampling_params, progress, top_logprobs, routing_key)
-                async with aclosing(attempt) as chunks:
+                async with self._deaths.turn(progress.suspicion) as heard, aclosing(attempt) as chunks:
                     async for chunk in chunks:
+                        heard()
                         yield chunk
                 return
             except EngineBrokeOffError as error:
+                heard_tokens = len(progress.ids) > before
+                if error.while_working:
+                    name = f"{rid} (key {client}, conversation {routing_key})"
+                    self._deaths.note(name, progress.suspicion, heard=heard_tokens)
+                failed = isinstance(error, EngineReportedError) and error.status == 500
+                progress.failures = progress.failures + 1 if failed and not heard_tokens else int(failed)
+                if progress.failures >= MOST_FAILURES or (
+                    failed and progress.ids and GRAMMAR_PARAMETER in sampling_params
+                ):
+                    raise EngineRejectedError(f"{progress.failures} times: {error}") from error
                 if progress.ids and GRAMMAR_PARAMETER in sampling_params:
                     raise EngineAwayError(
                         f"{self.url} went away within a reply that follows a grammar: {error}"
                     ) from error
                 now = self._clock()
-                if progress.away_since is None or len(progress.ids) > before:
+                if progress.away_since is None or heard_tokens:
                     progress.away_since, pause = now, FIRST_PAUSE_SECONDS
                 if now - progress.away_since + pause > self._wait_seconds:
                     raise EngineAwayError(f"no answer for {self._wait_seconds:g} s from {self.url}: {error}") from error
@@ -194,6 +220,9 @@ class EngineClient:
                         if not running:
                             return
             raise EngineBrokeOffError("the stream ended before the reply was complete")
+        except EngineBrokeOffError as error:
+            error.while_working = running and not isinstance(error, EngineReportedError)
+            raise
         finally:
             if running:
                 self._abort(name)
@@ -206,7 +235,7 @@ class EngineClient:
             body += part
         words = f"{self.url} answered {answer.status}: {body.decode(errors='replace')[:500]}"
         if answer.status in AWAY_STATUS:
-            raise EngineBrokeOffError(words)
+            raise EngineReportedError(words, answer.status)
         raise EngineRejectedError(words)
 
     def _abort(self, name: str) -> None:
@@ -329,7 +358,7 @@ def _raise_error(error: Any) -> None:
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, int) and 400 <= code < 500 and code not in AWAY_STATUS:
         raise EngineRejectedError(f"the engine reported {error.get('message')}")
-    raise EngineBrokeOffError(f"the engine reported {error}")
+    raise EngineReportedError(f"the engine reported {error}", code if isinstance(code, int) else None)
 
 
 def _raise_abort(finish: dict[str, Any]) -> None:
@@ -337,7 +366,7 @@ def _raise_abort(finish: dict[str, Any]) -> None:
     words = f"the engine aborted the request: {finish.get('message')}"
     if status is not None and 400 <= int(status) < 500:
         raise EngineRejectedError(words)
-    raise EngineBrokeOffError(words)
+    raise EngineReportedError(words, None if status is None else int(status))
 
 
 def _spans(versions: list[dict[str, Any]] | None, base: int) -> tuple[VersionSpan, ...]:

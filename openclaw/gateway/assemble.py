@@ -50,7 +50,7 @@ def build_service(
     config.require("policy_url")
     metrics = GatewayMetrics(registry)
     form = reply_format(config, getattr(tokenizer, "chat_template", None) or "")
-    own_renderer = renderer or Renderer(tokenizer)
+    own_renderer, large_renderer = renderer or Renderer(tokenizer), Renderer(tokenizer)
     served = ServedReplies(ledger, form)
 
     def on_session_event(name: str) -> None:
@@ -58,17 +58,20 @@ def build_service(
         if name == "forgotten":
             own_renderer.forget()
             served.forget()
+            large_renderer.forget()
 
     tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
     return ChatService(
         config,
         renderer=own_renderer,
+        large_renderer=large_renderer,
         vocabulary=Vocabulary(tokenizer, MARKERS | set(tags)),
         reply_format=form,
         engine=EngineClient(
             config.policy_url or "",
             wait_seconds=config.engine_wait_seconds,
             on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
+            on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
         ),
         sessions=Sessions(
             ledger,

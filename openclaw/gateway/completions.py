@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
+from openclaw.config.bounds import LARGE_BODY
 from openclaw.gateway.access_log import client_of, note_reply
 from openclaw.gateway.admission import Admission
 from openclaw.gateway.bodies import take_body
@@ -63,9 +64,15 @@ class ChatCompletions:
 
 async def _chat(service: ChatService, admission: Admission, request: Request, until_sent: AsyncExitStack) -> Response:
     """Return the response; a streamed reply lives until ``until_sent`` exits."""
+    body = take_body(request.scope)
+    if len(body) > LARGE_BODY.most:
+        body = await service.large_bodies.slim(body)
     await admission.enter()
-    chat_request, raw = parse_request(take_body(request.scope))
-    reply = service.reply(chat_request, raw, request.headers, client_of(request.scope).owner)
+    chat_request, raw = parse_request(body, service.config.context_length)
+    del body
+    client = client_of(request.scope)
+    reply = service.reply(chat_request, raw, request.headers, client.owner)
+    reply.client = client.name
     if chat_request.stream:
         return await _stream(service, request, await until_sent.enter_async_context(reply))
     async with reply:

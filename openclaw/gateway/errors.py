@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from openclaw.config.bounds import Bound
-from openclaw.exceptions import EngineAwayError, EngineError, EngineRejectedError, OpenClawError
+from openclaw.exceptions import EngineAwayError, EngineDiedError, EngineError, EngineRejectedError, OpenClawError
 from openclaw.ledger.exceptions import LedgerError, LedgerUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,12 @@ def defect() -> ApiError:
 
 
 def from_engine(error: EngineError) -> ApiError:
-    """Return the client's answer to an engine error."""
+    """Return the client's answer to an engine error.
+
+    A request under which engines died is a 400: SDKs send a 5xx again, and each time would cost another engine.
+    """
+    if isinstance(error, EngineDiedError):
+        return ApiError(400, f"{error}; change the request before you send it again", code="engine_died")
     if isinstance(error, EngineAwayError):
         return ApiError(503, "the engine is unavailable; send the request again", code="engine_unavailable")
     if isinstance(error, EngineRejectedError):

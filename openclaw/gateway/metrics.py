@@ -49,6 +49,12 @@ class GatewayMetrics:
             ["kind"],
             registry=registry,
         )
+        self.engine_deaths = Counter(
+            "openclaw_engine_deaths",
+            "Requests that lost their engine, by what became of them: resent, or refused as the likely cause",
+            ["outcome"],
+            registry=registry,
+        )
         self.malformed_tool_calls = Counter("openclaw_malformed_tool_calls", "Unreadable tool calls", registry=registry)
         self.mixed_versions = Counter(
             "openclaw_mixed_version_replies", "Replies sampled by more than one weight version", registry=registry

@@ -9,7 +9,6 @@ uses the tokenizer. Other parts of the runtime call `Renderer.render`, for examp
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.served import Served
 from openclaw.gateway.splice import Splicer
 from openclaw.ledger.records import Message
+from openclaw.messages.arguments import read_arguments
 from openclaw.messages.text import content_text
 from openclaw.rendering.controls import clean, unmarked
 from openclaw.rendering.prompts import TEMPLATE_ERRORS, Prompts
@@ -134,9 +134,6 @@ def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            # The model wrote invalid JSON; let the template show the raw text.
-            function["arguments"] = arguments
+        # The model may have written invalid JSON; the template then shows the raw text.
+        function["arguments"] = read_arguments(arguments) if arguments.strip() else {}
     return {**call, "function": function}

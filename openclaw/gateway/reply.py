@@ -74,7 +74,7 @@ class Opening:
 class Reply:
     """One reply as an async context manager: entering starts it, leaving early aborts it.
 
-    ``error`` is the error that ended it, or None. ``recorded`` says whether the whole reply is in the ledger. After the
+    ``client`` is the name of the key that asked, for logs. ``error`` is the error that ended it, or None. ``recorded`` says whether the whole reply is in the ledger. After the
     start, ``captures`` holds its choices and ``context`` its place in a session.
     """
 
@@ -85,6 +85,7 @@ class Reply:
         """Create a reply that has not started; ``prepare`` renders its prompt."""
         self.error: ApiError | None = None
         self.recorded = False
+        self.client = "-"
         self._replies = replies
         self._prepare = prepare
         self._first: Step | None = None
@@ -218,7 +219,8 @@ class Reply:
         name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
         top = prompt.request.top_logprobs or 0
         key = routing_key(prompt.messages)
-        async with aclosing(self._replies.engine.generate(name, prompt.ids, prompt.sampling, top, key)) as chunks:
+        generated = self._replies.engine.generate(name, prompt.ids, prompt.sampling, top, key, self.client)
+        async with aclosing(generated) as chunks:
             async for chunk in chunks:
                 yield capture.add(chunk)
                 if capture.finish_reason is not None:

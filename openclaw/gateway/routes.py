@@ -15,9 +15,10 @@ from dataclasses import asdict
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from openclaw.config.bounds import FEEDBACK_BODY
 from openclaw.gateway.access_log import client_of
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.bodies import take_body
+from openclaw.gateway.bodies import take_body, too_large
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.client_connection import json_response
 from openclaw.gateway.errors import ApiError
@@ -52,7 +53,10 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
         """Record a person's feedback on a reply."""
-        return json_response(await service.feedback.take(take_body(request.scope), client_of(request.scope)))
+        body = take_body(request.scope)
+        if len(body) > FEEDBACK_BODY.most:
+            raise too_large(FEEDBACK_BODY.most, FEEDBACK_BODY.name)
+        return json_response(await service.feedback.take(body, client_of(request.scope)))
 
     @app.get("/v1/turns/{response_id:path}")
     async def turn(response_id: str, request: Request) -> Response:

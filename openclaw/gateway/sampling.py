@@ -6,11 +6,30 @@ end them. Other turns are served, recorded, and excluded from training with a re
 The engine's log-probabilities are the policy's at the sampling temperature, before ``top_p``, ``top_k`` and ``min_p``
 cut the distribution, but after penalties, ``logit_bias`` and a grammar change it. In both cases the plain policy would
 draw the token with another probability. Pure functions of request, configuration and reply.
+
+What the engine takes (SGLang 0.5: `SamplingParams.verify` and its tensors), and what it gets from here:
+
+================== =============================== ==========================================================
+parameter          engine                          here
+================== =============================== ==========================================================
+temperature        float32, >= 0, < 1e-6 is greedy 0 or [1e-6, 2]
+top_p              float32, (0, 1]                 [1e-6, 1]: smaller ones are 0 in float32
+top_k              int32, -1 or >= 1               -1, or 1 up to the vocabulary; 0 and larger ones mean off
+min_p              float32, [0, 1]                 the same
+frequency/presence float32, [-2, 2], summed up     the same; at most 2 x context, finite
+repetition_penalty float32, (0, 2], divides logits [0.01, 2]
+logit_bias         float32 at ids < vocabulary     [-100, 100], ids < vocabulary, a bounded number
+stop_token_ids     int64, index of a tensor        ids < vocabulary, a bounded number
+min_new_tokens     int32, <= max_new_tokens        at most the reply's limit
+max_new_tokens     int                             1 up to the room in the context
+stop               up to 32, decoded at each step  up to 16, of a bounded number of characters together
+seed               not sent                        int64, needs greedy sampling
+================== =============================== ==========================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +59,9 @@ NEUTRAL: dict[str, Any] = {
     "logit_bias": {},
 }
 """Values that do not change the sampled distribution; a turn with another value is served, but not trained."""
+
+GREEDY_BELOW = 1e-6
+"""Temperatures that SGLang takes for 0; divided by them, logits overflow."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +101,26 @@ def plan_sampling(
         vocabulary: of the policy.
 
     Raises:
-        ApiError: 400 for a ``seed`` with random sampling, because the engine ignores seeds; for a stop token outside
-            the vocabulary, which would break the engine's batch; for ``min_tokens`` above the longest reply or together
-            with a grammar.
+        ApiError: 400 for a ``seed`` with random sampling, because the engine ignores seeds; for a stop token or bias
+            outside the vocabulary, which would break the engine's batch; for ``min_tokens`` above the longest reply or
+            together with a grammar.
     """
     temperature = config.temperature if request.temperature is None else request.temperature
+    temperature = 0.0 if temperature < GREEDY_BELOW else temperature
     top_p = config.top_p if request.top_p is None else request.top_p
     if request.seed is not None and temperature != 0 and request.top_k != 1:
         raise unsupported("seed", "sampling is not seeded; send 'temperature': 0 with it, or leave it out")
     asked = {name: getattr(request, name) for name in NEUTRAL} | {"top_p": top_p}
+    if request.top_k is not None and not 1 <= request.top_k < vocabulary.size:
+        asked["top_k"] = NEUTRAL["top_k"]
+    if request.logit_bias:
+        asked["logit_bias"] = {str(int(token)): value for token, value in request.logit_bias.items()}
+        _check_tokens("logit_bias", map(int, request.logit_bias), vocabulary)
     unusual = {name: value for name, value in asked.items() if value not in (None, NEUTRAL[name])}
     longest = min(request.requested_tokens or config.max_tokens, room)
     _check_min_tokens(request.min_tokens or 0, longest, grammar)
     stops = frozenset(request.stop_token_ids or ())
-    if unknown := [token for token in stops if token >= vocabulary.size]:
-        raise bad_request(
-            f"stop_token_ids: there is no token {min(unknown)}; the model has tokens 0 to {vocabulary.size - 1}",
-            param="stop_token_ids",
-        )
+    _check_tokens("stop_token_ids", stops, vocabulary)
     parameters: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,
@@ -118,6 +142,14 @@ def plan_sampling(
     }
     excluded = next((reason for reason, found in reasons.items() if found), None)
     return SamplingPlan(parameters, float(temperature), float(top_p), excluded, stops - vocabulary.ends)
+
+
+def _check_tokens(name: str, tokens: Iterable[int], vocabulary: Vocabulary) -> None:
+    """Refuse ids outside the vocabulary."""
+    if (largest := max(tokens, default=0)) >= vocabulary.size:
+        raise bad_request(
+            f"{name}: there is no token {largest}; the model has tokens 0 to {vocabulary.size - 1}", param=name
+        )
 
 
 def _check_min_tokens(wanted: int, longest: int, grammar: str | None) -> None:

@@ -1,12 +1,13 @@
 """The chat completion request: supported, ignored and refused parameters.
 
 Guarantees: a parameter either has its OpenAI meaning, or is in `IGNORED` because it cannot change a reply here, or the
-request is a 400 that names it. Null counts as not sent. For bad input `parse_request` raises only `ApiError`.
+request is a 400 that names it. Null counts as not sent. For bad input `parse_request` raises only `ApiError`. Every
+accepted number is within what the engine's tensors take; `openclaw.gateway.sampling` has the bounds that depend on the
+model.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
@@ -15,15 +16,22 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw.config.bounds import (
+    BIASED_TOKENS,
     CHOICES,
     JSON_DEPTH,
     NAME_CHARACTERS,
     SESSION_ID,
+    STOP_CHARACTERS,
     STOP_STRINGS,
     STOP_TOKENS,
+    TEMPLATE_DEPTH,
+    TEMPLATE_KEYWORDS,
     TOP_LOGPROBS,
 )
 from openclaw.gateway.errors import ApiError, bad_request, unsupported
+from openclaw.gateway.grammar_size import check_grammar_size
+from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
+from openclaw.messages.text import nesting
 
 IGNORED = frozenset(
     {
@@ -47,10 +55,12 @@ ADVICE = {
     "web_search_options": "there is no search",
 }
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
+SHOWN_CHARACTERS = 500
+"""Of a client's own words in an error message."""
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class Function(_Strict):
@@ -84,6 +94,7 @@ class ChatMessage(_Strict):
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    id: str | None = None
 
 
 class ToolFunction(_Strict):
@@ -105,7 +116,7 @@ class Tool(_Strict):
 class NamedFunction(_Strict):
     """The function of a tool choice."""
 
-    name: str
+    name: str = Field(max_length=256)
 
 
 class NamedTool(_Strict):
@@ -118,8 +129,7 @@ class NamedTool(_Strict):
 class JsonSchema(_Strict):
     """The schema that a reply must follow, ``strict`` or not."""
 
-    name: str
-    description: str | None = None
+    name: str = Field(max_length=256)
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -142,7 +152,7 @@ class ChatRequest(_Strict):
     """A chat completion request with every parameter that has a meaning here."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    model: str | None = None
+    model: str | None = Field(None, max_length=1024)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None
@@ -151,19 +161,19 @@ class ChatRequest(_Strict):
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=1e-6, le=1)
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=STOP_TOKENS.most)
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     skip_special_tokens: bool | None = None
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(None, ge=1, le=CHOICES.most)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS.most)
@@ -225,6 +235,17 @@ class ChatRequest(_Strict):
         return (stated.schema_ if stated else None) or {"type": "object"}
 
     @property
+    def enforced_schemas(self) -> list[tuple[str, dict[str, Any]]]:
+        """The JSON schemas that the engine may have to compile into a grammar, each with its request field."""
+        answer = self.response_schema
+        found = [] if answer is None else [("response_format", answer)]
+        tools = self.callable_tools
+        forced = answer is not None or self.must_call or self.parallel_tool_calls is False
+        if forced or any(tool.function.strict for tool in tools):
+            found += [("tools", tool.function.parameters or {}) for tool in tools]
+        return found
+
+    @property
     def requested_tokens(self) -> int | None:
         """The client's limit on the reply's tokens."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
@@ -266,8 +287,12 @@ def _advice(name: str) -> str:
     return f"did you mean {near[0]!r}? Otherwise leave it out" if near else "leave it out"
 
 
-def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
-    """Return the validated request and its raw JSON.
+def parse_request(body: bytes, context_length: int | None = None) -> tuple[ChatRequest, dict[str, Any]]:
+    """Return the validated request, and its JSON without what this server does not read.
+
+    Args:
+        body: the request's JSON.
+        context_length: tokens of the model's context, which bound the characters; None leaves those unbounded.
 
     Raises:
         ApiError: 400, naming the invalid parameter.
@@ -278,43 +303,40 @@ def parse_request(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
         raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(raw, dict):
         raise bad_request("the body must be a JSON object with 'messages'", code="invalid_json")
-    if _depth(raw) > JSON_DEPTH.most:
+    if nesting(body, JSON_DEPTH.most) > JSON_DEPTH.most:
         raise bad_request(
             f"the body nests deeper than {JSON_DEPTH.most} levels; send flatter JSON",
             code="invalid_json",
             bound=JSON_DEPTH,
         )
-    values = {name: value for name, value in raw.items() if value is not None}
-    for name in values.keys() - ChatRequest.model_fields.keys() - IGNORED:
-        raise unsupported(name, ADVICE.get(name) or _advice(name))
+    values = {name: value for name, value in raw.items() if value is not None and name not in IGNORED}
+    for name in values.keys() - ChatRequest.model_fields.keys():
+        shown = name[:SHOWN_CHARACTERS]
+        raise unsupported(shown, ADVICE.get(shown) or _advice(shown))
+    for name, known in (("messages", known_messages), ("tools", known_tools)):
+        if name in values:
+            values[name] = known(values[name])
     try:
         request = ChatRequest.model_validate(values)
     except ValidationError as error:
         raise _invalid(error) from error
+    if context_length is not None:
+        check_prompt_size(prompt_characters(values["messages"], values.get("tools") or ()), context_length)
     _check_meaning(request)
-    return request, raw
-
-
-def _depth(value: Any) -> int:
-    """Return the nesting depth of a JSON value, without recursion."""
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        depth += 1
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-    return depth
+    return request, values
 
 
 def _invalid(error: ValidationError) -> ApiError:
     """Return the 400 for pydantic's first error."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+    path = ".".join(str(part) for part in first["loc"])[:SHOWN_CHARACTERS]
     if first["loc"][0] == "messages" and "content" in first["loc"]:
         return bad_request(
             f"{path}: content must be a string or a list of {{'type': 'text', 'text': ...}}; "
             "images, audio and files cannot be read",
             param="messages",
         )
-    return bad_request(f"{path}: {first['msg']}", param=str(first["loc"][0]))
+    return bad_request(f"{path}: {first['msg'][:SHOWN_CHARACTERS]}", param=str(first["loc"][0]))
 
 
 def _check_meaning(request: ChatRequest) -> None:
@@ -333,6 +355,12 @@ def _check_meaning(request: ChatRequest) -> None:
         raise bad_request("top_logprobs: send 'logprobs': true with it", param="top_logprobs")
     if len(request.stops) > STOP_STRINGS.most:
         raise bad_request(f"stop: send up to {STOP_STRINGS.most} strings", param="stop", bound=STOP_STRINGS)
+    if sum(map(len, request.stops)) > STOP_CHARACTERS.most:
+        raise bad_request(
+            f"stop: send strings of at most {STOP_CHARACTERS.most} characters together",
+            param="stop",
+            bound=STOP_CHARACTERS,
+        )
     if any(not stop for stop in request.stops):
         raise bad_request("stop: send strings that are not empty", param="stop")
     if request.ignore_eos and request.stop_token_ids:
@@ -340,18 +368,38 @@ def _check_meaning(request: ChatRequest) -> None:
             "stop_token_ids has no effect with 'ignore_eos'; send only one of them, or a 'stop' string",
             param="stop_token_ids",
         )
+    if len(request.logit_bias or ()) > BIASED_TOKENS.most:
+        raise bad_request(
+            f"logit_bias: send at most {BIASED_TOKENS.most} tokens", param="logit_bias", bound=BIASED_TOKENS
+        )
     if any(not TOKEN_ID.fullmatch(token) for token in request.logit_bias or ()):
         raise bad_request("logit_bias: name tokens by their ids, like {'1734': -5}", param="logit_bias")
+    _check_template_keywords(request)
+    check_grammar_size(request.enforced_schemas)
     if reserved := RESERVED_TEMPLATE_KWARGS & (request.chat_template_kwargs or {}).keys():
         raise bad_request(
             f"chat_template_kwargs: {min(reserved)!r} is reserved for the server; leave it out",
             param="chat_template_kwargs",
         )
-    for number in (request.temperature, request.top_p, request.min_p):
-        if number is not None and not math.isfinite(number):
-            raise bad_request("numbers must be finite", param="temperature")
     if all(message.role in ("system", "developer") for message in request.messages):
         raise bad_request("messages: send at least one user message", param="messages")
+
+
+def _check_template_keywords(request: ChatRequest) -> None:
+    """Refuse keywords for the chat template that are too large to render and store."""
+    keywords = orjson.dumps(request.template_kwargs)
+    if len(keywords) > TEMPLATE_KEYWORDS.most:
+        raise bad_request(
+            f"chat_template_kwargs: send at most {TEMPLATE_KEYWORDS.most} characters of JSON",
+            param="chat_template_kwargs",
+            bound=TEMPLATE_KEYWORDS,
+        )
+    if nesting(keywords, TEMPLATE_DEPTH.most) > TEMPLATE_DEPTH.most:
+        raise bad_request(
+            f"chat_template_kwargs nests deeper than {TEMPLATE_DEPTH.most} levels; send flatter values",
+            param="chat_template_kwargs",
+            bound=TEMPLATE_DEPTH,
+        )
 
 
 def _check_tools(request: ChatRequest) -> None:

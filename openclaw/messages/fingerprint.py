@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from openclaw.messages.arguments import read_arguments
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
 from openclaw.messages.issued import issued_turn
 from openclaw.messages.text import content_text
@@ -165,9 +166,4 @@ def routing_key(messages: Sequence[Any]) -> str:
 
 
 def _arguments(arguments: object) -> object:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
+    return read_arguments(arguments) if isinstance(arguments, str) else arguments

@@ -53,6 +53,9 @@ class MockEngine:
         self.fail_with: list[int] = []
         self.events_first: list[dict[str, Any]] = []
         self.break_after: int | None = None
+        self.event_after_first: dict[str, Any] | None = None
+        self.dies_of: Callable[[dict[str, Any]], bool] = lambda payload: False
+        self.deaths = 0
         self.open = asyncio.Event()
         self.open.set()
         self.token_gate: asyncio.Semaphore | None = None
@@ -122,6 +125,12 @@ class MockEngine:
         if len(reply) > limit:
             reply, finish = reply[:limit], {"type": "length", "length": limit}
         self.running.add(rid)
+        lives = self.deaths
+        if self.dies_of(payload):
+            self.deaths += 1
+            self.running.discard(rid)
+            await self._notify()
+            return
         await self._notify()
         if self.events_first:
             yield f"data: {json.dumps(self.events_first.pop(0))}\n\ndata: [DONE]\n\n"
@@ -132,6 +141,8 @@ class MockEngine:
                 if self.token_gate is not None:
                     await self.token_gate.acquire()
                 await self.open.wait()
+                if self.deaths != lives:
+                    return
                 end = min(start + self.chunk_tokens, len(reply))
                 if spans and spans[-1]["version"] == self.version:
                     spans[-1]["end"] = end
@@ -140,6 +151,9 @@ class MockEngine:
                 last = end == len(reply)
                 top = payload.get("top_logprobs_num", 0)
                 yield self._event(reply, start, end, spans if last else None, finish if last else None, top)
+                if self.event_after_first is not None:
+                    yield f"data: {json.dumps(self.event_after_first)}\n\ndata: [DONE]\n\n"
+                    return
                 if self.break_after is not None and end >= self.break_after and not last:
                     self.break_after = None
                     return
