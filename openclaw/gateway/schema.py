@@ -31,7 +31,7 @@ from openclaw.config.bounds import (
 from openclaw.gateway.errors import ApiError, bad_request, unsupported
 from openclaw.gateway.grammar_size import check_grammar_size
 from openclaw.gateway.known_fields import check_prompt_size, known_messages, known_tools, prompt_characters
-from openclaw.messages.text import nesting
+from openclaw.messages.arguments import nesting
 
 IGNORED = frozenset(
     {
