@@ -10,5 +10,5 @@
 * ``ledger``: the durable record.
 * ``config``, ``messages``, ``models``, ``rendering``: environment variables; chat messages as data; checkpoints and their
   download; from messages to prompt ids.
-* ``exceptions``, ``owners``: errors that a person can act on; who a session belongs to.
+* ``exceptions``, ``owners``: errors that a person can act on; whose a session is.
 """

@@ -42,7 +42,10 @@ class BusyError(ApiError):
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            503, f"{most} requests are under way, the server's limit; send it again in 1 s", code="server_busy"
+            503,
+            f"{most} requests are under way, the server's limit; send it again in 1 s",
+            code="server_busy",
+            limit="requests_under_way",
         )
 
 
@@ -72,7 +75,7 @@ class RateLimits:
         return RateLimits(
             config.rate_limit_requests,
             config.rate_limit_tokens,
-            config.rate_limit_concurrent,
+            config.concurrent_per_key,
             config.max_requests,
             config.rate_limit_feedback,
         )

@@ -1,8 +1,8 @@
 """Replies of ours that a request carries back, with the ids that were sampled.
 
-Guarantees: a reply is known by the digest of its whole conversation, so its own words alone never give it ids. Memory
-holds `MOST_REMEMBERED_TOKENS`, evicted least recently used first; replies that memory lacks are looked up in the
-ledger, which has none of forgotten or redacted turns. Owns the memory; used from one event loop.
+Guarantees: a reply is known by its owner and the digest of its whole conversation, so its own words alone never give
+it ids. Memory holds `MOST_REMEMBERED_TOKENS`, evicted least recently used first; replies that memory lacks are looked
+up in the ledger, which has none of forgotten or redacted turns. Owns the memory; used from one event loop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.graph import RecordedReply
 from openclaw.ledger.records import Message, Turn
 from openclaw.messages.fingerprint import History, read_history
+from openclaw.owners import LOCAL
 
 logger = logging.getLogger(__name__)
 
@@ -81,19 +82,10 @@ class ReplyStore(Protocol):
 class ServedReplies:
     """Remembers replies and finds them in requests."""
 
-    def __init__(
-        self, store: ReplyStore, form: ReplyFormat, history: Callable[[Sequence[Message]], History] = read_history
-    ) -> None:
-        """Create an empty memory.
-
-        Args:
-            store: the ledger.
-            form: the format of replies.
-            history: gives the digests of a request.
-        """
+    def __init__(self, store: ReplyStore, form: ReplyFormat) -> None:
+        """Create an empty memory over a ledger; ``form`` is the format of replies."""
         self._store = store
         self._form = form
-        self._history = history
         self._known: OrderedDict[bytes, ServedReply] = OrderedDict()
         self._unknown: OrderedDict[bytes, None] = OrderedDict()
         self._tokens = 0
@@ -111,11 +103,13 @@ class ServedReplies:
         self._tokens = 0
         self._forgotten += 1
 
-    async def find(self, messages: Sequence[Message], schemas: Mapping[str, Mapping[str, Any]]) -> Served:
-        """Return our replies among a request's messages; without the ledger, those in memory."""
+    async def find(
+        self, messages: Sequence[Message], schemas: Mapping[str, Mapping[str, Any]], owner: str = LOCAL
+    ) -> Served:
+        """Return the replies to ``owner`` among a request's messages; without the ledger, those in memory."""
         if not any(message.get("role") == "assistant" for message in messages):
             return Served({}, self._form)
-        history = self._history(messages)
+        history = read_history(messages, owner)
         carried = history.replies
         missing = [
             reply.conversation

@@ -45,7 +45,7 @@ class Database:
     def __init__(
         self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
     ) -> None:
-        """Open the ledger at ``path``; create the file and folder if missing.
+        """Open the ledger at ``path``; create the file and folder if missing, for their owner only.
 
         Args:
             path: the file.

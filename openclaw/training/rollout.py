@@ -168,6 +168,7 @@ def live_rollout(
         "openclaw/wait_seconds": time.monotonic() - started,
         "openclaw/dropped_stale": float(dropped),
         "openclaw/runtime_restarts": float(supervisor.restarts),
+        "openclaw/runtime_frozen": float(supervisor.frozen),
     }
     return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
 

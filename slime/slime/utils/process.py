@@ -168,6 +168,17 @@ def signal_group(group: int, number: int) -> bool:
 
 def group_alive(group: int) -> bool:
     """Return whether a process group still has a member that is not a zombie."""
+    return bool(_states(group) - {"Z", "X"})
+
+
+def group_stopped(group: int) -> bool:
+    """Return whether a signal has stopped a member of a process group (SIGSTOP, a debugger)."""
+    return "T" in _states(group)
+
+
+def _states(group: int) -> set[str]:
+    """Return the states of a process group's members, as the kernel's letters."""
+    states: set[str] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -176,9 +187,9 @@ def group_alive(group: int) -> bool:
         except (FileNotFoundError, ProcessLookupError):
             continue
         state, process_group = fields[0], int(fields[2])
-        if process_group == group and state not in ("Z", "X"):
-            return True
-    return False
+        if process_group == group:
+            states.add(state)
+    return states
 
 
 def log_tail(path: Path | None, lines: int = 30) -> str:

@@ -76,6 +76,7 @@ def supervise(nursery: Nursery, tmp_path: Path, **changes: Any) -> RuntimeSuperv
         health_url="http://none",
         log_path=tmp_path / "runtime.log",
         ready=lambda url: True,
+        responds=lambda url, seconds: True,
         poll_seconds=0.005,
         **changes,
     )

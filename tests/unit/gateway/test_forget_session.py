@@ -10,6 +10,7 @@ import pytest
 
 from openclaw.gateway import app
 from openclaw.ledger.exceptions import LedgerFullError
+from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.redact import Redactor
 from tests.unit.gateway.conftest import Stack, Starter
 
@@ -118,3 +119,19 @@ async def test_a_secret_leaves_the_conversation_together(stack: Stack) -> None:
     assert len({turn.session_id for turn in turns}) == 1
     assert [(turn.index, turn.reason, turn.next_state) for turn in turns] == [(n, "redacted", None) for n in range(3)]
     assert stack.metric("openclaw_session_events_total", event="conflict") == 0
+
+
+async def test_a_session_named_by_a_secret_is_found_ended_and_forgotten_by_it(
+    stack: Stack, http: httpx.AsyncClient
+) -> None:
+    """The file never holds the name, not even while the session lasts."""
+    stack.say("noted", "sure")
+    first = [{"role": "user", "content": "remember this"}]
+    second = [*first, await ask(stack, first, SECRET), {"role": "user", "content": "and then?"}]
+    await ask(stack, second, SECRET)
+    assert {(turn.session_id, turn.index) for turn in stack.turns()} == {(kept_id(SECRET), 0), (kept_id(SECRET), 1)}
+    for file in stack.ledger.path.parent.iterdir():
+        assert SECRET.encode() not in file.read_bytes()
+    assert (await http.post(f"/v1/sessions/{SECRET}/done")).status_code == 200
+    assert (await http.delete(f"/v1/sessions/{SECRET}")).status_code == 200
+    assert stack.turns() == []
