@@ -1,8 +1,8 @@
 """Replies of ours that a request carries back, with the ids that were sampled.
 
-Guarantees: a reply is known by the digest of its owner and its whole conversation, so its own words alone never give it ids. Memory
-holds `MOST_REMEMBERED_TOKENS`, evicted least recently used first; replies that memory lacks are looked up in the
-ledger, which has none of forgotten or redacted turns. Owns the memory; used from one event loop.
+Guarantees: a reply is known by its owner and the digest of its whole conversation, so its own words alone never give
+it ids. Memory holds `MOST_REMEMBERED_TOKENS`, evicted least recently used first; replies that memory lacks are looked
+up in the ledger, which has none of forgotten or redacted turns. Owns the memory; used from one event loop.
 """
 
 from __future__ import annotations

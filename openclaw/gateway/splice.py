@@ -124,7 +124,7 @@ class Splicer:
         thought, tools = served.form.thought, served.form.tools
         inside = thought is not None and self._decode(reply.prompt_end).rstrip().endswith(thought.open)
         parser = ReplyParser(
-            reasoning=thought, tools=tools.parser(served.schemas) if tools else None, inside_reasoning=inside
+            reasoning=thought, tools=tools.parser(served.schemas, _call_id) if tools else None, inside_reasoning=inside
         )
         text = "".join(text if control else self._controls.broken(text, BREAK) for control, text in parts)
         builder = MessageBuilder()
@@ -137,6 +137,10 @@ class Splicer:
         if "tool_calls" in said and not message.get("tool_calls"):
             result["tool_calls"] = [_with_object(call) for call in said["tool_calls"]]
         return result
+
+
+def _call_id(number: int) -> str:
+    return f"call{number}"
 
 
 def _placeholder(message: Message) -> Message:

@@ -12,6 +12,7 @@ import openclaw.gateway.served as served_module
 from openclaw.gateway.parsers.formats import ReplyFormat
 from openclaw.gateway.served import ServedReplies
 from openclaw.ledger.graph import RecordedReply
+from openclaw.messages.fingerprint import read_history
 from tests.helpers import tiny_random
 from tests.helpers.qwen_tokenizers import qwen3, qwen3_5
 from tests.unit.gateway.conftest import Stack, Starter
@@ -255,7 +256,7 @@ async def test_the_ledger_is_asked_once_about_a_conversation() -> None:
 
 async def test_what_was_read_before_forgetting_is_not_remembered() -> None:
     memory = ServedReplies(Store(), ReplyFormat(None, None))
-    (carried,) = memory._history(turns(1)).replies
+    (carried,) = read_history(turns(1)).replies
 
     def forget_meanwhile(digests: Any, prompt_end: int) -> list[RecordedReply]:
         memory.forget()

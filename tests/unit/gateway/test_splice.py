@@ -61,7 +61,7 @@ def sample(tokenizer: Any, text: str, cuts: Sequence[int]) -> list[int]:
 def shown(tokenizer: Any, ids: Sequence[int], form: ReplyFormat) -> dict[str, Any]:
     """Return the message that the client got."""
     assert form.tools is not None
-    parser = ReplyParser(reasoning=form.reasoning, tools=form.tools.parser(SCHEMAS))
+    parser = ReplyParser(reasoning=form.reasoning, tools=form.tools.parser(SCHEMAS, str))
     builder = MessageBuilder()
     for delta in [*parser.push(tokenizer.decode(ids)), *parser.finish()]:
         builder.add(delta)
