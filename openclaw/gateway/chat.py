@@ -89,6 +89,7 @@ class ChatService:
                 body_session_id=request.session_id,
                 stated_kind=stated_kind,
                 done=done,
+                tools=bool(request.tools),
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 

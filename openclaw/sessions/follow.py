@@ -21,6 +21,7 @@ from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
 from openclaw.messages.classify import side_kind
 from openclaw.messages.fingerprint import History, read_history
+from openclaw.messages.side_calls import Asked
 from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
 from openclaw.sessions.find import SessionFinder
 from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity
@@ -120,12 +121,14 @@ class Sessions:
         body_session_id: str | None = None,
         stated_kind: TurnKind | None = None,
         done: bool = False,
+        tools: bool = False,
     ) -> TurnContext:
         """Find the session of a request, and commit the next states that it carries.
 
+        ``tools`` says whether the request offers any; known clients offer none in some calls of their own.
         The session stays in memory until `finish` or `abandon` is called with the returned context.
         """
-        kind: TurnKind = stated_kind or ("side" if side_kind(messages) else "main")
+        kind: TurnKind = stated_kind or ("side" if side_kind(messages, Asked(tools, headers)) else "main")
         identity = stated_identity(headers, body_session_id, messages)
         history = read_history(messages)
         if identity.session_id is None:
