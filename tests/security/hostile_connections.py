@@ -47,7 +47,7 @@ WRONG_KEYS = (
 def huge_headers(server: Server) -> str:
     """Headers are capped, and the server says so before it keeps them."""
     sent = 0
-    with connected(server) as connection, never_silent(server):
+    with connected(server) as connection, never_silent(server, "the headers"):
         connection.settimeout(30)
         try:
             connection.sendall(f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n".encode())
@@ -71,7 +71,7 @@ def huge_headers(server: Server) -> str:
 @attack("H3", f"{HALF_OPEN} half-open requests")
 def half_open(server: Server) -> str:
     """Others are served meanwhile."""
-    with many_connected(server, HALF_OPEN, b"POST /v1/chat/comp") as connections, never_silent(server):
+    with many_connected(server, HALF_OPEN, b"POST /v1/chat/comp") as connections, never_silent(server, "them"):
         assert server.chat("bob").status_code == 200
         return f"{len(connections)} connections, bob was served"
 
@@ -164,7 +164,7 @@ def disconnects(server: Server) -> str:
     for number in range(DISCONNECTS):
         with connected(server) as connection, suppress(OSError):
             connection.sendall(data[: len(data) * (number % 5 + 1) // 5])
-            if number % 3 == 0:
+            if number % 5 == 4:  # the whole request is sent
                 connection.recv(64)
     wait_until(lambda: server.in_flight() == 0, lambda: f"{server.in_flight():g} requests are still under way", 60)
     return "none under way afterwards"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,6 +13,7 @@ from tests.security.server import Server
 
 READ_SECONDS = 10.0
 PIECE = 1 << 16
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,21 @@ def many_connected(server: Server, count: int, data: bytes) -> Iterator[list[soc
 
 
 def read_answer(connection: socket.socket) -> Raw:
-    """Read until the server closes or is silent; return status and body."""
+    """Read one answer, or what there is when the server closes or is silent; return status and body."""
     received = bytearray()
     with suppress(OSError):
-        while piece := connection.recv(PIECE):
+        while not _is_whole(received) and (piece := connection.recv(PIECE)):
             received += piece
     top, _, body = bytes(received).partition(b"\r\n\r\n")
     words = top.split(b" ", 2)
     status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
     return Raw(status, body.decode(errors="replace"))
+
+
+def _is_whole(received: bytearray) -> bool:
+    top, end, body = bytes(received).partition(b"\r\n\r\n")
+    length = LENGTH.search(top)
+    return bool(end) and length is not None and len(body) >= int(length.group(1))
 
 
 def is_closed(connection: socket.socket, seconds: float) -> bool:
