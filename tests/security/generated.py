@@ -105,7 +105,7 @@ def description(server: Server, number: int, first: int, progress: Progress = la
     statuses: list[int] = []
     for operation in operations:
         for mode in modes:
-            if mode is GenerationMode.NEGATIVE and operation.method.upper() != "POST":
+            if mode is GenerationMode.NEGATIVE and not operation.body:
                 continue
 
             @seed(first)

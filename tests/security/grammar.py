@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from tests.security.server import CHAT
 
 Make = Callable[[random.Random], Any]
 MOST_FIELDS = 5
-USUAL = 0.7
-"""Share of the values that a well-behaved client could send; with only hostile ones nothing gets past the first check."""
+USUAL = 0.9
+"""Share of the values that a well-behaved client could send; with many hostile ones nothing gets past the first check."""
 INTEGERS = (0, 1, -1, 2, 7, 2**15, 2**31 - 1, 2**31, -(2**31) - 1, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30)
 FLOATS = (0.0, -0.0, 0.5, 1.0, 1.5, 2.0, 2.1, -2.0, 1e-10, 1e-38, 1e-45, 5e-324, 1e-300, 1e38, 1e300, -1e300)
 TEXTS = (
@@ -40,6 +40,7 @@ TEXTS = (
     "a\u0301" * 500,
     "\r\nX-Evil: 1",
 )
+PLAIN = ("hi", "what is 2 + 3?", "thank you", "é🙂", "a longer question " * 40)
 PATTERNS = ("(a+)+$", "[", "(?=a)", "a{1,99999}", "\\p{L}*", "^$", "(?<!b)a", "\\", ".*" * 200)
 FIELD_NAMES = (
     "functions",
@@ -117,12 +118,21 @@ def _deep(levels: int) -> Any:
     return value
 
 
+def _some(r: random.Random, usual: Sequence[Any], odd: Sequence[Any]) -> Any:
+    """Return a usual value, or now and then an odd one."""
+    return r.choice(usual if r.random() < USUAL else odd)
+
+
+def _text(r: random.Random) -> str:
+    return _some(r, PLAIN, TEXTS)
+
+
 def _content(r: random.Random) -> Any:
     kind = r.random()
-    if kind < USUAL:
-        return r.choice(TEXTS)
-    if kind < 0.9:
-        return [{"type": "text", "text": r.choice(TEXTS)} for _ in range(r.randint(0, 3))]
+    if kind < 0.75:
+        return _text(r)
+    if kind < 0.96:
+        return [{"type": "text", "text": _text(r)} for _ in range(r.randint(1, 3))]
     return r.choice((None, [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}], [{}], _anything(r, 2)))
 
 
@@ -136,16 +146,16 @@ def _message(r: random.Random) -> dict[str, Any]:
     if role == "assistant" and r.random() < 0.3:
         message["reasoning_content"] = _content(r)
     if role == "tool":
-        message["tool_call_id"] = r.choice(("call_0", "", "x" * 300, 7))
-    if r.random() < 0.1:
+        message["tool_call_id"] = _some(r, ("call_0", "call_1"), ("", "x" * 300, 7))
+    if r.random() < 0.05:
         message[r.choice(("name", "extra", "refusal", "tool_calls", "cache_control"))] = _anything(r, 3)
     return message
 
 
 def _call(r: random.Random) -> dict[str, Any]:
-    arguments = r.choice(('{"a": 1}', "{}", "", "[" * 3000, "null", '{"a": "\\ud800"}', {"a": 1}, "{" * 500, *TEXTS))
-    function = {"name": r.choice(("look", *TEXTS)), "arguments": arguments}
-    return {"id": r.choice(("call_0", None, "")), "type": "function", "function": function}
+    odd = ("", "[" * 3000, "null", '{"a": "\\ud800"}', {"a": 1}, "{" * 500, *TEXTS)
+    function = {"name": _some(r, ("look",), TEXTS), "arguments": _some(r, ('{"a": 1}', "{}"), odd)}
+    return {"id": _some(r, ("call_0", "call_1"), (None, "")), "type": "function", "function": function}
 
 
 def _schema(r: random.Random, depth: int = 3) -> dict[str, Any]:
@@ -167,58 +177,69 @@ def _schema(r: random.Random, depth: int = 3) -> dict[str, Any]:
 
 
 def _tool(r: random.Random) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": "look" if r.random() < USUAL else r.choice(TEXTS)}
+    function: dict[str, Any] = {"name": _some(r, ("look", "find"), TEXTS)}
     if r.random() < 0.8:
         function["parameters"] = _schema(r)
     if r.random() < 0.3:
         function["strict"] = True
     if r.random() < 0.3:
-        function["description"] = r.choice(TEXTS)
+        function["description"] = _text(r)
     return {"type": "function", "function": function}
 
 
 def _format(r: random.Random) -> dict[str, Any]:
-    described = {"name": r.choice(("a", *TEXTS)), "schema": _schema(r), "strict": r.random() < 0.5}
+    described = {"name": _some(r, ("a",), TEXTS), "schema": _schema(r), "strict": r.random() < 0.5}
     return r.choice(({"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": described}))
 
 
+def _of(usual: Sequence[Any], odd: Sequence[Any]) -> Make:
+    return lambda r: _some(r, usual, odd)
+
+
+def _bias(r: random.Random) -> dict[str, Any]:
+    count = _some(r, (1, 3), (300,))
+    return {str(_some(r, (5, 100), INTEGERS)): _some(r, (1, -5.5), FLOATS) for _ in range(count)}
+
+
+def _stop(r: random.Random) -> Any:
+    return r.choice((_text(r), [_text(r) for _ in range(_some(r, (1, 2), (0, 17)))]))
+
+
+FLAG = _of((True, False), (0, "true"))
+CHOICES = ("auto", "none", "required", {"type": "function", "function": {"name": "look"}})
 FIELDS: dict[str, Make] = {
-    "model": lambda r: r.choice(("any", *TEXTS)),
-    "stream": lambda r: r.random() < 0.5,
-    "stream_options": lambda r: r.choice(({"include_usage": True}, {}, {"x": 1})),
-    "tools": lambda r: [_tool(r) for _ in range(r.choice((0, 1, 2, 70)))],
-    "tool_choice": lambda r: r.choice(
-        ("auto", "none", "required", {"type": "function", "function": {"name": r.choice(("look", "nothing"))}})
-    ),
-    "parallel_tool_calls": lambda r: r.random() < 0.5,
-    "max_tokens": lambda r: r.choice((1, 8, *INTEGERS)),
-    "max_completion_tokens": lambda r: r.choice((1, 8, *INTEGERS)),
-    "temperature": lambda r: r.choice((0.0, 0.6, 1, *FLOATS)),
-    "top_p": lambda r: r.choice((0.5, 1, *FLOATS)),
-    "top_k": lambda r: r.choice((5, -1, *INTEGERS)),
-    "min_p": lambda r: r.choice((0.1, *FLOATS)),
-    "frequency_penalty": lambda r: r.choice(FLOATS),
-    "presence_penalty": lambda r: r.choice(FLOATS),
-    "repetition_penalty": lambda r: r.choice((1.1, *FLOATS)),
-    "logit_bias": lambda r: {
-        str(r.choice((5, 100, *INTEGERS))): r.choice((1, *FLOATS)) for _ in range(r.choice((1, 3, 300)))
-    },
-    "stop": lambda r: r.choice((r.choice(TEXTS), [r.choice(TEXTS) for _ in range(r.choice((0, 2, 17)))])),
-    "stop_token_ids": lambda r: [r.choice((5, *INTEGERS)) for _ in range(r.choice((0, 2, 65)))],
-    "ignore_eos": lambda r: r.random() < 0.5,
-    "min_tokens": lambda r: r.choice((0, 2, *INTEGERS)),
-    "skip_special_tokens": lambda r: r.random() < 0.5,
-    "seed": lambda r: r.choice(INTEGERS),
-    "n": lambda r: r.choice((1, 2, 3, *INTEGERS)),
-    "logprobs": lambda r: r.random() < 0.5,
-    "top_logprobs": lambda r: r.choice((0, 2, *INTEGERS)),
+    "model": _of(("any",), TEXTS),
+    "stream": FLAG,
+    "stream_options": _of(({"include_usage": True}, {}), ({"x": 1}, [])),
+    "tools": lambda r: [_tool(r) for _ in range(_some(r, (1, 2), (0, 70)))],
+    "tool_choice": _of(CHOICES, ("any", {"type": "function", "function": {"name": "nothing"}})),
+    "parallel_tool_calls": FLAG,
+    "max_tokens": _of((1, 8), INTEGERS),
+    "max_completion_tokens": _of((1, 8), INTEGERS),
+    "temperature": _of((0.0, 0.6, 1), FLOATS),
+    "top_p": _of((0.5, 1), FLOATS),
+    "top_k": _of((5, -1), INTEGERS),
+    "min_p": _of((0.1,), FLOATS),
+    "frequency_penalty": _of((0.5,), FLOATS),
+    "presence_penalty": _of((0.5,), FLOATS),
+    "repetition_penalty": _of((1.1,), FLOATS),
+    "logit_bias": _bias,
+    "stop": _stop,
+    "stop_token_ids": _of(([5], [5, 7]), ([2**31], [-1], [2**63], list(range(65)), [])),
+    "ignore_eos": FLAG,
+    "min_tokens": _of((0, 2), INTEGERS),
+    "skip_special_tokens": FLAG,
+    "seed": _of((0, 7), INTEGERS),
+    "n": _of((1, 2, 3), INTEGERS),
+    "logprobs": FLAG,
+    "top_logprobs": _of((0, 2), INTEGERS),
     "response_format": _format,
-    "modalities": lambda r: r.choice((["text"], ["audio"], [])),
-    "reasoning_effort": lambda r: r.choice(("none", "high", *TEXTS)),
+    "modalities": _of((["text"],), (["audio"], [])),
+    "reasoning_effort": _of(("none", "high"), TEXTS),
     "chat_template_kwargs": lambda r: {
-        r.choice(("enable_thinking", "tools", "messages", "chat_template", *TEXTS)): _anything(r, 2)
+        _some(r, ("enable_thinking", "note"), ("tools", "messages", "chat_template", *TEXTS)): _anything(r, 2)
     },
-    "session_id": lambda r: r.choice(("s", "@alice:s", "x" * 257, *TEXTS)),
-    "turn_type": lambda r: r.choice(("main", "side", "other")),
-    "session_done": lambda r: r.random() < 0.5,
+    "session_id": _of(("s", "t"), ("@alice:s", "x" * 257, *TEXTS)),
+    "turn_type": _of(("main", "side"), ("other",)),
+    "session_done": FLAG,
 }
