@@ -98,7 +98,7 @@ def _of_requests(seed: int, count: int) -> list[Attack]:
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    with tqdm(total=total, desc=what, leave=False, file=sys.stderr) as bar:
+    with tqdm(total=total, desc=what, leave=False, disable=None) as bar:
         yield bar.update
 
 
@@ -186,7 +186,7 @@ def run(options: argparse.Namespace, folder: Path, console: Console) -> list[Row
                     f"{'with' if keys else 'without'} keys, in peace: first token {peace.first_token:.3f} s (p99), "
                     f"/healthz {peace.healthz:.3f} s at most"
                 )
-                for attack in tqdm(attacks, desc="attacks", file=sys.stderr):
+                for attack in tqdm(attacks, desc="attacks", disable=None):
                     rows.append(carry_out(attack, server, peace))
                     if not server.process.alive():
                         console.print(f"the runtime died under {attack.name}; the attacks after it were not run")

@@ -131,7 +131,6 @@ def smuggling(server: Server) -> str:
     host = f"Host: 127.0.0.1:{server.port}\r\n"
     key = "".join(f"{name}: {value}\r\n" for name, value in server.headers("alice").items())
     smuggled = b"DELETE /v1/sessions/victim HTTP/1.1\r\n" + host.encode() + key.encode() + b"\r\n"
-    before = len(server.records())
     heads = (
         f"Content-Length: 4\r\nContent-Length: {len(smuggled)}\r\n",
         "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
@@ -141,7 +140,7 @@ def smuggling(server: Server) -> str:
         "X-Session-Id: a\rb\r\n",
     )
     statuses: list[int] = []
-    server.chat("alice", "keep me", session="victim")
+    kept = server.chat("alice", "keep me", session="victim").json()["id"]
     for lines in heads:
         data = f"POST {CHAT} HTTP/1.1\r\n{host}{key}{lines}Content-Type: application/json\r\n\r\n".encode()
         statuses.append(exchange(server, data + b"0\r\n\r\n" + smuggled, seconds=2).status)
@@ -152,7 +151,7 @@ def smuggling(server: Server) -> str:
     ]
     assert 200 not in statuses, happened(statuses)
     assert not [status for status in statuses if status >= 500], happened(statuses)
-    assert len(server.records()) == before + 1, "a smuggled request was carried out"
+    assert kept in {record.turn.id for record in server.records()}, "a smuggled request was carried out"
     return happened(statuses)
 
 
