@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -213,8 +214,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     console = Console(width=None if sys.stdout.isatty() else 200)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
-        rows = run(options, Path(folder), console)
+        try:
+            rows = run(options, Path(folder), console)
+        except AssertionError as error:
+            print(f"python -m tests.security: the server did not start: {error}", file=sys.stderr)
+            return 2
     show(rows, console)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
