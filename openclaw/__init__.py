@@ -9,5 +9,5 @@
 * ``engine``, ``method``, ``sessions``: the policy engine's stream; a learning method's interface; conversations.
 * ``ledger``: the durable record.
 * ``config``, ``messages``, ``models``: environment variables; chat messages as data; checkpoints and their download.
-* ``exceptions``: errors that a person can act on.
+* ``exceptions``, ``owners``: errors that a person can act on; whose a session is.
 """

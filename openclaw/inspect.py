@@ -9,21 +9,23 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
-from openclaw.ledger.reports import SampleRecord, TurnRecord
+from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
 from openclaw.ledger.store import Ledger
 from openclaw.messages.preview import preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
 from slime.utils.command_line import CommandLine, nearest, nearest_path
+from slime.utils.private_files import private_folder
 
 PREVIEW = 60
+SHOWN_LOCAL = "local"
 
 
 def clock(seconds: float | None) -> str:
@@ -90,6 +92,15 @@ def turn_lines(ledger: Ledger, *, everything: bool) -> Iterable[str]:
         yield f"{hidden} side turn{'s' * (hidden > 1)} (measurements, heartbeats, ...) not shown; --all shows them"
 
 
+def owner_lines(owners: Sequence[OwnerSamples]) -> Iterable[str]:
+    """Yield one line per owner if there are several."""
+    for each in owners if len(owners) > 1 else ():
+        yield (
+            f"owner {each.owner or SHOWN_LOCAL:16} samples: ready {each.ready}  in a step {each.used}"
+            f"  scored by feedback {each.stated}"
+        )
+
+
 def summary(ledger: Ledger) -> Iterable[str]:
     """Yield counts and steps."""
     counts = ledger.counts()
@@ -98,6 +109,7 @@ def summary(ledger: Ledger) -> Iterable[str]:
     for group in ("turns", "turn_reasons", "samples", "sample_reasons"):
         entries = "  ".join(f"{name} {count}" for name, count in counts[group].items())
         yield f"{group.replace('_', ' '):15} {entries or '-'}"
+    yield from owner_lines(ledger.owner_samples())
     if error := ledger.judge_error():
         yield f"last judge error: {error}"
     for step in ledger.step_records():
@@ -193,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.command == "import" and found is None:
         if options.ledger.is_dir():
             options.ledger /= LEDGER_NAME
-        options.ledger.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(options.ledger.parent)
     elif found is None:
         print(no_ledger(options.ledger), file=sys.stderr)
         return 2

@@ -44,3 +44,8 @@ def root(owner: str) -> str:
 def owns(owner: str, other: str) -> bool:
     """Return whether what belongs to ``other`` belongs to ``owner``: they are the same, or ``other`` is a child."""
     return owner == other or (owner != LOCAL and other.startswith(owner + CHILD))
+
+
+def prefixes(owner: str) -> tuple[str, str]:
+    """Return how the stored ids of an owner other than `LOCAL` begin: its own, and its children's."""
+    return f"{MARK}{owner}:", f"{MARK}{owner}{CHILD}"

@@ -1,6 +1,6 @@
 """Write ``instructions/reference/`` from the declarations: ``python scripts/reference_pages.py``.
 
-Guarantee: every variable, profile, flag, plugin clause, route and gateway metric is on exactly one page, and
+Guarantee: every variable, profile, flag, plugin clause, route, bound and gateway metric is on exactly one page, and
 nothing else is. A test compares the pages with this program.
 """
 
@@ -13,12 +13,16 @@ from pathlib import Path
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from openclaw.config.bounds import rows
+from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.config.variable import Variable
+from openclaw.gateway.auth import Keyring
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.judge.metrics import JudgeMetrics
+from openclaw.launch.limits import shown_value
 from openclaw.launch.methods import methods_of
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.variables import LAUNCH_VARIABLES
@@ -168,7 +172,7 @@ def routes() -> Iterator[str]:
     app = FastAPI()
     add_session_routes(app, None)  # type: ignore[arg-type]  # the routes are described, never called
     add_model_routes(app, None)  # type: ignore[arg-type]
-    add_status_routes(app, None, CollectorRegistry())  # type: ignore[arg-type]
+    add_status_routes(app, None, CollectorRegistry(), Keyring(None))  # type: ignore[arg-type]
     description = app.openapi()
     describe(description)
     yield "Routes of the gateway. `GET /openapi.json` on a running gateway has the schema of every body;"
@@ -186,6 +190,17 @@ def routes() -> Iterator[str]:
     yield from ("", "## Errors", "", "Every error has OpenAI's shape: `error.message`, `type`, `param`, `code`.", "")
     yield from _table("status", "meaning")
     yield from (f"| {status} | {_text(what)} |" for status, what in sorted(errors.items()))
+
+
+def limits() -> Iterator[str]:
+    """Yield the page of the bounds on what clients may send."""
+    yield "What one client may send, so that it cannot harm another. `--dry-run --verbose` prints these values."
+    yield "A request beyond a bound is refused with its name in the header `X-Limit`, and"
+    yield "`openclaw_limit_hits_total{limit}` counts it. [Security](../security.md) explains the rest."
+    yield ""
+    yield from _table("limit", "value", "unit", "variable", "bounds")
+    for row in rows(RuntimeConfig()):
+        yield f"| `{row.name}` | {shown_value(row)} | {row.unit} | {_cell(row.variable)} | {_text(row.help)} |"
 
 
 def metrics() -> Iterator[str]:
@@ -214,6 +229,7 @@ def pages() -> dict[Path, str]:
         **{page: (title, flags(page)) for page, (title, _) in FLAG_PAGES.items()},
         **{page: (title, plugin_clauses(page)) for page, (title, _) in CLAUSE_PAGES.items()},
         "routes": ("Routes", routes()),
+        "limits": ("Limits of the gateway", limits()),
         "metrics": ("Metrics of the gateway and the judge", metrics()),
     }
     return {

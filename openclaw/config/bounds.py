@@ -1,7 +1,8 @@
 """Every bound on what a client may send, declared once: bytes, characters, tokens, connections, seconds.
 
 A bound is either fixed here or an environment variable (`openclaw.config.runtime_variables`). The dry run prints them,
-``openclaw_limit_hits_total{limit}`` counts the requests that reached one, and ``instructions/security.md`` lists them.
+``openclaw_limit_hits_total{limit}`` counts the requests that reached one, and ``instructions/reference/limits.md`` lists
+them.
 
 Guarantees: no other module of the gateway holds such a number.
 """
@@ -39,6 +40,22 @@ TOP_LOGPROBS = Bound("top_logprobs", 20, "tokens", "top_logprobs of a request")
 FEEDBACK_CHARACTERS = Bound("feedback_characters", 16384, "characters", "text of one feedback")
 SESSION_ID = Bound("session_id", 256, "characters", "a session id")
 
+NAME_CHARACTERS = Bound("name_characters", 256, "characters", "the name of a function or tool")
+
+URL_BYTES = Bound("url_bytes", 8192, "bytes", "path and query of a request")
+HEADER_BYTES = Bound("header_bytes", 65536, "bytes", "all header lines of a request")
+HEADER_LINES = Bound("header_lines", 256, "lines", "header lines of a request")
+HEAD_SECONDS = Bound(
+    "head_seconds", 10, "seconds", "from a request's first byte, or a new connection, to its last header"
+)
+HANDSHAKE_SECONDS = Bound("handshake_seconds", 10, "seconds", "of a TLS handshake")
+PIPELINED = Bound("pipelined_requests", 16, "requests", "waiting on one connection behind the request under way")
+KEEP_ALIVE_SECONDS = Bound("keep_alive_seconds", 10, "seconds", "that a connection stays open without a request")
+UNREAD_SECONDS = Bound("unread_seconds", 60, "seconds", "during which a client reads nothing of its answer")
+BODY_STALL_SECONDS = Bound("body_stall_seconds", 30, "seconds", "during which no byte of a body arrives")
+BODY_SECONDS = Bound("body_seconds", 60, "seconds", "for a whole body, plus one for each 16 KiB that arrived")
+BODY_MEMORY = Bound("body_memory", 268435456, "bytes", "all bodies that no handler has taken yet")
+
 FIXED: tuple[Bound, ...] = (
     JSON_DEPTH,
     STOP_STRINGS,
@@ -47,14 +64,34 @@ FIXED: tuple[Bound, ...] = (
     TOP_LOGPROBS,
     FEEDBACK_CHARACTERS,
     SESSION_ID,
+    NAME_CHARACTERS,
+    URL_BYTES,
+    HEADER_BYTES,
+    HEADER_LINES,
+    HEAD_SECONDS,
+    HANDSHAKE_SECONDS,
+    PIPELINED,
+    KEEP_ALIVE_SECONDS,
+    UNREAD_SECONDS,
+    BODY_STALL_SECONDS,
+    BODY_SECONDS,
+    BODY_MEMORY,
 )
 
 ADJUSTABLE: tuple[tuple[str, str, str], ...] = (
     ("body_bytes", "max_body_bytes", "bytes"),
     ("requests_under_way", "max_requests", "requests"),
     ("context_tokens", "context_length", "tokens"),
+    ("feedback_per_minute", "rate_limit_feedback", "requests per minute and key"),
+    ("connections", "max_connections", "connections"),
+    ("concurrent", "rate_limit_concurrent", "requests per key"),
+    ("requests", "rate_limit_requests", "requests per minute and key"),
+    ("tokens", "rate_limit_tokens", "tokens per minute and key"),
 )
 """(name, field of the configuration, unit) of the bounds that an environment variable sets."""
+
+EFFECTIVE = {"rate_limit_concurrent": "concurrent_per_key"}
+"""Properties of the configuration with the value of an unset variable whose default depends on others."""
 
 
 @dataclass(frozen=True)
@@ -74,5 +111,6 @@ def rows(config: RuntimeConfig) -> Sequence[Row]:
     adjustable = []
     for name, field, unit in ADJUSTABLE:
         variable = RuntimeConfig.declared(field)
-        adjustable.append(Row(name, getattr(config, field), unit, variable.help, variable.name))
+        value = getattr(config, EFFECTIVE.get(field, field))
+        adjustable.append(Row(name, value, unit, variable.help, variable.name))
     return [*adjustable, *fixed]

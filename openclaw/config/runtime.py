@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,12 @@ from openclaw.config.runtime_variables import VARIABLES, RuntimeVariables
 from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
 
-__all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback"]
+__all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "is_loopback", "listed"]
+
+SHARE_OF_A_KEY = 4
+"""With a keys file, one key may have this part of the server's concurrent requests, unless its variable is set."""
+HOST_NAME = re.compile(r"[a-z0-9_.-]+|[0-9a-f:]*:[0-9a-f:.]*")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,18 @@ class RuntimeConfig(RuntimeVariables):
             )
         if self.method and "." not in self.method:
             raise ConfigError(f"OPENCLAW_METHOD={self.method!r} names no module; write module.attribute")
+        for host in listed(self.allowed_hosts):
+            if not HOST_NAME.fullmatch(host):
+                raise ConfigError(
+                    f"OPENCLAW_ALLOWED_HOSTS: {host!r} is not a host; write names or addresses without a port, "
+                    "for example gateway,10.0.0.7"
+                )
+        for origin in listed(self.allowed_origins):
+            if not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"OPENCLAW_ALLOWED_ORIGINS: {origin!r} is not an origin; write scheme://host or "
+                    "scheme://host:port, for example https://chat.example.org"
+                )
 
     def require(self, *fields: str) -> None:
         """Raise ConfigError if one of ``fields`` has no value."""
@@ -107,6 +125,13 @@ class RuntimeConfig(RuntimeVariables):
         """Return the most tokens, prompt plus reply, of a turn that can be trained."""
         return self.max_train_tokens or self.context_length
 
+    @property
+    def concurrent_per_key(self) -> int | None:
+        """Return the most concurrent requests of a key: as set, else a share if several keys are possible."""
+        if self.rate_limit_concurrent is None and self.api_keys_file:
+            return max(1, self.max_requests // SHARE_OF_A_KEY)
+        return self.rate_limit_concurrent
+
     def describe(self) -> list[tuple[str, str, str]]:
         """Return (variable, value, source) of every variable, with secrets hidden."""
         rows = []
@@ -115,6 +140,11 @@ class RuntimeConfig(RuntimeVariables):
             shown = "" if value is None else "(hidden)" if variable.secret else str(value)
             rows.append((variable.name, shown, self.sources.get(variable.name, "default")))
         return rows
+
+
+def listed(value: str | None) -> tuple[str, ...]:
+    """Return the entries of a comma-separated value, in lower case."""
+    return tuple(entry.strip().lower() for entry in (value or "").split(",") if entry.strip())
 
 
 def is_loopback(host: str) -> bool:

@@ -35,7 +35,8 @@ class RuntimeVariables(EnvironmentConfig):
     api_keys_file: str | None = variable(
         "OPENCLAW_API_KEYS_FILE",
         None,
-        "file of keys, one `name:key` or `name: sha256:HEX` per line, readable only by its owner; reloaded when it changes",
+        "file of keys, one `name:key` or `name: sha256:HEX` per line, also `parent/child:key` and `name (admin):key`; "
+        "readable only by its owner; reloaded when it changes",
     )
     rate_limit_requests: int | None = variable(
         "OPENCLAW_RATE_LIMIT_REQUESTS", None, "most requests per minute and key; unset: no limit", minimum=1
@@ -47,14 +48,32 @@ class RuntimeVariables(EnvironmentConfig):
         minimum=1,
     )
     rate_limit_concurrent: int | None = variable(
-        "OPENCLAW_RATE_LIMIT_CONCURRENT", None, "most concurrent requests per key; unset: no limit", minimum=1
+        "OPENCLAW_RATE_LIMIT_CONCURRENT",
+        None,
+        "most concurrent requests per key; unset: a quarter of OPENCLAW_MAX_REQUESTS with a keys file, else no limit",
+        minimum=1,
+    )
+    allowed_hosts: str | None = variable(
+        "OPENCLAW_ALLOWED_HOSTS",
+        None,
+        "names, separated by commas, under which clients may address the gateway besides loopback and HOST; unset: none without a key, all with one",
+    )
+    allowed_origins: str | None = variable(
+        "OPENCLAW_ALLOWED_ORIGINS",
+        None,
+        "origins, separated by commas, of web pages that may use the gateway, for example https://chat.example.org; unset: none",
+    )
+    rate_limit_feedback: int = variable(
+        "OPENCLAW_RATE_LIMIT_FEEDBACK", 600, "most requests with feedback per minute and key", minimum=1
     )
     tls_cert: str | None = variable(
         "OPENCLAW_TLS_CERT", None, "certificate chain (PEM) of the gateway, which then serves https"
     )
     tls_key: str | None = variable("OPENCLAW_TLS_KEY", None, "private key (PEM) of OPENCLAW_TLS_CERT")
     serve_rollouts: bool = variable(
-        "OPENCLAW_SERVE_ROLLOUTS", False, "1: GET /v1/rollouts returns recorded turns to anyone with a key"
+        "OPENCLAW_SERVE_ROLLOUTS",
+        False,
+        "1: GET /v1/rollouts returns the recorded turns that a key owns, to an admin key all",
     )
     log_contents: bool = variable(
         "OPENCLAW_LOG_CONTENTS", False, "1: log every conversation in plain text, for debugging"
@@ -103,6 +122,12 @@ class RuntimeVariables(EnvironmentConfig):
         "seconds that running replies get to finish when the runtime stops",
         minimum=0,
     )
+    frozen_seconds: float = variable(
+        "OPENCLAW_FROZEN_SECONDS",
+        20.0,
+        "a runtime process that answers nothing for this many seconds is ended and restarted",
+        above=0.0,
+    )
     session_idle_seconds: float = variable(
         "OPENCLAW_SESSION_IDLE_SECONDS", 3600.0, "a session ends after this many seconds without a request", above=0.0
     )
@@ -118,6 +143,12 @@ class RuntimeVariables(EnvironmentConfig):
         "OPENCLAW_MAX_REQUESTS",
         1024,
         "most concurrent requests, running or waiting; further ones get 503 with Retry-After",
+        minimum=1,
+    )
+    max_connections: int = variable(
+        "OPENCLAW_MAX_CONNECTIONS",
+        2048,
+        "most open connections; a further one closes the one that is idle for longest, or gets 503 if none is idle",
         minimum=1,
     )
     keepalive_seconds: float = variable(
@@ -162,6 +193,20 @@ class RuntimeVariables(EnvironmentConfig):
     )
     opd_teacher: Literal["policy", "prm"] = variable(
         "OPENCLAW_OPD_TEACHER", "policy", "engine whose model is the teacher"
+    )
+    owner_share: float = variable(
+        "OPENCLAW_OWNER_SHARE",
+        0.5,
+        "most of a batch that comes from one owner of keys while another has ready samples; 1: no bound",
+        maximum=1.0,
+        above=0.0,
+    )
+    feedback_share: float = variable(
+        "OPENCLAW_FEEDBACK_SHARE",
+        0.25,
+        "most of a batch that one owner's feedback scored, while another owner has ready samples; 1: no bound",
+        maximum=1.0,
+        above=0.0,
     )
     distill_topk: int = variable(
         "OPENCLAW_DISTILL_TOPK",

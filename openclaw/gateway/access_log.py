@@ -1,7 +1,8 @@
 """One log line per request: who asked, what it cost and how it ended, but never its contents.
 
 Guarantees: a line has the request id, the key's name, route, status, tokens, seconds, the turn's id and a digest of the
-session id. No text of a client gets in unescaped: a request id is accepted only if its characters are harmless.
+session id. No text of a client gets in unescaped: a request id is accepted only if its characters are harmless and it
+looks like no secret.
 Only ``OPENCLAW_LOG_CONTENTS=1`` logs the conversation itself. The request's guard owns its `RequestRecord`; the
 handler finds it in the ASGI scope.
 """
@@ -15,14 +16,19 @@ import time
 import uuid
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+from openclaw.gateway.auth import Client, sent_key
 from openclaw.gateway.reply import Reply
+from openclaw.ledger.secret_finder import SecretFinder, looks_random
 from openclaw.sessions.identity import logged_name
 
 logger = logging.getLogger("openclaw.access")
 
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+LONG_WORD = re.compile(r"[A-Za-z0-9/+=]{32,}")
+"""In an id a secret if it is random and has both cases; trace ids are hexadecimal digits or UUIDs."""
 SCOPE_NAME = "openclaw.request"
 QUIET_ROUTES = ("/healthz", "/metrics", "/v1/turns/{response_id:path}")
 """Routes that clients poll."""
@@ -35,7 +41,7 @@ class RequestRecord:
     Attributes:
         stated_id: the client's own request id, if it is usable.
         id: the request id in the answer.
-        key: name of the key, ``-`` until it is known.
+        client: who sends it; None until the key is known.
         method: HTTP method.
         status: of the answer; 499 if the client left before it.
         reply: the reply of a completion that has begun.
@@ -45,7 +51,7 @@ class RequestRecord:
     stated_id: str | None
     id: str
     method: str
-    key: str = "-"
+    client: Client | None = None
     status: int = 499
     reply: Reply | None = None
     started: float = field(default_factory=time.monotonic)
@@ -54,8 +60,14 @@ class RequestRecord:
     def of(headers: Mapping[str, str], method: str) -> RequestRecord:
         """Return the record of a new request."""
         stated = headers.get("x-request-id", "")
-        sane = stated if SANE_REQUEST_ID.fullmatch(stated) else None
-        return RequestRecord(sane, sane or f"req-{uuid.uuid4().hex}", method)
+        usable = SANE_REQUEST_ID.fullmatch(stated) and not has_secret(stated) and stated != sent_key(headers)
+        id_ = stated if usable else f"req-{uuid.uuid4().hex}"
+        return RequestRecord(stated if usable else None, id_, method)
+
+    @property
+    def key(self) -> str:
+        """Name of the key, ``-`` until it is known."""
+        return "-" if self.client is None else self.client.name
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -84,15 +96,31 @@ class RequestRecord:
         return json.dumps({"messages": self.reply.capture.prompt.messages, "replies": replies})
 
 
+@cache
+def secret_finder() -> SecretFinder:
+    """Return the finder of secrets in request ids; loading its patterns takes a while once."""
+    return SecretFinder()
+
+
+def has_secret(request_id: str) -> bool:
+    """Return whether a request id of sane length looks like a key, token or password."""
+    words = LONG_WORD.findall(request_id)
+    if any(not word.islower() and not word.isupper() and looks_random(word) for word in words):
+        return True
+    return next(secret_finder()(request_id), None) is not None
+
+
 def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
     """Store the reply in the request's record; no-op without a guard."""
     if SCOPE_NAME in scope:
         scope[SCOPE_NAME].reply = reply
 
 
-def key_name(scope: Mapping[str, Any]) -> str:
-    """Return the name of the request's key."""
-    return scope[SCOPE_NAME].key
+def client_of(scope: Mapping[str, Any]) -> Client:
+    """Return who sends a request that the guard admitted."""
+    client = scope[SCOPE_NAME].client
+    assert client is not None, "the guard admits no request to this route without a key"
+    return client
 
 
 def route_of(scope: Mapping[str, Any]) -> str:

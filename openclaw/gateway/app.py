@@ -20,14 +20,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw.gateway.auth import Keyring
+from openclaw.gateway.bodies import Bodies
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.completions import CHAT_PATH, ChatCompletions, count
 from openclaw.gateway.errors import answer_errors
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.openapi import describe
+from openclaw.gateway.origin import Doorway
 from openclaw.gateway.reload import Reloader
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
+from openclaw.gateway.under_way import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class GuardedApp(FastAPI):
     """An application behind the guard, which also sees 500 answers; ``reloader`` reloads keys and certificates."""
 
     reloader: Reloader
+    doorway: Doorway
     guard: Callable[[ASGIApp], Guard]
     chat: ChatCompletions
 
@@ -49,24 +53,26 @@ class GuardedApp(FastAPI):
         return super().openapi()
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put the guard first; a chat completion then bypasses the routing."""
+        """Put CORS and the guard first; a chat completion then bypasses the routing."""
         routes = super().build_middleware_stack()
 
         async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
             chat = scope["type"] == "http" and scope["path"] == CHAT_PATH and scope["method"] == "POST"
             await (self.chat if chat else routes)(scope, receive, send)
 
-        return self.guard(dispatch)
+        return self.doorway.with_cors(self.guard(dispatch))
 
 
-def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
+def create_app(
+    service: ChatService, registry: CollectorRegistry, keyring: Keyring | None = None, slots: Slots | None = None
+) -> GuardedApp:
     """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
 
     Raises:
-        ConfigError: if the keys file is unusable.
+        ConfigError: if no ``keyring`` is given and the keys file is unusable.
     """
     config = service.config
-    keyring = Keyring(config.api_key, config.api_keys_file)
+    keyring = keyring or Keyring(config.api_key, config.api_keys_file)
     reloader = Reloader(service.metrics)
     if keyring.path is not None:
         reloader.watch([keyring.path], keyring.reload)
@@ -86,20 +92,24 @@ def create_app(service: ChatService, registry: CollectorRegistry) -> GuardedApp:
 
     app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.reloader = reloader
+    app.doorway = Doorway(config)
     app.guard = partial(
         Guard,
+        doorway=app.doorway,
         keyring=keyring,
+        bodies=Bodies(config.max_body_bytes, most_of_a_key=config.concurrent_per_key if config.api_keys_file else None),
         limits=RateLimits.of(config),
         metrics=service.metrics,
         on_refused=count_refused,
         log_contents=config.log_contents,
+        slots=slots or Slots(),
     )
     answer_errors(app)
     app.chat = ChatCompletions(service)
     app.router.routes.append(Route(CHAT_PATH, app.chat, methods=["POST"]))
     add_session_routes(app, service)
     add_model_routes(app, service)
-    add_status_routes(app, service, registry)
+    add_status_routes(app, service, registry, keyring)
     return app
 
 

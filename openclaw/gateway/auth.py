@@ -1,6 +1,7 @@
 """The keys that clients send: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``.
 
-A keys file has one ``name:key`` or ``name: sha256:HEX`` per line; empty lines and ``#`` comments are skipped.
+A keys file has one ``name:key`` or ``name: sha256:HEX`` per line; empty lines and ``#`` comments are skipped. A child
+key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key. A key's name is the owner of what its clients send.
 
 Guarantees: only digests are kept. Every check compares all of them in constant time, so that timing reveals neither a
 prefix of a key nor its owner. Logs contain names of keys, never keys. A file that other users can read, or that does not
@@ -15,23 +16,70 @@ import hmac
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.errors import ApiError
+from openclaw.ledger.kept_ids import kept_id
+from openclaw.owners import CHILD, LOCAL, MARK, owns, split_id, stored_id
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}(?:/[A-Za-z0-9._-]{1,64})*")
+ADMIN = re.compile(r"(.+?)\s*\(admin\)")
 DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 ENVIRONMENT_NAME = "environment"
 """Name of the key from the environment."""
 NO_KEY_NAME = "local"
 """Name of every client when no key is configured."""
-Digests = dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who sends a request.
+
+    Attributes:
+        name: of the key, in logs and metrics.
+        owner: of the sessions and turns that the client makes, see `openclaw.owners`.
+        admin: whether the client reaches what belongs to any owner.
+    """
+
+    name: str
+    owner: str = LOCAL
+    admin: bool = False
+
+    def reaches(self, stored: str) -> bool:
+        """Return whether the client may act on a session, given its stored id."""
+        return self.admin or owns(self.owner, split_id(stored)[0])
+
+    def meant(self, session_id: str) -> Sequence[str]:
+        """Return the stored ids that a session id in a route may mean: the client's own session first.
+
+        The other one is a stored id of another owner that the client reaches. ``@:ID`` is the session ID of `LOCAL`.
+        """
+        own = stored_id(self.owner, kept_id(session_id))
+        if session_id.startswith(MARK) and self.reaches(session_id):
+            owner, meant = split_id(session_id)
+            return list(dict.fromkeys((own, stored_id(owner, kept_id(meant)))))
+        return [own]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key: its digest, and who sends it."""
+
+    digest: bytes
+    client: Client
+
+
+Keys = dict[str, Key]
+OPERATOR = Client(ENVIRONMENT_NAME, LOCAL, admin=True)
+EVERYBODY = Client(NO_KEY_NAME, LOCAL, admin=True)
+"""Every client of a server without keys."""
 
 
 class Keyring:
-    """The digests of the keys by name; `reload` reads the file again."""
+    """The keys by name; `reload` reads the file again."""
 
     def __init__(self, key: str | None, path: str | None = None) -> None:
         """Read the keys.
@@ -43,7 +91,7 @@ class Keyring:
         Raises:
             ConfigError: if the file is unusable.
         """
-        self._own: Digests = {ENVIRONMENT_NAME: _digest(key)} if key else {}
+        self._own: Keys = {ENVIRONMENT_NAME: Key(_digest(key), OPERATOR)} if key else {}
         self.path = Path(path) if path else None
         self._keys = self._read()
 
@@ -51,6 +99,11 @@ class Keyring:
     def names(self) -> tuple[str, ...]:
         """Names of the keys."""
         return tuple(self._keys)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the server has several keys, so that its metrics are not of one user alone."""
+        return len(self._keys) > 1
 
     def reload(self) -> None:
         """Read the file again.
@@ -60,26 +113,38 @@ class Keyring:
         """
         self._keys = self._read()
 
-    def check(self, headers: Mapping[str, str]) -> str:
-        """Return the name of the request's key.
+    def check(self, headers: Mapping[str, str]) -> Client:
+        """Return who sends a request with these headers.
 
         Raises:
             ApiError: 401, if the key is missing or unknown.
         """
         if not self._keys and self.path is None:
-            return NO_KEY_NAME
+            return EVERYBODY
         sent = _digest(sent_key(headers))
-        names = [name for name, digest in self._keys.items() if hmac.compare_digest(digest, sent)]
-        if names:
-            return names[0]
+        clients = [key.client for key in self._keys.values() if hmac.compare_digest(key.digest, sent)]
+        if clients:
+            return clients[0]
         raise ApiError(
             401,
             "missing or unknown key; send 'Authorization: Bearer KEY' with a key of this server",
             code="invalid_api_key",
         )
 
-    def _read(self) -> Digests:
-        return self._own | (read_keys(self.path) if self.path else {})
+    def holds(self, word: bytes) -> bool:
+        """Return whether a word of a text is one of the keys."""
+        digest = hashlib.sha256(word).digest()
+        return any(key.digest == digest for key in self._keys.values())
+
+    def _read(self) -> Keys:
+        keys = read_keys(self.path) if self.path else {}
+        own = {key.digest for key in self._own.values()}
+        if name := next((name for name, key in keys.items() if key.digest in own), None):
+            raise ConfigError(
+                f"OPENCLAW_API_KEYS_FILE={self.path}: the key of {name!r} is also the key from the environment, "
+                "which is an admin key; give each its own"
+            )
+        return self._own | keys
 
 
 def sent_key(headers: Mapping[str, str]) -> str:
@@ -88,8 +153,8 @@ def sent_key(headers: Mapping[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
-def read_keys(path: Path) -> Digests:
-    """Return ``{name: digest}`` of a keys file.
+def read_keys(path: Path) -> Keys:
+    """Return the keys of a keys file by name.
 
     Raises:
         ConfigError: naming the line, but not its contents.
@@ -100,22 +165,37 @@ def read_keys(path: Path) -> Digests:
         lines = path.read_text().splitlines()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: not a text file; write one name:key per line") from error
-    keys: Digests = {}
+    keys: Keys = {}
+    places: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, colon, key = (part.strip() for part in line.partition(":"))
+        admin = ADMIN.fullmatch(name)
+        name = admin.group(1) if admin else name
         if not colon or not key or not NAME.fullmatch(name):
-            raise ConfigError(f"{where}: line {number} is not name:key; a name has letters, digits and . _ -")
+            raise ConfigError(
+                f"{where}: line {number} is not name:key; a name has letters, digits and . _ -, a child key is "
+                "PARENT/CHILD:key, an admin key is name (admin):key"
+            )
         if name in keys or name in (ENVIRONMENT_NAME, NO_KEY_NAME):
             raise ConfigError(f"{where}: line {number}: the name {name!r} is used twice; choose another")
+        if admin and CHILD in name:
+            raise ConfigError(f"{where}: line {number}: the child key {name!r} cannot be an admin key; remove (admin)")
         if key.startswith("sha256:") and not DIGEST.fullmatch(key):
             raise ConfigError(f"{where}: line {number}: write sha256: and 64 hexadecimal digits")
         hashed = DIGEST.fullmatch(key)
         digest = bytes.fromhex(hashed.group(1)) if hashed else _digest(key)
-        if digest in keys.values():
+        if any(digest == other.digest for other in keys.values()):
             raise ConfigError(f"{where}: line {number}: the key of {name!r} is in the file twice; remove one")
-        keys[name] = digest
+        keys[name] = Key(digest, Client(name, name, admin=admin is not None))
+        places[name] = number
+    for name, number in places.items():
+        parent = name.rpartition(CHILD)[0]
+        if parent and parent not in keys:
+            raise ConfigError(
+                f"{where}: line {number}: {name!r} is a child of {parent!r}, which has no key here; add one"
+            )
     if not keys:
         raise ConfigError(f"{where}: contains no key; write one name:key per line")
     return keys

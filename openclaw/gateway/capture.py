@@ -18,6 +18,7 @@ from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
 from openclaw.ledger.records import Message, Turn, VersionSpan
+from openclaw.messages.issued import turn_id
 from openclaw.sessions import TurnContext
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -88,7 +89,7 @@ class Capture:
     @property
     def id(self) -> str:
         """The turn's id: the completion's id, plus ``.index`` for every choice but the first."""
-        return f"{self.prompt.id}.{self.index}" if self.index else self.prompt.id
+        return turn_id(self.prompt.id, self.index)
 
     def add(self, chunk: TokenChunk) -> Step:
         """Add a chunk of the engine; return the client's next piece."""

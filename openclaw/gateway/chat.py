@@ -8,7 +8,6 @@ an error. `openclaw.gateway.reply` carries each reply from its prompt to the led
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -33,6 +32,8 @@ from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
+from openclaw.messages.issued import new_completion_id, tool_call_id
+from openclaw.owners import LOCAL
 from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
@@ -70,13 +71,16 @@ class ChatService:
         self._vocabulary = vocabulary
         self._format = reply_format
 
-    def reply(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str]) -> Reply:
+    def reply(
+        self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str], owner: str = LOCAL
+    ) -> Reply:
         """Return the reply to a request; entering it starts it.
 
         Args:
             request: the result of `parse_request`.
             raw: the request's JSON.
             headers: of the HTTP request.
+            owner: of the turn.
         """
 
         async def prepare() -> Opening:
@@ -86,6 +90,7 @@ class ChatService:
                 self.sessions.begin,
                 headers,
                 prompt.messages,
+                owner=owner,
                 body_session_id=request.session_id,
                 stated_kind=stated_kind,
                 done=done,
@@ -101,7 +106,7 @@ class ChatService:
         tools = self._format.tools if request.offers_tools else None
         parser = ReplyParser(
             reasoning=self._format.reasoning,
-            tools=tools.parser(request.tool_schemas) if tools else None,
+            tools=tools.parser(request.tool_schemas, partial(tool_call_id, prompt.id, index)) if tools else None,
             inside_reasoning=prompt.inside_reasoning,
             stops=request.stops,
         )
@@ -178,7 +183,7 @@ class ChatService:
         grammar = reply_grammar(request, self._format.tools, self._format.reasoning, thought)
         plan = plan_sampling(request, self.config, room, grammar, vocabulary=self._vocabulary)
         return Prompt(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
+            id=new_completion_id(),
             request=request,
             messages=list(raw["messages"]),
             tools=tools,

@@ -1,8 +1,7 @@
-"""A client's connection: request body, JSON answer, keep-alive comments, and disconnects.
+"""A client's connection: JSON answer, keep-alive comments, and disconnects.
 
 Guarantees: work is cancelled as soon as its client closes the connection, and only then. A stream is never silent for
-longer than the seconds of its `Comments`. A body is read up to its limit. One task watches; the work itself runs
-without a task of its own.
+longer than the seconds of its `Comments`. One task watches; the work itself runs without a task of its own.
 """
 
 from __future__ import annotations
@@ -12,40 +11,12 @@ import time
 from types import TracebackType
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Send
 
-from openclaw.gateway.errors import ApiError, ClientGoneError
+from openclaw.gateway.errors import ClientGoneError
 
 COMMENT = b": keep-alive\n\n"
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        ApiError: 413, if it has more than ``limit`` bytes; the rest is not read.
-        ClientGoneError: if the client closed the connection before the end of the body.
-    """
-    stated = request.headers.get("content-length", "0")
-    if stated.isdigit() and int(stated) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise _too_large(limit)
-    except ClientDisconnect as error:
-        raise ClientGoneError from error
-    return bytes(body)
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413, f"the body has more than {limit} bytes; send less", code="request_too_large", limit="body_bytes"
-    )
 
 
 def json_response(value: object, headers: dict[str, str] | None = None) -> Response:

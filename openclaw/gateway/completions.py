@@ -13,10 +13,11 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from openclaw.gateway.access_log import note_reply
+from openclaw.gateway.access_log import client_of, note_reply
 from openclaw.gateway.admission import Admission
+from openclaw.gateway.bodies import take_body
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.client_connection import COMMENT, Connected, json_response, read_body
+from openclaw.gateway.client_connection import COMMENT, Connected, json_response
 from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, defect
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
@@ -62,10 +63,9 @@ class ChatCompletions:
 
 async def _chat(service: ChatService, admission: Admission, request: Request, until_sent: AsyncExitStack) -> Response:
     """Return the response; a streamed reply lives until ``until_sent`` exits."""
-    body = await read_body(request, service.config.max_body_bytes)
     await admission.enter()
-    chat_request, raw = parse_request(body)
-    reply = service.reply(chat_request, raw, request.headers)
+    chat_request, raw = parse_request(take_body(request.scope))
+    reply = service.reply(chat_request, raw, request.headers, client_of(request.scope).owner)
     if chat_request.stream:
         return await _stream(service, request, await until_sent.enter_async_context(reply))
     async with reply:

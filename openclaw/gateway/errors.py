@@ -71,7 +71,7 @@ class ApiError(OpenClawError):
 
     def response(self) -> Response:
         """Return the HTTP response."""
-        headers = {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        headers = dict(_HEADERS.get(self.status, {}))
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
         if self.limit is not None:
@@ -79,6 +79,7 @@ class ApiError(OpenClawError):
         return Response(orjson.dumps(self.body()), self.status, headers, media_type="application/json")
 
 
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 408: {"connection": "close"}}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable_error"}
 
 

@@ -15,9 +15,10 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw.config.bounds import FEEDBACK_CHARACTERS, SESSION_ID
+from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.outcomes import unknown_reply
+from openclaw.gateway.outcomes import TurnOwners, require_own_turn, unknown_reply
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.feedback import FeedbackReceipt
 from openclaw.ledger.opinion import as_next_state, stated_score
@@ -37,7 +38,7 @@ class FeedbackRequest(BaseModel):
     text: str | None = Field(None, max_length=FEEDBACK_CHARACTERS.most)
 
 
-class FeedbackStore(Protocol):
+class FeedbackStore(TurnOwners, Protocol):
     """What the route needs from the ledger."""
 
     def record_feedback(self, feedback: Feedback, next_state: list[Message]) -> FeedbackReceipt: ...
@@ -59,12 +60,12 @@ class FeedbackDesk:
         self._clock = clock
         self._on_pending = on_pending
 
-    async def take(self, body: bytes, source: str) -> dict[str, Any]:
-        """Record the feedback in ``body`` from the key named ``source``, and return the answer.
+    async def take(self, body: bytes, client: Client) -> dict[str, Any]:
+        """Record the feedback in ``body``, and return the answer.
 
         Raises:
-            ApiError: 400 for an empty or contradictory body, 404 for an unknown reply, 500 if the ledger is not
-                writable.
+            ApiError: 400 for an empty or contradictory body, 404 for a reply that is unknown or not the client's, 500
+                if the ledger is not writable.
         """
         request = parse_feedback(body)
         feedback = Feedback(
@@ -73,10 +74,15 @@ class FeedbackDesk:
             thumbs=request.thumbs,
             score=request.score,
             text=request.text,
-            source=source,
+            source=client.name,
         )
+
+        def record() -> FeedbackReceipt:
+            require_own_turn(self._store, feedback.turn_id, client)
+            return self._store.record_feedback(feedback, as_next_state(feedback))
+
         try:
-            receipt = await asyncio.to_thread(self._store.record_feedback, feedback, as_next_state(feedback))
+            receipt = await asyncio.to_thread(record)
         except UnknownRecordError as error:
             raise unknown_reply() from error
         except LedgerError as error:

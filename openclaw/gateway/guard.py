@@ -1,7 +1,8 @@
-"""ASGI middleware in front of every route: request id, key and limits before it, counters and access log after it.
+"""ASGI middleware in front of every route: page, key, body and limits before it, counters and access log after it.
 
-Guarantees: every route except `OPEN_PATHS` needs a key, including routes added later. The body of a refused request is
-not read. Every answer has ``X-Request-Id``: the client's own if usable, otherwise the turn's, otherwise a new one.
+Guarantees: no route serves a page of another origin (`openclaw.gateway.origin`). Every route except `OPEN_PATHS` needs
+a key, including routes added later. Without one, the body is not read. A request counts as under way once its body has
+arrived (`openclaw.gateway.bodies`), so clients that send slowly take no place from others. Every answer has ``X-Request-Id``: the client's own if usable, otherwise the turn's, otherwise a new one.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of
+from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of, secret_finder
 from openclaw.gateway.auth import Keyring
-from openclaw.gateway.errors import LIMIT_HEADER, ApiError
-from openclaw.gateway.limits import BusyError, RateLimitError, RateLimits
+from openclaw.gateway.bodies import Bodies, take_body
+from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError
+from openclaw.gateway.limits import RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.origin import Doorway
+from openclaw.gateway.under_way import Slots
 
 OPEN_PATHS = frozenset({"/healthz"})
+FEEDBACK_PATH = "/v1/feedback"
 LIMITED_METHODS = frozenset({"POST", "DELETE"})
 """Requests for models and metrics do not count against a key's limits."""
 
@@ -29,22 +34,32 @@ class Guard:
         self,
         app: ASGIApp,
         *,
+        doorway: Doorway,
         keyring: Keyring,
+        bodies: Bodies,
         limits: RateLimits,
         metrics: GatewayMetrics,
         on_refused: Callable[[str, int], None],
         log_contents: bool,
+        slots: Slots,
     ) -> None:
         """Wrap ``app``; call ``on_refused`` with path and status of each refused request."""
         self._app = app
+        self._doorway = doorway
         self._keyring = keyring
+        self._bodies = bodies
         self._limits = limits
         self._metrics = metrics
         self._on_refused = on_refused
         self._log_contents = log_contents
+        secret_finder()
+        self._slots = slots
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; pass anything but HTTP through."""
+        """Serve one request; pass the application's own events through, and refuse WebSockets."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -71,29 +86,43 @@ class Guard:
 
     async def _admit(self, scope: Scope, headers: Headers, record: RequestRecord, receive: Receive, send: Send) -> None:
         """Pass a request on to its route, or answer with a refusal."""
-        limited = False
+        limited, slot = False, None
         try:
-            if scope["path"] not in OPEN_PATHS:
-                record.key = self._keyring.check(headers)
-                if scope["method"] in LIMITED_METHODS:
-                    await self._limits.enter(record.key)
-                    limited = True
-        except ApiError as error:
-            if isinstance(error, RateLimitError):
-                self._metrics.rate_limited.labels(key=record.key, limit=error.limit).inc()
-            elif not isinstance(error, BusyError):
-                self._metrics.unauthorized.inc()
-            self._on_refused(scope["path"], error.status)
-            await error.response()(scope, receive, send)
-            return
-        try:
+            try:
+                self._doorway.check(headers)
+                if scope["path"] not in OPEN_PATHS:
+                    record.client = self._keyring.check(headers)
+                    if scope["method"] == "POST":
+                        await self._bodies.read(scope, headers, receive, record.key)
+                    if scope["method"] in LIMITED_METHODS:
+                        await self._limits.enter(record.key, feedback=scope["path"] == FEEDBACK_PATH)
+                        limited = True
+            except ClientGoneError:
+                self._on_refused(scope["path"], CLIENT_GONE)
+                return
+            except ApiError as error:
+                self._note(error, record)
+                self._on_refused(scope["path"], error.status)
+                await error.response()(scope, receive, send)
+                return
+            slot = self._slots.begin(record.id, record.key, scope["method"], scope["path"])
             await self._app(scope, receive, send)
         finally:
+            if slot is not None:
+                self._slots.end(slot)
+            take_body(scope)
             if limited:
                 await self._limits.leave(record.key, sum(record.tokens))
 
+    def _note(self, error: ApiError, record: RequestRecord) -> None:
+        """Count a refusal that has a metric of its own."""
+        if isinstance(error, RateLimitError):
+            self._metrics.rate_limited.labels(key=record.key, limit=error.limit).inc()
+        elif error.status == 401:
+            self._metrics.unauthorized.inc()
+
     def _count(self, record: RequestRecord) -> None:
-        if record.key == "-":
+        if record.client is None:
             return
         self._metrics.key_requests.labels(key=record.key, code=str(record.status)).inc()
         prompt, generated = record.tokens

@@ -1,4 +1,4 @@
-"""Limits per key (requests and tokens per minute, concurrent requests) and on the server's concurrent requests.
+"""Limits per key (requests, tokens and feedback per minute, concurrent requests) and on the server's concurrent requests.
 
 Guarantees: a refused request is a 429 in OpenAI's shape with ``Retry-After``, and is counted. A window is a minute that
 begins with its first request. Tokens are charged at the end of a reply: the reply that uses up a window is delivered
@@ -19,7 +19,7 @@ from limits.aio.strategies import FixedWindowRateLimiter
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError
 
-Limit = Literal["requests", "tokens", "concurrent"]
+Limit = Literal["requests", "tokens", "concurrent", "feedback_per_minute"]
 
 
 class RateLimitError(ApiError):
@@ -42,7 +42,10 @@ class BusyError(ApiError):
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            503, f"{most} requests are under way, the server's limit; send it again in 1 s", code="server_busy"
+            503,
+            f"{most} requests are under way, the server's limit; send it again in 1 s",
+            code="server_busy",
+            limit="requests_under_way",
         )
 
 
@@ -55,12 +58,14 @@ class RateLimits:
         tokens: int | None = None,
         concurrent: int | None = None,
         together: int | None = None,
+        feedback: int | None = None,
     ) -> None:
         """Set the limits; None means unlimited. ``together`` limits the concurrent requests of all keys."""
         self._together = together
         self._windows = FixedWindowRateLimiter(MemoryStorage())
         self._requests = RateLimitItemPerMinute(requests, namespace="requests") if requests else None
         self._tokens = RateLimitItemPerMinute(tokens, namespace="tokens") if tokens else None
+        self._feedback = RateLimitItemPerMinute(feedback, namespace="feedback") if feedback else None
         self._concurrent = concurrent
         self._under_way: Counter[str] = Counter()
 
@@ -68,11 +73,15 @@ class RateLimits:
     def of(config: RuntimeConfig) -> RateLimits:
         """Return the limits of a configuration."""
         return RateLimits(
-            config.rate_limit_requests, config.rate_limit_tokens, config.rate_limit_concurrent, config.max_requests
+            config.rate_limit_requests,
+            config.rate_limit_tokens,
+            config.concurrent_per_key,
+            config.max_requests,
+            config.rate_limit_feedback,
         )
 
-    async def enter(self, key: str) -> None:
-        """Count a request of ``key``.
+    async def enter(self, key: str, *, feedback: bool = False) -> None:
+        """Count a request of ``key``; ``feedback``: it gives feedback, which has a limit of its own besides.
 
         Raises:
             BusyError: if the server is at its limit; the request is then not counted.
@@ -92,6 +101,12 @@ class RateLimits:
                     "tokens",
                     f"this key has used its {self._tokens.amount} tokens per minute",
                     await self._wait(self._tokens, key),
+                )
+            if feedback and self._feedback and not await self._windows.hit(self._feedback, key):
+                raise RateLimitError(
+                    "feedback_per_minute",
+                    f"this key has given feedback {self._feedback.amount} times in a minute",
+                    await self._wait(self._feedback, key),
                 )
             if self._requests and not await self._windows.hit(self._requests, key):
                 raise RateLimitError(

@@ -32,9 +32,12 @@ ERROR: dict[str, Any] = {
 MEANINGS = {
     400: "the request cannot be answered; `error.param` names the field that is wrong",
     401: "the key is missing or unknown",
+    403: "the request comes from a page or host that may not use this server, or needs an admin key",
     404: "not found",
+    408: "the body came too slowly",
     409: "the request contradicts the ledger",
     413: "the body is too large",
+    415: "the body is not JSON by its `Content-Type`",
     429: "the key is over its limits; `Retry-After` says when to retry",
     500: "the server or its engine failed",
     503: "the engine is unavailable; send the request again",
@@ -67,8 +70,8 @@ COMPLETION: dict[str, Any] = {
 }
 
 
-EVERY_ROUTE = (401, 429, 500)
-EVERY_API_ROUTE = (400, 404, 409, 413, 503)
+EVERY_ROUTE = (401, 403, 429, 500)
+EVERY_API_ROUTE = (400, 404, 408, 409, 413, 415, 503)
 CHAT_OPERATION = {
     "summary": "Chat Completions",
     "description": "Answer a conversation, streamed or whole.",
@@ -88,7 +91,7 @@ def describe(description: dict[str, Any]) -> None:
     """Add the missing parts to an OpenAPI description, in place."""
     description["paths"][CHAT_PATH] = {"post": dict(CHAT_OPERATION, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
-        statuses = (*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ()))
+        statuses = [*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ())]
         for operation in operations.values():
             responses = operation["responses"]
             responses.pop("422", None)

@@ -1,7 +1,7 @@
 """``GET /v1/turns/{response_id}``: what became of a reply, for whoever got it.
 
 Guarantees: read-only. The answer has verdict and training step, but no text of the conversation except the judge's hint.
-A reply's id is random and only its client knows it, as for feedback.
+Another owner's reply gets the 404 of an unknown one, here and for feedback.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ import asyncio
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.outcome import Outcome
 
 
-class OutcomeStore(Protocol):
+class TurnOwners(Protocol):
+    """Where the session of a turn is known."""
+
+    def session_of(self, turn_id: str) -> str: ...
+
+
+class OutcomeStore(TurnOwners, Protocol):
     """What the route needs from the ledger."""
 
     def outcome(self, turn_id: str) -> Outcome: ...
@@ -27,17 +34,29 @@ class OutcomeDesk:
     def __init__(self, store: OutcomeStore) -> None:
         self._store = store
 
-    async def tell(self, response_id: str) -> dict[str, Any]:
+    async def tell(self, response_id: str, client: Client) -> dict[str, Any]:
         """Return what became of the reply ``response_id``.
 
         Raises:
-            ApiError: 404 for an unknown reply.
+            ApiError: 404 for a reply that is unknown or not the client's.
         """
+
+        def read() -> Outcome:
+            outcome = self._store.outcome(response_id)
+            require_own_turn(self._store, response_id, client)
+            return outcome
+
         try:
-            outcome = await asyncio.to_thread(self._store.outcome, response_id)
+            outcome = await asyncio.to_thread(read)
         except UnknownRecordError as error:
             raise unknown_reply() from error
         return {"object": "turn", "id": response_id, **asdict(outcome)}
+
+
+def require_own_turn(store: TurnOwners, turn_id: str, client: Client) -> None:
+    """Raise UnknownRecordError if the client does not reach a turn, or if there is none."""
+    if not client.reaches(store.session_of(turn_id)):
+        raise UnknownRecordError(f"{client.name} has no turn {turn_id!r}")
 
 
 def unknown_reply() -> ApiError:

@@ -1,6 +1,7 @@
 """``GET /v1/rollouts``: recorded turns for a collector on another machine.
 
-Guarantees: read-only; off unless ``OPENCLAW_SERVE_ROLLOUTS=1``, because it shows every conversation to every key.
+Guarantees: read-only; off unless ``OPENCLAW_SERVE_ROLLOUTS=1``, because it copies conversations. A key gets the turns
+that it and its children own; only an admin key gets those of all owners.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
+from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.ledger.transfer import ChangedTurn
 
@@ -17,7 +19,7 @@ MOST_TURNS = 20
 class RolloutStore(Protocol):
     """What the route needs from the ledger."""
 
-    def changed_turns(self, since: float, after: int, limit: int) -> list[ChangedTurn]: ...
+    def changed_turns(self, since: float, after: int, limit: int, owner: str | None = None) -> list[ChangedTurn]: ...
 
 
 class RolloutDesk:
@@ -27,12 +29,13 @@ class RolloutDesk:
         self._store = store
         self._enabled = enabled
 
-    async def page(self, since: str, after: str) -> dict[str, Any]:
+    async def page(self, since: str, after: str, client: Client) -> dict[str, Any]:
         """Return the turns that changed after a position, and the next position.
 
         Args:
             since: seconds since the epoch.
             after: number of the last turn that changed at ``since``.
+            client: who asks.
 
         Raises:
             ApiError: 404 if the route is off, 400 for an invalid position.
@@ -50,7 +53,8 @@ class RolloutDesk:
             raise bad_request("since must be a number of seconds, after a whole number", param="since") from error
         if not -(2**63) <= position[1] < 2**63:
             raise bad_request("after is out of range", param="after")
-        turns = await asyncio.to_thread(self._store.changed_turns, *position, MOST_TURNS)
+        owner = None if client.admin else client.owner
+        turns = await asyncio.to_thread(self._store.changed_turns, *position, MOST_TURNS, owner)
         last = (turns[-1].changed_at, turns[-1].number) if turns else position
         return {
             "object": "list",

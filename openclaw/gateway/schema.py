@@ -14,7 +14,15 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from openclaw.config.bounds import CHOICES, JSON_DEPTH, SESSION_ID, STOP_STRINGS, STOP_TOKENS, TOP_LOGPROBS
+from openclaw.config.bounds import (
+    CHOICES,
+    JSON_DEPTH,
+    NAME_CHARACTERS,
+    SESSION_ID,
+    STOP_STRINGS,
+    STOP_TOKENS,
+    TOP_LOGPROBS,
+)
 from openclaw.gateway.errors import ApiError, bad_request, unsupported
 
 IGNORED = frozenset(
@@ -81,7 +89,7 @@ class ChatMessage(_Strict):
 class ToolFunction(_Strict):
     """A tool's function; ``strict`` makes the engine enforce the schema."""
 
-    name: str = Field(min_length=1, max_length=256, pattern=r"^[^\s<>\"\\]+$")
+    name: str = Field(min_length=1, max_length=NAME_CHARACTERS.most, pattern=r"^[^\s<>\"\\]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -32,7 +32,7 @@ from openclaw.ledger.exceptions import (
     TransitionError,
     UnknownRecordError,
 )
-from openclaw.ledger.opinion import judged_messages, opinion
+from openclaw.ledger.opinion import judged_messages, opinion, weighted
 from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision
@@ -150,7 +150,8 @@ class JudgeWorker:
         try:
             async with asyncio.timeout(self._settings.timeout):
                 verdict, decision = await self._decide(turn, item.feedback)
-            await self._record(turn.id, verdict, decision, len(item.feedback))
+            samples = weighted(decision.samples, verdict, item.choices)
+            await self._record(turn.id, verdict, replace(decision, samples=samples), len(item.feedback))
         except UnknownRecordError:
             logger.info("turn %s was deleted while it was judged", turn.id)
         except FeedbackArrivedError as error:

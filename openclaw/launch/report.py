@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from openclaw.config.runtime_variables import VARIABLES
+from openclaw.launch.limits import adjustable_lines, limit_lines
 from openclaw.launch.plan import Plan
 from openclaw.runtime.where import api_url, inspect_command, shown_path
 from slime.arguments.placement import describe_placement, start_lines
@@ -169,7 +170,7 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
 def describe(plan: Plan) -> str:
     """Return placement, run and what the user set."""
     lines = [f"method {plan.method}, profile {plan.profile.name}", "", "placement:", *summary_lines(plan)]
-    lines += ["", "run:", *run_lines(plan)]
+    lines += ["", "run:", *run_lines(plan), "", "limits of the gateway:", *adjustable_lines(plan.runtime)]
     given = list(given_lines(plan))
     defaults = f"of method {plan.method} and profile {plan.profile.name}"
     lines += [
@@ -192,6 +193,9 @@ def describe_in_full(plan: Plan) -> str:
         "",
         "variables (name, value, source):",
         *variable_lines(plan),
+        "",
+        "limits of the gateway (name, value, unit, variable):",
+        *limit_lines(plan.runtime),
         "",
         "ranks and engines (name, value, processes, source):",
         *process_lines(plan),

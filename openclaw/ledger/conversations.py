@@ -17,6 +17,7 @@ from typing import Any
 
 from openclaw.ledger.reports import TurnRecord
 from openclaw.ledger.store import Ledger
+from slime.utils.private_files import private
 
 CONVERSATIONS_NAME = "conversations.jsonl"
 """The file's name in a folder of recorded or collected turns."""
@@ -59,7 +60,7 @@ def write_lines(values: Iterable[dict[str, Any]], path: Path) -> int:
     """Write one JSON object per line, atomically, and return their number."""
     part = path.with_name(f"{path.name}.part")
     count = 0
-    with part.open("w", encoding="utf-8") as file:
+    with open(part, "w", encoding="utf-8", opener=private) as file:
         for value in values:
             file.write(json.dumps(value, ensure_ascii=True) + "\n")
             count += 1

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
 from openclaw.ledger.records import Feedback, Message, Turn
 from openclaw.ledger.schema import migrate
+from slime.utils.private_files import make_private, private, private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Database:
     def __init__(
         self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
     ) -> None:
-        """Open the ledger at ``path``; create the file and folder if missing.
+        """Open the ledger at ``path``; create the file and folder if missing, for their owner only.
 
         Args:
             path: the file.
@@ -60,8 +61,9 @@ class Database:
         self.clock = clock
         self.redaction = redaction
         self._lock = threading.RLock()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.path.parent)
         log = read_log(self.path)
+        self._make_private()
         with self._named_errors():
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
@@ -71,6 +73,14 @@ class Database:
             except BaseException:
                 self._connection.close()
                 raise
+
+    def _make_private(self) -> None:
+        """Create the file with mode 0600, or give an existing one that mode; SQLite gives its logs the mode of the file."""
+        with suppress(OSError):  # SQLite names what is wrong with the file
+            if not self.path.exists():
+                open(self.path, "ab", opener=private).close()
+        for suffix in ("", "-wal", "-shm"):
+            make_private(self.path.with_name(self.path.name + suffix))
 
     def _prepare(self, log: Log | None) -> None:
         """Set up the connection, check the file and migrate it."""

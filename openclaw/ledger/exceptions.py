@@ -22,6 +22,10 @@ class LedgerUnavailableError(LedgerError):
     """The file is not readable or writable now (disk full, locked, read-only); nothing was changed."""
 
 
+class LedgerFullError(LedgerUnavailableError):
+    """The disk is full; nothing was changed."""
+
+
 class LedgerDamagedError(LedgerError):
     """The file is a damaged database."""
 
@@ -56,7 +60,8 @@ def ledger_error(error: sqlite3.Error, path: Path) -> LedgerError | None:
     if primary in _DAMAGED:
         return damaged(path, str(error))
     if primary in _UNAVAILABLE:
-        return LedgerUnavailableError(f"ledger {path}: {_UNAVAILABLE[primary]} ({error})")
+        kind = LedgerFullError if primary == sqlite3.SQLITE_FULL else LedgerUnavailableError
+        return kind(f"ledger {path}: {_UNAVAILABLE[primary]} ({error})")
     return None
 
 

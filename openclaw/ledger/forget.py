@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw.ledger.database import Database
-from openclaw.ledger.exceptions import LedgerUnavailableError, UnknownRecordError
+from openclaw.ledger.exceptions import LedgerFullError, LedgerUnavailableError, UnknownRecordError
+from openclaw.ledger.reserve import keep_reserve, release_reserve, renew_reserve
 from openclaw.ledger.turns import session_digest
 
 ERASE_SECONDS = 2.0
@@ -41,13 +42,30 @@ class ForgetQueries(Database):
     def forget_session(self, session_id: str, *, under_way: bool = False) -> Forgotten:
         """Delete all rows of a session; call `erase` afterwards to remove the bytes.
 
+        On a full disk this uses up the space that `reserve` took.
+
         Args:
             session_id: the session.
             under_way: whether a reply is running, so that the ledger may have no turn of the session yet.
 
         Raises:
             UnknownRecordError: if the ledger has no such session.
+            LedgerFullError: if the disk is full and the reserve too small.
         """
+        with self._lock:
+            alone = not self._connection.in_transaction  # in a larger transaction the disk's refusal ends all of it
+        try:
+            return self._forget(session_id, under_way=under_way)
+        except LedgerFullError:
+            if not alone or not release_reserve(self.path):
+                raise
+            return self._forget(session_id, under_way=under_way)
+
+    def reserve(self) -> bool:
+        """Keep disk space for `forget_session`, if the disk has plenty; return whether it is there."""
+        return keep_reserve(self.path)
+
+    def _forget(self, session_id: str, *, under_way: bool) -> Forgotten:
         turns_of = "(SELECT id FROM turns WHERE session_id = ?)"
         with self.transaction() as connection:
             known = connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone()
@@ -78,6 +96,8 @@ class ForgetQueries(Database):
     def erase(self) -> list[Path]:
         """Remove the bytes of deleted rows from disk; return the deleted backups.
 
+        A reserve that `forget_session` used up is taken again.
+
         Raises:
             LedgerUnavailableError: if another process reads the file for too long to empty the log.
         """
@@ -96,6 +116,7 @@ class ForgetQueries(Database):
         backups = sorted(self.path.parent.glob(f"{self.path.name}.v*.backup*"))
         for backup in backups:
             backup.unlink(missing_ok=True)
+        renew_reserve(self.path)
         return backups
 
     def sessions_quiet_since(self, at: float, limit: int) -> list[str]:

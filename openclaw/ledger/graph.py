@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw.ledger.database import Database
+from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Message, Signal, TurnKind, TurnState
 
 REGENERATED = "regenerated"
@@ -61,28 +62,55 @@ class GraphQueries(Database):
         return count, [_node(row) for row in found]
 
     def conversation_nodes(
-        self, digests: Sequence[bytes], limit: int, *, session_id: str | None = None, session_prefix: str = ""
+        self,
+        digests: Sequence[bytes],
+        limit: int,
+        *,
+        turns: Sequence[str] = (),
+        session_id: str | None = None,
+        session_prefix: str = "",
     ) -> list[TurnNode]:
-        """Return the turns of the conversations ``digests``, up to the first conversation with a main turn.
+        """Return named turns, then the turns of the conversations ``digests``, up to the first with a main turn.
 
         Args:
             digests: of conversations.
             limit: most turns per conversation; those that wait for a next state come first, then the newest.
+            turns: ids of turns that count in any conversation.
             session_id: search only this session.
             session_prefix: search only sessions with this prefix.
         """
+        within = "COALESCE(session_id = ?, substr(session_id, 1, ?) = ?)"
+        there = (session_id, len(session_prefix), session_prefix)
         nodes: list[TurnNode] = []
+        if turns:
+            marks = ", ".join("?" for _ in turns)
+            found = self.rows(
+                f"SELECT {_COLUMNS} FROM turns WHERE id IN ({marks}) AND conversation IS NOT NULL AND {within}",
+                (*turns, *there),
+            )
+            nodes = [_node(row) for row in found]
         for digest in digests:
             found = self.rows(
                 f"SELECT {_COLUMNS} FROM turns WHERE number IN (SELECT number FROM turns WHERE conversation = ?"
-                " AND COALESCE(session_id = ?, substr(session_id, 1, ?) = ?) ORDER BY number DESC LIMIT ?)"
+                f" AND {within} ORDER BY number DESC LIMIT ?)"
                 " ORDER BY state IN ('waiting', 'ended') DESC, number DESC LIMIT ?",
-                (digest, session_id, len(session_prefix), session_prefix, _LOOK_BACK, limit),
+                (digest, *there, _LOOK_BACK, limit),
             )
             nodes += [_node(row) for row in found]
             if any(row["kind"] == "main" for row in found):
                 break
         return nodes
+
+    def session_of(self, turn_id: str) -> str:
+        """Return the session of a turn.
+
+        Raises:
+            UnknownRecordError: if the ledger has no such turn.
+        """
+        found = self.rows("SELECT session_id FROM turns WHERE id = ?", (turn_id,))
+        if not found:
+            raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
+        return found[0]["session_id"]
 
     def mark_regenerated(self, turn_id: str) -> None:
         """Mark a turn whose reply the user had regenerated; it keeps waiting for a next state."""

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 
 from openclaw.ledger.conversations import IMPORTED, IMPORTED_NOT_TRAINABLE
 from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.records import Message, Turn, TurnKind
 from openclaw.ledger.store import Ledger
 
@@ -115,7 +116,7 @@ def _session_id(value: object, where: str) -> str:
     found = value.get("session_id") if _is_object(value) else None
     if not isinstance(found, str) or not found:
         raise ImportFormatError(f"{where}: session_id is missing; write {FORMAT}")
-    return found
+    return kept_id(found)
 
 
 def _turns(value: dict[str, Any], where: str) -> list[ImportedTurn]:

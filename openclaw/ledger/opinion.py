@@ -1,18 +1,25 @@
 """Interprets a person's feedback for the judge.
 
 Guarantees: a stated opinion (thumbs or score) becomes the verdict's score without a judge. Words are a next state like
-any other. Of several statements on one reply, the last opinion and all words count. Pure functions.
+any other. Of several statements on one reply, the last opinion and all words count. The choices of one request together
+have the weight of one reply, however many of them a person rates. Pure functions.
 """
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openclaw.ledger.records import Feedback, Message, Thumbs, Turn
+from openclaw.ledger.records import Feedback, Message, Thumbs, Turn, Verdict
+from slime.utils.types import Sample
 
 THUMBS_SCORE: dict[Thumbs, int] = {"up": 1, "down": -1}
 HALF = 0.5
+CHOICE = re.compile(r"(?P<request>.+)\.(?P<number>[0-9]{1,3})", re.DOTALL)
+WEIGHT = "feedback_weight"
+"""Key in the metadata of a sample that feedback scored: the factor in its reward."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +62,27 @@ def judged_messages(turn: Turn, stated: Opinion) -> list[Message]:
     """
     conversation = [] if turn.signal == "feedback" else list(turn.next_state or [])
     return conversation + [{"role": "user", "content": text} for text in stated.texts]
+
+
+def choice_of(turn_id: str) -> tuple[str, int]:
+    """Return the request that a turn answers, and the number of its choice: ``ID.k`` is choice k, ``ID`` choice 0."""
+    found = CHOICE.fullmatch(turn_id)
+    return (found["request"], int(found["number"])) if found else (turn_id, 0)
+
+
+def weighted(samples: Sequence[Sample], verdict: Verdict, choices: int) -> list[Sample]:
+    """Return the samples of a verdict; feedback on one of several choices counts as its share of one reply.
+
+    Args:
+        samples: of one turn.
+        verdict: the turn's.
+        choices: of the turn's request.
+    """
+    if verdict.score_source == "judge":
+        return list(samples)
+    weight = 1 / choices
+    result = [copy.copy(sample) for sample in samples]
+    for sample in result:
+        sample.reward *= weight
+        sample.metadata = {**sample.metadata, WEIGHT: weight}
+    return result

@@ -175,11 +175,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class PendingTurn:
-    """A turn that waits for the judge, its number of failed attempts, and its feedback."""
+    """A turn that waits for the judge, its number of failed attempts, its feedback, and its request's choices."""
 
     turn: Turn
     attempts: int
     feedback: tuple[Feedback, ...] = ()
+    choices: int = 1
 
 
 @dataclass(frozen=True)

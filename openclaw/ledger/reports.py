@@ -6,6 +6,7 @@ Guarantees: read-only; each row is a consistent snapshot.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict
 from openclaw.ledger.database import Database
 from openclaw.ledger.records import SampleState, Turn, Verdict
+from openclaw.ledger.samples import STATED
+from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
 
 _PAGE = 200
@@ -65,6 +68,16 @@ class JudgeError:
         return f"{turns} unjudged; {self.turn_id} failed {times}, last with {self.error}"
 
 
+@dataclass(frozen=True)
+class OwnerSamples:
+    """An owner's samples, children's included: ``ready``, in a step (``used``), and ``stated``: scored by feedback."""
+
+    owner: str
+    ready: int
+    used: int
+    stated: int
+
+
 class ReportQueries(Database):
     """The ledger's queries for tests, the inspect command and reports."""
 
@@ -100,6 +113,19 @@ class ReportQueries(Database):
             "steps": single("SELECT COUNT(*) AS n FROM steps WHERE undone_at IS NULL"),
             "judge_attempts_failed": single("SELECT COALESCE(SUM(judge_attempts), 0) AS n FROM turns"),
         }
+
+    def owner_samples(self) -> list[OwnerSamples]:
+        """Return the samples of each owner that has any, by name; dropped samples do not count."""
+        found = self.rows(
+            f"SELECT turns.session_id, samples.state, {STATED} AS stated, COUNT(*) AS n FROM samples"
+            " JOIN turns ON turns.id = samples.turn_id WHERE samples.state != 'dropped' GROUP BY 1, 2, 3"
+        )
+        counts: dict[str, Counter[str]] = {}
+        for row in found:
+            owner = counts.setdefault(root(owner_of(row["session_id"])), Counter())
+            owner["ready" if row["state"] == "ready" else "used"] += row["n"]
+            owner["stated"] += row["n"] if row["stated"] else 0
+        return [OwnerSamples(name, n["ready"], n["used"], n["stated"]) for name, n in sorted(counts.items())]
 
     def sample_records(self, turn_id: str | None = None) -> list[SampleRecord]:
         """Return all samples, or those of one turn, oldest first."""

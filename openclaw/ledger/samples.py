@@ -2,14 +2,24 @@
 
 Guarantees, relative to the restored checkpoint: no sample is trained twice and none is lost. A sample is *trained* only
 when a checkpoint that contains its step is on disk (`mark_trained`). Restoring an older checkpoint undoes every later
-lease, use and drop (`reconcile`). Samples beyond a batch stay ready for the next one.
+lease, use and drop (`reconcile`). Samples beyond a batch stay ready for the next one. `openclaw.ledger.quota` chooses
+among the samples of several owners.
 """
 
 from __future__ import annotations
 
 from openclaw.ledger.codec import decode_sample
 from openclaw.ledger.database import Database
+from openclaw.ledger.quota import Candidate, Quota, choose
+from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
+
+STATED = (
+    "EXISTS (SELECT 1 FROM feedback WHERE feedback.turn_id = samples.turn_id AND applied"
+    " AND (thumbs IS NOT NULL OR score IS NOT NULL))"
+)
+"""Whether a person's feedback scored a sample: a verdict considers all feedback that counts, and a stated score wins."""
+NO_QUOTA = Quota(owner=1.0, feedback=1.0)
 
 
 class SampleQueries(Database):
@@ -32,24 +42,32 @@ class SampleQueries(Database):
             " (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
         )[0]["n"]
 
-    def claim_samples(self, rollout_id: int, count: int) -> list[Sample]:
-        """Lease the oldest ready samples to a rollout until it has ``count``, and return all of them.
+    def claim_samples(self, rollout_id: int, count: int, quota: Quota = NO_QUOTA) -> list[Sample]:
+        """Lease ready samples to a rollout until it has ``count``, oldest first within ``quota``; return all of them.
 
-        Claiming again for the same rollout returns the same samples, so a caller that died in between loses none.
+        Claiming again for the same rollout returns the same samples, so a caller that died in between loses none. Fewer
+        are returned if another process forgets or leases some of them meanwhile.
         """
+        held = self._candidates("samples.state = 'leased' AND samples.rollout_id = ?", (rollout_id,))
+        ready = self._candidates("samples.state = 'ready'") if len(held) < count else []  # long, so outside the lock
+        chosen = [(rollout_id, sample_id) for sample_id in choose(ready, held, count, quota)]
         with self.transaction() as connection:
-            held = connection.execute(
-                "SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id = ?", (rollout_id,)
-            ).fetchone()["n"]
-            connection.execute(
-                "UPDATE samples SET state = 'leased', rollout_id = ? WHERE id IN"
-                " (SELECT id FROM samples WHERE state = 'ready' ORDER BY id LIMIT ?)",
-                (rollout_id, max(0, count - held)),
+            connection.executemany(
+                "UPDATE samples SET state = 'leased', rollout_id = ? WHERE id = ? AND state = 'ready'", chosen
             )
             leased = connection.execute(
                 "SELECT * FROM samples WHERE state = 'leased' AND rollout_id = ? ORDER BY id", (rollout_id,)
             ).fetchall()
         return [decode_sample(row) for row in leased]
+
+    def _candidates(self, condition: str, parameters: tuple[int, ...] = ()) -> list[Candidate]:
+        """Return the samples that meet ``condition``, oldest first."""
+        found = self.rows(
+            f"SELECT samples.id, turns.session_id, {STATED} AS stated FROM samples"
+            f" JOIN turns ON turns.id = samples.turn_id WHERE {condition} ORDER BY samples.id",
+            parameters,
+        )
+        return [Candidate(row["id"], root(owner_of(row["session_id"])), bool(row["stated"])) for row in found]
 
     def drop_sample(self, sample_id: int, reason: str, rollout_id: int) -> None:
         """Drop a ready or leased sample; ``rollout_id`` is the rollout that would have used it.

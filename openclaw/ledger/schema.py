@@ -24,6 +24,7 @@ from openclaw.ledger.states import (
     deletion_triggers_sql,
     triggers_sql,
 )
+from slime.utils.private_files import private
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ def back_up(path: Path, version: int) -> Path:
     target = backup_path(path, version)
     unfinished = target.with_name(f"{target.name}.part")
     unfinished.unlink(missing_ok=True)
+    open(unfinished, "wb", opener=private).close()  # SQLite fills an empty file
     with closing(sqlite3.connect(path, isolation_level=None)) as source:
         source.execute("VACUUM INTO ?", (str(unfinished),))
     with unfinished.open("rb") as file:

@@ -17,6 +17,7 @@ from openclaw.ledger.feedback import FeedbackQueries
 from openclaw.ledger.opinion import as_next_state
 from openclaw.ledger.records import Feedback, Turn, VersionSpan
 from openclaw.ledger.turns import FEEDBACK_OF_TURN
+from openclaw.owners import prefixes
 
 _CHANGED = (
     "MAX(turns.finished_at, COALESCE(turns.next_state_at, 0), COALESCE(sessions.ended_at, 0),"
@@ -73,8 +74,12 @@ def _changed(reader: sqlite3.Connection, row: sqlite3.Row) -> ChangedTurn:
 class TransferQueries(FeedbackQueries):
     """The ledger's queries for the rollouts route and a collector."""
 
-    def changed_turns(self, since: float, after: int, limit: int) -> list[ChangedTurn]:
-        """Return up to ``limit`` turns changed after ``since``, or at ``since`` with a number above ``after``, oldest first."""
+    def changed_turns(self, since: float, after: int, limit: int, owner: str | None = None) -> list[ChangedTurn]:
+        """Return up to ``limit`` turns changed after ``since``, or at ``since`` with a number above ``after``, oldest first.
+
+        Only those of ``owner``, which is not `LOCAL`, and its children; of all owners if it is None.
+        """
+        own, children = ("", "") if owner is None else prefixes(owner)
         # The query reads the whole table; a connection of its own keeps it from blocking turns. In one transaction, a
         # session that is deleted meanwhile is returned complete.
         with self._named_errors(), closing(sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_SECONDS)) as reader:
@@ -83,8 +88,10 @@ class TransferQueries(FeedbackQueries):
             found = reader.execute(
                 f"SELECT turns.number, turns.id, sessions.ended_at, {_CHANGED} AS changed_at FROM turns"
                 " JOIN sessions ON sessions.id = turns.session_id"
-                f" WHERE {_CHANGED} > ? OR ({_CHANGED} = ? AND turns.number > ?) ORDER BY changed_at, turns.number LIMIT ?",
-                (since, since, after, limit),
+                f" WHERE ({_CHANGED} > ? OR ({_CHANGED} = ? AND turns.number > ?))"
+                " AND (substr(sessions.id, 1, ?) = ? OR substr(sessions.id, 1, ?) = ?)"
+                " ORDER BY changed_at, turns.number LIMIT ?",
+                (since, since, after, len(own), own, len(children), children, limit),
             ).fetchall()
             return [_changed(reader, row) for row in found]
 

@@ -16,6 +16,7 @@ from typing import Any
 from openclaw.ledger.codec import decode_feedback, decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
+from openclaw.ledger.opinion import choice_of
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
 from slime.utils.types import Sample
 
@@ -124,9 +125,21 @@ class TurnQueries(Database):
         )
         fresh = [row for row in found if row["id"] not in exclude]
         return [
-            PendingTurn(decode_turn(row), row["judge_attempts"], tuple(self.feedback(row["id"])))
+            PendingTurn(
+                decode_turn(row), row["judge_attempts"], tuple(self.feedback(row["id"])), self.choices(row["id"])
+            )
             for row in fresh[:limit]
         ]
+
+    def choices(self, turn_id: str) -> int:
+        """Return how many choices the request of a turn asked for: its ``n``.
+
+        The gateway records the last choice first, so the highest number is there before any choice can be judged.
+        """
+        request, number = choice_of(turn_id)
+        found = self.rows("SELECT id FROM turns WHERE id > ? AND id < ?", (f"{request}.", f"{request}/"))
+        others = [choice_of(row["id"]) for row in found]
+        return 1 + max((k for each, k in others if each == request), default=number)
 
     def postpone(self, turn_id: str, error: str, not_before: float) -> None:
         """Postpone a pending turn that could not be judged, and count the attempt.

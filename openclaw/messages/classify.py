@@ -34,6 +34,8 @@ SIDE_PREFIXES: tuple[tuple[SideKind, str], ...] = (
     ("memory_flush", "Pre-compaction memory flush"),
 )
 NOTHING_ASKED = Asked()
+OPENCLAW_SYSTEM = re.compile(r"(?i)\bopenclaw\b")
+OPENCLAW_SYSTEM_CHARACTERS = 400
 SUMMARISER_PREFIX = "You are a context summarization assistant"
 
 
@@ -111,7 +113,14 @@ def answers_own_text(messages: Sequence[Message], reply: int) -> bool:
 
 
 def runtime_session(messages: Sequence[Message]) -> str | None:
-    """Return the session id in the Runtime line at the end of the first user message, or None."""
+    """Return the session id in the Runtime line at the end of OpenClaw's first user message, or None.
+
+    The system message says whether the client is OpenClaw. The users of other clients may paste such a line.
+    """
+    first = messages[0] if messages else {}
+    opening = content_text(first.get("content"))[:OPENCLAW_SYSTEM_CHARACTERS]
+    if first.get("role") not in ("system", "developer") or not OPENCLAW_SYSTEM.search(opening):
+        return None
     for message in messages:
         if message.get("role") == "user":
             match = RUNTIME_SESSION.search(_runtime_line(message))

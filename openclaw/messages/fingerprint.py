@@ -2,7 +2,8 @@
 
 Guarantees: the digests ignore what clients change: tool-call ids, spaces at the ends of a text, the formatting of JSON
 arguments, reasoning, internal context, additions to the user's words (date, Runtime line), and the wording of a
-heartbeat. System messages may hold the time of day, so they have a digest of their own. Everything else counts.
+heartbeat, cache hints. A string equals a list of its one text. System messages may hold the time of day, so they have a
+digest of their own. Everything else counts, and so does the owner: no digest of a conversation equals another owner's.
 `routing_key` tells a router the conversation; it needs no session and is the same for all its turns. Pure functions.
 """
 
@@ -11,13 +12,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
 import orjson
 
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
+from openclaw.messages.issued import issued_turn
 from openclaw.messages.text import content_text
+from openclaw.owners import LOCAL
 
 Message = dict[str, Any]
 DIGEST_BYTES = 16
@@ -36,6 +40,7 @@ class CarriedReply:
         before: digest of the conversation that it answered.
         conversation: digest of the conversation up to and with it.
         trace: identifies it after the conversation before it was rewritten, see `trace_digest`.
+        turn: the turn that it names by an id of ours, see `openclaw.messages.issued`; else empty.
     """
 
     position: int
@@ -43,6 +48,7 @@ class CarriedReply:
     before: bytes
     conversation: bytes
     trace: bytes
+    turn: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +60,26 @@ class History:
         asked: of the whole conversation.
         last: of its last message.
         replies: its assistant messages, last one first.
+        owner: whose request it is.
     """
 
     system: bytes
     asked: bytes
     last: bytes
     replies: tuple[CarriedReply, ...]
+    owner: str = LOCAL
 
 
-def read_history(messages: Sequence[Message]) -> History:
-    """Return the digests of a request's messages."""
+def read_history(messages: Sequence[Message], owner: str = LOCAL) -> History:
+    """Return the digests of the messages of a request of ``owner``."""
     system = b""
-    conversation = last = b""
+    conversation = start = owner_digest(owner)
+    last = b""
     replies = []
     for position, message in enumerate(messages):
         role = message.get("role")
         if role in ("system", "developer"):
-            if not conversation:
+            if conversation == start:
                 system = join(system, message_digest(message))
             continue
         if is_internal(message):
@@ -78,9 +87,10 @@ def read_history(messages: Sequence[Message]) -> History:
         digest = message_digest(message)
         before, conversation = conversation, join(conversation, digest)
         if role == "assistant":
-            replies.append(CarriedReply(position, digest, before, conversation, trace_digest(last, message, digest)))
+            trace = trace_digest(last, message, digest, owner)
+            replies.append(CarriedReply(position, digest, before, conversation, trace, issued_turn(message)))
         last = digest
-    return History(system, conversation, last, tuple(reversed(replies)))
+    return History(system, conversation, last, tuple(reversed(replies)), owner)
 
 
 def message_digest(message: Message) -> bytes:
@@ -111,15 +121,23 @@ def conversation_digest(messages: Sequence[Message], reply: Message) -> bytes:
     return join(read_history(messages).asked, reply_digest(reply))
 
 
-def trace_digest(last: bytes, message: Message, reply: bytes) -> bytes:
+@lru_cache(1024)
+def owner_digest(owner: str) -> bytes:
+    """Return what the digests of an owner's conversations begin with; nothing for `LOCAL`."""
+    return b"" if owner == LOCAL else blake2b(f"owner {owner}".encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def trace_digest(last: bytes, message: Message, reply: bytes, owner: str = LOCAL) -> bytes:
     """Return a reply's digest across conversations: of a long reply alone, otherwise with the message before it.
 
     Args:
         last: digest of the message before it.
         message: the reply.
         reply: its digest.
+        owner: of the conversation.
     """
-    return reply if len(content_text(message.get("content"))) >= LONG_REPLY else join(last, reply)
+    trace = reply if len(content_text(message.get("content"))) >= LONG_REPLY else join(last, reply)
+    return trace if owner == LOCAL else join(owner_digest(owner), trace)
 
 
 def system_digest(first: Message | None) -> bytes:

@@ -3,8 +3,10 @@
 It is a child of the process that runs the rollout function. Guarantees:
 
 * A `RuntimeSupervisor` has at most one child. From `start` to `stop` it restarts a child that dies, and counts the restarts.
+* A child that gives no answer for ``frozen_seconds`` is ended and restarted. Its Python stacks go to its log first.
+* The log names the reason of each restart and the requests that were under way.
 * The child dies with its parent, however the parent ends (`slime.utils.process`).
-* More than `DEATHS_ALLOWED` deaths within `DEATHS_WINDOW_SECONDS` are an error that shows the end of the child's log.
+* More than `DEATHS_ALLOWED` restarts within `DEATHS_WINDOW_SECONDS` are an error that shows the end of the child's log.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import socket
 import ssl
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +25,8 @@ from pathlib import Path
 from typing import Protocol
 
 from openclaw.exceptions import OpenClawError
+from openclaw.gateway import under_way
+from openclaw.runtime.silence import MOST_NAMED, Silence, is_stopped, write_stack
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +36,16 @@ PORT_PATIENCE_SECONDS = 15.0
 """For the runtime process of a rollout manager that was killed; it ends with its lifeline, within seconds."""
 DEATHS_ALLOWED = 5
 DEATHS_WINDOW_SECONDS = 600.0
+FROZEN_SECONDS = 20.0
 
 
 class Child(Protocol):
     """The part of `slime.utils.process.ChildProcess` that the supervisor uses."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        ...
 
     def alive(self) -> bool:
         """Return whether the process runs."""
@@ -51,12 +62,25 @@ class RuntimeFailedError(OpenClawError):
 
 def answers(url: str, timeout: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
     """Return whether a GET of ``url`` returns 200, without a proxy; https trusts ``context``."""
+    return _status(url, timeout, context) == 200
+
+
+def responds(url: str, timeout: float) -> bool:
+    """Return whether a GET of ``url`` gets any answer, also a refusal or one with an unknown certificate."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    return _status(url, timeout, anybody) is not None
+
+
+def _status(url: str, timeout: float, context: ssl.SSLContext | None) -> int | None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with opener.open(url, timeout=timeout) as response:
-            return response.status == 200
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
     except (http.client.HTTPException, OSError):  # urllib's own errors are OSErrors
-        return False
+        return None
 
 
 def free_port(host: str, port: int, patience: float = 0.0, setting: str = "PORT") -> int:
@@ -102,6 +126,9 @@ class RuntimeSupervisor:
         health_url: str,
         log_path: Path,
         ready: Callable[[str], bool] = answers,
+        responds: Callable[[str, float], bool] = responds,
+        frozen_seconds: float = FROZEN_SECONDS,
+        requests_path: Path | None = None,
         start_timeout: float = 300.0,
         poll_seconds: float = 0.25,
         deaths_allowed: int = DEATHS_ALLOWED,
@@ -115,6 +142,9 @@ class RuntimeSupervisor:
             health_url: URL that returns 200 once the process serves.
             log_path: file with the process's output, shown if it fails.
             ready: returns whether a URL returns 200.
+            responds: returns whether a URL gives any answer within so many seconds.
+            frozen_seconds: a serving process without any answer for so long is frozen.
+            requests_path: file of the process's requests under way (`openclaw.gateway.under_way`).
             start_timeout: seconds from spawning to the first 200.
             poll_seconds: interval between checks of the child.
             deaths_allowed: deaths within ``deaths_window`` that lead to a restart; one more is an error.
@@ -122,10 +152,16 @@ class RuntimeSupervisor:
             clock: returns monotonic seconds.
         """
         self.restarts = 0
+        """Restarts of a process that died or was frozen."""
+        self.frozen = 0
+        """Restarts of a frozen process."""
         self._spawn = spawn
         self._health_url = health_url
         self._log_path = log_path
         self._ready = ready
+        self._responds = responds
+        self._frozen_seconds = frozen_seconds
+        self._requests_path = requests_path
         self._start_timeout = start_timeout
         self._poll_seconds = poll_seconds
         self._deaths_allowed = deaths_allowed
@@ -179,14 +215,18 @@ class RuntimeSupervisor:
         deaths: deque[float] = deque()
         while not self._stopping.is_set():
             self._child = self._spawn()
+            frozen = ""
             if self._wait_until_serving(self._child):
                 self._serving.set()
-                while self._child.alive() and not self._stopping.wait(self._poll_seconds):
-                    pass
+                frozen = self._watch_silence(self._child)
                 self._serving.clear()
             if self._stopping.is_set():
                 return
-            self._child.stop(5.0)
+            if frozen:
+                self.frozen += 1
+                logger.warning("%s; ending it", frozen)
+                write_stack(self._child.pid, self._log_path)
+            self._child.stop(0.0 if frozen else 5.0)
             deaths.append(self._clock())
             while deaths[0] < deaths[-1] - self._deaths_window:
                 deaths.popleft()
@@ -194,7 +234,37 @@ class RuntimeSupervisor:
                 self._error = RuntimeFailedError(self._describe(len(deaths)))
                 return
             self.restarts += 1
-            logger.error("the runtime process ended; restarting it (restart %d)\n%s", self.restarts, self._tail())
+            reason = frozen or "the runtime process ended"
+            logger.error("%s; restarting it (restart %d)%s\n%s", reason, self.restarts, self._under_way(), self._tail())
+
+    def _watch_silence(self, child: Child) -> str:
+        """Return once the child ends or `stop` is called, or, with words, once it is frozen."""
+        silence = Silence(self._frozen_seconds)
+        while child.alive() and not self._stopping.wait(self._poll_seconds):
+            if (
+                silence.due
+                and silence.look(lambda: self._responds(self._health_url, silence.patience))
+                and child.alive()
+            ):
+                stopped = " and is stopped by a signal" if is_stopped(child.pid) else ""
+                return (
+                    f"the runtime process is frozen: it has given no answer for {silence.seconds:.0f} s{stopped} "
+                    f"(OPENCLAW_FROZEN_SECONDS={self._frozen_seconds:g})"
+                )
+        return ""
+
+    def _under_way(self) -> str:
+        """Return the requests that the last child had, and forget them."""
+        if self._requests_path is None:
+            return ""
+        found = under_way.read(self._requests_path)
+        self._requests_path.unlink(missing_ok=True)
+        if not found:
+            return "; no requests under way"
+        now = time.time()
+        named = "; ".join(request.line(now) for request in found[:MOST_NAMED])
+        more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        return f"; requests under way ({len(found)}): {named}{more}"
 
     def _wait_until_serving(self, child: Child) -> bool:
         deadline = time.monotonic() + self._start_timeout

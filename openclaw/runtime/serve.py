@@ -6,7 +6,7 @@ Guarantees:
   it listens.
 * SIGTERM and SIGINT end it cleanly. It accepts no new connections and gives running replies ``OPENCLAW_GRACE_SECONDS``. It
   records cut-off replies as aborted, leaves turns under judgement pending, and closes the ledger.
-* SIGHUP reloads keys and certificate.
+* SIGHUP reloads keys and certificate. SIGUSR1 writes the stacks of all threads to the log.
 * It ends with its parent process (`slime.utils.process`).
 * Without ``OPENCLAW_METHOD`` it only serves and records.
 
@@ -18,10 +18,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,18 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.gateway.app import create_app
 from openclaw.gateway.assemble import build_service
+from openclaw.gateway.auth import Keyring
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.tls import check_certificate, load_certificate
+from openclaw.gateway.under_way import Slots
 from openclaw.judge.wiring import JudgeLoop, build_judge_loop
 from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.own_keys import OwnKeyFinder, secret_values
 from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
+from openclaw.runtime.listen import GatewayServer
+from openclaw.runtime.where import requests_path
 from slime.utils.process import watch_lifeline
 from slime.utils.processing_utils import load_tokenizer
 
@@ -47,15 +51,6 @@ logger = logging.getLogger("openclaw.runtime")
 
 CONFIG_EXIT = 2
 THREAD_SWITCH_SECONDS = 0.0005  # how long the event loop and the threads of ledger and renderer wait for each other
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to `serve`."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
-        yield
 
 
 def check_tokenizer(tokenizer: Any, path: str) -> None:
@@ -85,7 +80,11 @@ async def serve(config: RuntimeConfig) -> None:
         logger.warning("OPENCLAW_LOG_CONTENTS=1 logs every conversation in plain text; unset it after debugging")
     registry = CollectorRegistry()
     renderer = Renderer(tokenizer)
-    ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry))
+    keyring = Keyring(config.api_key, config.api_keys_file)
+    own_keys = OwnKeyFinder(secret_values(os.environ), keyring.holds if keyring.path else None)
+    ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry, own_keys))
+    ledger.reserve()
+    slots = Slots(requests_path(config.ledger or ""))
     try:
         judge = build_judge_loop(config, ledger, renderer.render, registry) if config.method else None
         service = build_service(
@@ -96,22 +95,8 @@ async def serve(config: RuntimeConfig) -> None:
             renderer=renderer,
             on_pending=judge.notify if judge else lambda: None,
         )
-        app = create_app(service, registry)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                host=config.host,
-                port=config.port,
-                log_level=config.log_level.lower(),
-                access_log=False,
-                timeout_graceful_shutdown=config.grace_seconds,
-                lifespan="on",
-                ssl_certfile=config.tls_cert,
-                ssl_keyfile=config.tls_key,
-                http="httptools",
-                proxy_headers=False,
-            )
-        )
+        app = create_app(service, registry, keyring, slots)
+        server = GatewayServer(app, config, service.metrics)
         if config.tls_cert and config.tls_key:
             app.reloader.watch(
                 [Path(config.tls_cert), Path(config.tls_key)], lambda: _renew_certificate(server, config)
@@ -126,6 +111,7 @@ async def serve(config: RuntimeConfig) -> None:
             garbage.cancel()
     finally:
         ledger.close()
+        slots.close()
 
 
 def _renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:
@@ -135,7 +121,7 @@ def _renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:
         load_certificate(server.config.ssl, config)
 
 
-async def _run(server: _Server, judge: JudgeLoop | None) -> None:
+async def _run(server: uvicorn.Server, judge: JudgeLoop | None) -> None:
     """Run server and judge loop until one of them ends, then end the other."""
     stop = asyncio.Event()
 

@@ -17,7 +17,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.tls import check_certificate, own_certificate_context
 from openclaw.method import load_method
 from openclaw.runtime.process import PORT_PATIENCE_SECONDS, RuntimeSupervisor, answers, free_port
-from openclaw.runtime.where import RUNTIME_LOG_NAME, ledger_path, own_import_paths, reachable_host
+from openclaw.runtime.where import RUNTIME_LOG_NAME, ledger_path, own_import_paths, reachable_host, requests_path
 from slime.args import Arguments
 from slime.utils.process import spawn
 
@@ -116,7 +116,6 @@ def supervise(
     """
     config = RuntimeConfig.from_env(environment)
     ready = health_check(config)
-    log_path.parent.mkdir(parents=True, exist_ok=True)
     port = free_port(config.host, config.port, port_patience)
     own = {**environment, **PORT_ALIASES, "PORT": str(port)}
     url = f"{config.scheme}://{reachable_host(config.host)}:{port}"
@@ -125,6 +124,8 @@ def supervise(
         health_url=f"{url}/healthz",
         log_path=log_path,
         ready=ready,
+        frozen_seconds=config.frozen_seconds,
+        requests_path=requests_path(config.ledger) if config.ledger else None,
     )
     return supervisor, url
 

@@ -30,6 +30,11 @@ def ledger_path(args: Arguments, environment: Mapping[str, str] = os.environ) ->
     return Path(args.save or args.run_dir).absolute() / LEDGER_NAME
 
 
+def requests_path(ledger: str) -> Path:
+    """Return the file of the requests under way of the runtime process that writes ``ledger``."""
+    return Path(f"{ledger}.requests")
+
+
 def find_ledger(place: Path) -> Path | None:
     """Return the ledger of ``place``: a ledger file, a run's folder, or a folder of checkpoints; None if there is none.
 

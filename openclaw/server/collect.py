@@ -22,6 +22,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
 from openclaw.runtime.where import LEDGER_NAME
 from slime.utils.command_line import CommandLine
+from slime.utils.private_files import private_folder
 from slime.utils.process import StopRequested
 
 OVERLAP_SECONDS = 60.0
@@ -44,7 +45,7 @@ class Collector:
         self._client = client or httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False)
         if key:
             self._client.headers["authorization"] = f"Bearer {key}"
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         self.folder = folder
         self.ledger = Ledger(folder / LEDGER_NAME)
         self._since = 0.0

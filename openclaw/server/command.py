@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError, OpenClawError
 from openclaw.launch.known_names import check_names, name_warnings
+from openclaw.launch.limits import limit_lines
 from openclaw.models.places import missing_model
 from openclaw.runtime.process import free_port
 from openclaw.server.options import ServerOptions, build_parser, missing_gpus, read_options
@@ -68,6 +69,7 @@ def show_plan(options: ServerOptions, environment: Mapping[str, str], missing: s
     print(f"engine   {options.engine_url or f'SGLang on {gpus}'}")
     print(f"gateway  http://{config.host}:{config.port}/v1, context {config.context_length}")
     print(f"records  {options.folder or 'nothing'}")
+    print("limits of the gateway (name, value, unit, variable):", *limit_lines(config), sep="\n")
     if missing:
         print(f"warning: not found on this machine: --model-path {missing}")
     if problem := missing_gpus(options.gpu_ids):

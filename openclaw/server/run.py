@@ -25,6 +25,7 @@ from openclaw.server.options import ServerOptions
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.utils.private_files import private_run_folder
 from slime.utils.process import StopRequested
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
     """
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openclaw-server-")))
-        folder.mkdir(parents=True, exist_ok=True)
+        if warning := private_run_folder(folder):
+            say(f"warning: {warning}")
         environment = {**os.environ, "OPENCLAW_LEDGER": str(folder / LEDGER_NAME), **options.runtime}
         environment["OPENCLAW_POLICY_URL"] = options.engine_url or "http://127.0.0.1:1"
         config = RuntimeConfig.from_env(environment)

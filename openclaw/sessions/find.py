@@ -13,10 +13,11 @@ from functools import partial
 
 from openclaw.ledger.graph import TurnNode
 from openclaw.ledger.group_commit import GroupCommit
-from openclaw.messages.fingerprint import History
+from openclaw.messages.fingerprint import CarriedReply, History
+from openclaw.owners import stored_id
 from openclaw.sessions.nodes import node_of_record
 from openclaw.sessions.store import TurnStore
-from openclaw.sessions.table import NODES_PER_SESSION, PLAIN_PREFIX, Session, Table
+from openclaw.sessions.table import NODES_PER_SESSION, PLAIN_PREFIX, Match, Session, Table
 from openclaw.sessions.turn_matching import unrecognised
 
 LOADED_NODES = NODES_PER_SESSION // 2
@@ -43,36 +44,41 @@ class SessionFinder:
         self._on_event = on_event
 
     async def by_words(self, history: History) -> Session:
-        """Return the session that a request without an id continues, or a new one, in use.
+        """Return the session that a request without an id continues, or a new one of its owner, in use.
 
         If memory knows the last reply, there is no await before `begin` relates the request, so two requests with the
         same words each find their own session.
         """
-        session, position = self._table.find(history)
-        unknown = [carried.conversation for carried in history.replies if carried.position > position]
-        if unknown:
-            records = await self._call(
-                partial(self._store.conversation_nodes, session_prefix=PLAIN_PREFIX),
-                unknown[:LOOKED_UP_REPLIES],
-                LOOKED_UP_TURNS,
-            )
-            opened: list[Session] = []
-            try:
-                for name in dict.fromkeys(record.session_id for record in records):
-                    opened.append(await self.by_id(name))
-                self._merge(records)
-                session, _ = self._table.find(history)
-                return self._use(session or self._table.find_rewritten(history))
-            finally:
-                for other in opened:
-                    other.in_flight -= 1
-        return self._use(session)
+        match = self._table.find(history)
+        if not match.unknown:
+            return self._use(match, history)
+        records = await self._call(
+            partial(
+                self._store.conversation_nodes,
+                turns=_turns(match.unknown),
+                session_prefix=stored_id(history.owner, PLAIN_PREFIX),
+            ),
+            _conversations(match.unknown),
+            LOOKED_UP_TURNS,
+        )
+        opened: list[Session] = []
+        try:
+            for name in dict.fromkeys(record.session_id for record in records):
+                opened.append(await self.by_id(name))
+            self._merge(records)
+            return self._use(self._table.find(history), history)
+        finally:
+            for other in opened:
+                other.in_flight -= 1
 
-    def _use(self, session: Session | None) -> Session:
-        """Return a session, or a new one, in use."""
+    def _use(self, match: Match, history: History) -> Session:
+        """Return the matching session, or a new one, in use."""
+        session = match.session or (self._table.find_rewritten(history) if match.unknown else None)
         if session is None:
-            session = Session(f"{PLAIN_PREFIX}{uuid.uuid4().hex[:16]}", self._clock())
+            session = Session(stored_id(history.owner, f"{PLAIN_PREFIX}{uuid.uuid4().hex[:16]}"), self._clock())
             self._table.add(session)
+        if match.ambiguous:
+            self._on_event("ambiguous")
         session.in_flight += 1
         return session
 
@@ -112,8 +118,8 @@ class SessionFinder:
         if unknown := unrecognised(history, session.nodes):
             self._merge(
                 await self._call(
-                    partial(self._store.conversation_nodes, session_id=session.id),
-                    unknown[:LOOKED_UP_REPLIES],
+                    partial(self._store.conversation_nodes, turns=_turns(unknown), session_id=session.id),
+                    _conversations(unknown),
                     LOOKED_UP_TURNS,
                 )
             )
@@ -124,3 +130,11 @@ class SessionFinder:
             session = self._table.get(record.session_id)
             if session is not None and session.node(record.id) is None:
                 self._table.remember(session, node_of_record(record))
+
+
+def _conversations(carried: Sequence[CarriedReply]) -> list[bytes]:
+    return [reply.conversation for reply in carried[:LOOKED_UP_REPLIES]]
+
+
+def _turns(carried: Sequence[CarriedReply]) -> list[str]:
+    return [reply.turn for reply in carried if reply.turn][:LOOKED_UP_REPLIES]

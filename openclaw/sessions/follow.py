@@ -22,6 +22,7 @@ from openclaw.ledger.records import Message, Turn, TurnKind
 from openclaw.messages.classify import side_kind
 from openclaw.messages.fingerprint import History, read_history
 from openclaw.messages.side_calls import Asked
+from openclaw.owners import LOCAL
 from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
 from openclaw.sessions.find import SessionFinder
 from openclaw.sessions.identity import Origin, is_retry, logged_name, stated_identity
@@ -40,7 +41,7 @@ class TurnContext:
     """The context of a turn before its reply.
 
     Attributes:
-        session_id: its session.
+        session_id: the stored id of its session.
         kind: ``main`` or ``side``.
         origin: how the session was found.
         done: whether the session ends with this turn.
@@ -81,8 +82,8 @@ class Sessions:
             clock: seconds since the epoch.
             regenerated: whether regenerated turns are excluded from training or judged as rejected.
             on_event: called with the name of an event: ``next_state``, ``regeneration``, ``rejected``, ``retry``,
-                ``branch``, ``rewritten``, ``conflict``, ``revived``, ``ended_idle``, ``ended_done``, ``evicted``,
-                ``forgotten``.
+                ``branch``, ``rewritten``, ``ambiguous``, ``conflict``, ``revived``, ``ended_idle``, ``ended_done``,
+                ``evicted``, ``forgotten``.
             on_pending: called when a turn became pending or a session ended.
         """
         self._store = store
@@ -118,19 +119,20 @@ class Sessions:
         headers: Mapping[str, str],
         messages: Sequence[Message],
         *,
+        owner: str = LOCAL,
         body_session_id: str | None = None,
         stated_kind: TurnKind | None = None,
         done: bool = False,
         tools: bool = False,
     ) -> TurnContext:
-        """Find the session of a request, and commit the next states that it carries.
+        """Find the session of a request of ``owner``, and commit the next states that it carries.
 
         ``tools`` says whether the request offers any; known clients offer none in some calls of their own.
         The session stays in memory until `finish` or `abandon` is called with the returned context.
         """
         kind: TurnKind = stated_kind or ("side" if side_kind(messages, Asked(tools, headers)) else "main")
-        identity = stated_identity(headers, body_session_id, messages)
-        history = read_history(messages)
+        identity = stated_identity(headers, body_session_id, messages, owner)
+        history = read_history(messages, owner)
         if identity.session_id is None:
             session = await self._finder.by_words(history)
         else:

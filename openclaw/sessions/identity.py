@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from openclaw.config.bounds import SESSION_ID
+from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.records import Message
 from openclaw.messages.classify import runtime_session
+from openclaw.owners import LOCAL, stored_id
 
 SESSION_DIGITS = 12
 AFFINITY_SUFFIX = re.compile(r":\d+$")
@@ -19,27 +22,37 @@ Origin = Literal["header", "body", "affinity", "runtime", "fingerprint"]
 
 @dataclass(frozen=True)
 class Identity:
-    """A request's session id and its source; None leaves it to the fingerprint."""
+    """The stored id of a request's session and its source; None leaves it to the fingerprint."""
 
     session_id: str | None
     origin: Origin
 
 
-def stated_identity(headers: Mapping[str, str], body_session_id: str | None, messages: Sequence[Message]) -> Identity:
-    """Return a request's session id from the most trusted source.
+def stated_identity(
+    headers: Mapping[str, str], body_session_id: str | None, messages: Sequence[Message], owner: str = LOCAL
+) -> Identity:
+    """Return a request's session from the most trusted source; it is always a session of ``owner``.
 
     Header ``X-Session-Id``; ``session_id`` in the body; the affinity headers ``session_id`` and ``x-session-affinity``
-    without their ``:<n>``; ``sessionId=`` in the Runtime line of the first user message.
+    without their ``:<n>``; ``sessionId=`` in the Runtime line of OpenClaw's first user message.
     """
+    stated, origin = _stated(headers, body_session_id, messages)
+    return Identity(stored_id(owner, kept_id(stated)) if stated else None, origin)
+
+
+def _stated(
+    headers: Mapping[str, str], body_session_id: str | None, messages: Sequence[Message]
+) -> tuple[str | None, Origin]:
     if stated := headers.get("x-session-id"):
-        return Identity(stated, "header")
+        return stated, "header"
     if body_session_id:
-        return Identity(body_session_id, "body")
+        return body_session_id, "body"
     if affinity := headers.get("session_id") or headers.get("x-session-affinity"):
-        return Identity(AFFINITY_SUFFIX.sub("", affinity), "affinity")
-    if stated := runtime_session(messages):
-        return Identity(stated, "runtime")
-    return Identity(None, "fingerprint")
+        return AFFINITY_SUFFIX.sub("", affinity), "affinity"
+    stated = runtime_session(messages)
+    if stated and len(stated) <= SESSION_ID.most:
+        return stated, "runtime"
+    return None, "fingerprint"
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:

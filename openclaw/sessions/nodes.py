@@ -32,6 +32,7 @@ class Node:
         regenerated: whether the user asked for another reply to the same messages.
         delivered: whether the client got the whole reply, as far as known.
         next_state: digest of the next state, empty without words of the user.
+        calls: whether the reply calls tools, so that the ids of its calls name it.
     """
 
     turn_id: str
@@ -44,6 +45,7 @@ class Node:
     regenerated: bool = False
     delivered: bool = True
     next_state: bytes = b""
+    calls: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -66,7 +68,8 @@ def node_of_turn(turn: Turn, history: History) -> Node:
         conversation=join(history.asked, reply),
         reply=reply,
         system=history.system,
-        trace=trace_digest(history.last, turn.response_message, reply),
+        trace=trace_digest(history.last, turn.response_message, reply, history.owner),
+        calls="tool_calls" in turn.response_message,
     )
 
 
@@ -85,4 +88,5 @@ def node_of_record(record: TurnNode) -> Node:
         system=system_digest(record.first_message),
         regenerated=record.signal == "regenerated",
         next_state=messages_digest(said) if said else b"",
+        calls="tool_calls" in record.response_message,
     )

@@ -28,6 +28,12 @@ class TurnStore(Protocol):
     def idle_sessions(self, before: float, after: str, limit: int) -> tuple[list[str], str]: ...
     def session_nodes(self, session_id: str, limit: int) -> tuple[int, list[TurnNode]]: ...
     def conversation_nodes(
-        self, digests: Sequence[bytes], limit: int, *, session_id: str | None = None, session_prefix: str = ""
+        self,
+        digests: Sequence[bytes],
+        limit: int,
+        *,
+        turns: Sequence[str] = (),
+        session_id: str | None = None,
+        session_prefix: str = "",
     ) -> list[TurnNode]: ...
     def transaction(self) -> AbstractContextManager[sqlite3.Connection]: ...

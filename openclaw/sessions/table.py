@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from openclaw.messages.fingerprint import History
+from openclaw.messages.fingerprint import CarriedReply, History
+from openclaw.owners import owner_of, split_id
 from openclaw.sessions.nodes import Node, NodeState
 
 NODES_PER_SESSION = 16
@@ -26,7 +27,7 @@ class Session:
     """One conversation, or several under one client id.
 
     Attributes:
-        id: session id.
+        id: stored session id, which names the owner.
         last_active: when a request last began or ended, seconds since the epoch.
         turns: number of recorded turns.
         in_flight: running requests; the session stays in memory while there are any.
@@ -46,11 +47,26 @@ class Session:
     @property
     def plain(self) -> bool:
         """Whether it belongs to a client without session ids."""
-        return self.id.startswith(PLAIN_PREFIX)
+        return split_id(self.id)[1].startswith(PLAIN_PREFIX)
 
     def node(self, turn_id: str) -> Node | None:
         """Return the node of a turn, or None."""
         return next((node for node in self.nodes if node.turn_id == turn_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The plain session that a request continues.
+
+    Attributes:
+        session: the session, or None.
+        unknown: the replies of the request that memory does not know; the ledger may know better.
+        ambiguous: whether other sessions fit as well.
+    """
+
+    session: Session | None
+    unknown: list[CarriedReply]
+    ambiguous: bool = False
 
 
 class _Index:
@@ -88,6 +104,7 @@ class Table:
         self._known = _Index()
         self._waiting = _Index()
         self._traces = _Index()
+        self._issued: dict[str, Session] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -101,6 +118,7 @@ class Table:
             "known": len(self._known),
             "waiting": len(self._waiting),
             "traces": len(self._traces),
+            "issued": len(self._issued),
         }
 
     def get(self, session_id: str) -> Session | None:
@@ -117,14 +135,21 @@ class Table:
         self._sessions.move_to_end(session.id)
 
     def remember(self, session: Session, node: Node) -> None:
-        """Add a turn; beyond the bound, evict the oldest turn that does not wait, otherwise the oldest."""
+        """Add a turn; beyond the bound, evict the oldest turn that does not wait, otherwise the oldest.
+
+        The last turn that called tools stays, because its calls name it in all later requests.
+        """
         session.nodes.append(node)
         for index, digest in self._entries(session, node):
             index.add(digest, session)
+        if session.plain:
+            self._issued[node.turn_id] = session
         if len(session.nodes) > NODES_PER_SESSION:
-            oldest = next((other for other in session.nodes if not other.waiting), session.nodes[0])
+            calling = next((other for other in reversed(session.nodes) if other.calls), None)
+            others = [other for other in session.nodes if other is not calling]
+            oldest = next((other for other in others if not other.waiting), others[0])
             session.nodes.remove(oldest)
-            self._unlink(session, oldest)
+            self._drop(session, oldest)
 
     def set_state(self, session: Session, node: Node, state: NodeState) -> None:
         """Set a turn's state; the session may have left memory meanwhile."""
@@ -140,12 +165,12 @@ class Table:
         """Drop a session from memory."""
         del self._sessions[session.id]
         for node in session.nodes:
-            self._unlink(session, node)
+            self._drop(session, node)
 
     def clear(self, session: Session) -> None:
         """Drop a session's turns; the session stays for its running requests."""
         for node in session.nodes:
-            self._unlink(session, node)
+            self._drop(session, node)
         session.nodes.clear()
         session.turns = 0
 
@@ -159,19 +184,24 @@ class Table:
             self.forget(session)
         return len(oldest)
 
-    def find(self, history: History) -> tuple[Session | None, int]:
-        """Return the plain session that a request continues, and the position of the known reply.
+    def find(self, history: History) -> Match:
+        """Return the plain session that a request continues.
 
-        The longest known conversation wins. Of several, prefer one whose turn waits, with the same system messages if one
-        of the first has them. Return (None, -1) if no conversation is known.
+        The last reply that names a turn of ours decides. If none does, the longest known conversation wins. Of several,
+        prefer one whose turn waits, with the same system messages if one of the first has them.
         """
         for carried in history.replies:
-            if waiting := self._waiting.first(carried.conversation, COMPARED_SESSIONS):
-                same = (session for session in waiting if _same_system(session, carried.conversation, history.system))
-                return next(same, waiting[0]), carried.position
-            if known := self._known.first(carried.conversation, 1):
-                return known[0], carried.position
-        return None, -1
+            session = self._issued.get(carried.turn)
+            if session is not None and owner_of(session.id) == history.owner:
+                return Match(session, _newer(session, history, carried))
+        issued = [carried for carried in history.replies if carried.turn]
+        for carried in history.replies:
+            fitting = self._waiting.first(carried.conversation, COMPARED_SESSIONS)
+            same = [session for session in fitting if _same_system(session, carried.conversation, history.system)]
+            if found := same or fitting or self._known.first(carried.conversation, 2):
+                newer = [other for other in history.replies if other.position > carried.position]
+                return Match(found[0], newer + [other for other in issued if other not in newer], len(found) > 1)
+        return Match(None, list(history.replies))
 
     def find_rewritten(self, history: History) -> Session | None:
         """Return the session whose waiting reply a request carries in a rewritten conversation.
@@ -195,6 +225,22 @@ class Table:
     def _unlink(self, session: Session, node: Node) -> None:
         for index, digest in self._entries(session, node):
             index.remove(digest, session)
+
+    def _drop(self, session: Session, node: Node) -> None:
+        self._unlink(session, node)
+        if self._issued.get(node.turn_id) is session:
+            del self._issued[node.turn_id]
+
+
+def _newer(session: Session, history: History, named: CarriedReply) -> list[CarriedReply]:
+    """Return the replies after the last one that a session knows, which is ``named`` or a later one."""
+    known = {node.conversation for node in session.nodes}
+    newer = []
+    for carried in history.replies:
+        if carried.position <= named.position or carried.conversation in known:
+            break
+        newer.append(carried)
+    return newer
 
 
 def _same_system(session: Session, conversation: bytes, system: bytes) -> bool:

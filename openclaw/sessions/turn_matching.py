@@ -1,6 +1,7 @@
 """Matches a request's messages with earlier turns.
 
-A reply that a request carries back is identified by the whole conversation up to it. If the conversation before it was
+A reply that a request carries back is identified by the ids that we issued with it, otherwise by the whole conversation
+up to it. If it has no such id and the conversation before it was
 rewritten (compaction, dropped messages, removed context), the reply's own message is enough, but only for the last reply
 to the user.
 
@@ -50,31 +51,42 @@ class Relation:
 
 
 def recognise(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
-    """Return the turn of each assistant message whose whole conversation is known, by position.
+    """Return the turn of each assistant message that names one or whose whole conversation is known, by position.
 
-    Of several turns with the same conversation, prefer one that waits, was not regenerated and had the same system messages.
+    Of several turns with the same conversation, prefer one that waits, was not regenerated and had the same system
+    messages. A turn that a message names has no other message.
     """
+    found = _named(history, nodes)
+    taken = {node.turn_id for node in found.values()}
     known: dict[bytes, list[Node]] = {}
     for node in nodes:
-        known.setdefault(node.conversation, []).append(node)
-    return {
-        carried.position: max(
-            reversed(known[carried.conversation]),
-            key=lambda node: (node.waiting, node.system == history.system, not node.regenerated),
-        )
-        for carried in history.replies
-        if carried.conversation in known
-    }
+        if node.turn_id not in taken:
+            known.setdefault(node.conversation, []).append(node)
+    for carried in history.replies:
+        if carried.position not in found and carried.conversation in known:
+            found[carried.position] = max(
+                reversed(known[carried.conversation]),
+                key=lambda node: (node.waiting, node.system == history.system, not node.regenerated),
+            )
+    return found
 
 
-def unrecognised(history: History, nodes: Sequence[Node]) -> list[bytes]:
-    """Return the conversations of replies without a node after the last recognised main reply."""
+def _named(history: History, nodes: Sequence[Node]) -> dict[int, Node]:
+    """Return the turns that assistant messages name; the last message of a turn counts."""
+    turns = {node.turn_id: node for node in nodes}
+    return {carried.position: node for carried in history.replies if (node := turns.pop(carried.turn, None))}
+
+
+def unrecognised(history: History, nodes: Sequence[Node]) -> list[CarriedReply]:
+    """Return the replies without a node, or with a node other than the one they name, after the last sure main reply."""
     found = recognise(history, nodes)
-    floor = last_main(found)
+    named = _named(history, nodes)
+    doubtful = {carried.position for carried in history.replies if carried.turn and carried.position not in named}
+    floor = last_main({position: node for position, node in found.items() if position not in doubtful})
     return [
-        carried.conversation
+        carried
         for carried in history.replies
-        if carried.position > floor and carried.position not in found
+        if carried.position > floor and (carried.position not in found or carried.position in doubtful)
     ]
 
 

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
+from openclaw.ledger.quota import Quota
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
+from openclaw.training.batch_metrics import batch_metrics
 from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
@@ -52,6 +54,7 @@ class LedgerDataSource(DataSource):
     def __init__(self, args: Arguments) -> None:
         self.args = args
         self.ledger = Ledger(ledger_path(args))
+        self.quota = Quota.from_env()
         self.judge_errors = JudgeErrors(self.ledger, str(Path(args.run_dir) / RUNTIME_LOG_NAME))
         self.stopped = threading.Event()
         self._runtime: RuntimeSupervisor | None = None
@@ -165,6 +168,7 @@ def live_rollout(
         "openclaw/wait_seconds": time.monotonic() - started,
         "openclaw/dropped_stale": float(dropped),
         "openclaw/runtime_restarts": float(supervisor.restarts),
+        "openclaw/runtime_frozen": float(supervisor.frozen),
     }
     return RolloutFnTrainOutput(samples=[[sample] for sample in samples], metrics=metrics)
 
@@ -181,7 +185,7 @@ def collect(
     while True:
         held = ledger.leased_count(rollout_id)
         wait_for_samples(source, rollout_id, wanted - held, supervisor)
-        samples = until_available(lambda: ledger.claim_samples(rollout_id, wanted), source.stopped)
+        samples = until_available(lambda: ledger.claim_samples(rollout_id, wanted, source.quota), source.stopped)
         version = ledger.live_weight_version()
         bound = args.max_weight_staleness if args.stale_samples == "drop" else None
         stale = [sample for sample in samples if is_stale(sample, version, bound)]
@@ -245,27 +249,6 @@ def prepare(sample: Sample, live_version: str | None) -> Sample:
     sample.index = sample.group_index = sample.metadata["ledger_id"]
     sample.metadata["staleness"] = staleness(sample, live_version)
     return sample
-
-
-def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> dict[str, float]:
-    """Return a batch's metrics: staleness, terms, and the ledger's counts by state and reason.
-
-    ``bound`` is ``--max-weight-staleness``; samples beyond it in the batch are trained with correction.
-    """
-    counts = ledger.counts()
-    stale = [sample.metadata["staleness"] for sample in samples]
-    hinted = [sample for sample in samples if sample.teacher_log_probs is not None]
-    metrics = {
-        "openclaw/staleness_min": float(min(stale)),
-        "openclaw/staleness_mean": sum(stale) / len(stale),
-        "openclaw/staleness_max": float(max(stale)),
-        "openclaw/corrected_stale": 0.0 if bound is None else float(sum(age > bound for age in stale)),
-        "openclaw/hinted_share": len(hinted) / len(samples),
-        "openclaw/queue_depth": float(counts["samples"].get("ready", 0)),
-    }
-    for group in ("turns", "samples", "turn_reasons", "sample_reasons"):
-        metrics |= {f"openclaw/{group}/{name}": float(count) for name, count in counts[group].items()}
-    return metrics
 
 
 def until_available(call: Callable[[], T], stopped: threading.Event) -> T:

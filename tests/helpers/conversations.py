@@ -81,6 +81,7 @@ class World:
         session: str | None = None,
         finish_reason: str = "stop",
         headers: dict[str, str] | None = None,
+        turn_id: str | None = None,
         **options: Any,
     ) -> tuple[TurnContext, Turn]:
         """One request with its reply."""
@@ -88,7 +89,7 @@ class World:
         context = await self.sessions.begin({**stated, **(headers or {})}, messages, **options)
         turn = make_turn(
             finish_reason=finish_reason,
-            turn_id=f"turn-{next(NUMBERS)}",
+            turn_id=turn_id or f"turn-{next(NUMBERS)}",
             session_id=context.session_id,
             kind=context.kind,
             messages=messages,
@@ -143,4 +144,4 @@ def _check_sizes(world: World, memory: int) -> None:
     sizes = world.sessions.sizes()
     assert sizes["sessions"] <= memory
     assert sizes["nodes"] <= NODES_PER_SESSION * memory
-    assert max(sizes["known"], sizes["waiting"], sizes["traces"]) <= sizes["nodes"]
+    assert max(sizes["known"], sizes["waiting"], sizes["traces"], sizes["issued"]) <= sizes["nodes"]

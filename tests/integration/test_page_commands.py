@@ -68,7 +68,9 @@ def test_a_program_of_a_page_works(block: Block, tmp_path: Path, gateway: Gatewa
         "docker build --file scripts/Dockerfile .",
         "python -m openclaw.nothing",
         "curl http://127.0.0.1:30000/v1/nothing",
-        'curl http://127.0.0.1:30000/v1/feedback -d \'{"response_id": "chatcmpl-...", "thumbs": "sideways"}\'',
+        'curl http://127.0.0.1:30000/v1/feedback -d \'{"response_id": "chatcmpl-...", "thumbs": "up"}\'',
+        "curl http://127.0.0.1:30000/v1/feedback -H 'Content-Type: application/json' "
+        '-d \'{"response_id": "chatcmpl-...", "thumbs": "sideways"}\'',
         "printf '%s' \"$(false)\" > keys && false",
     ],
 )

@@ -94,7 +94,7 @@ def ours(case: dict[str, Any], pieces: random.Random) -> dict[str, Any]:
     if "schemas" in case:
         form = TOOL_FORMATS[case["parser"]]
         assert form is not None
-        parser = ReplyParser(reasoning=None, tools=form.parser(case["schemas"]))
+        parser = ReplyParser(reasoning=None, tools=form.parser(case["schemas"], str))
     else:
         parser = ReplyParser(reasoning=REASONING_FORMATS[case["parser"]], tools=None)
     builder, text = MessageBuilder(), case["text"]

@@ -96,6 +96,8 @@ def run_curl(call: Call) -> tuple[int, str]:
     parser.add_argument("-s", "-S", "-f", "-N", action="store_true")
     words = parser.parse_args(call.words)
     headers = {name: value.strip() for name, _, value in (header.partition(":") for header in words.header)}
+    if words.data is not None and not any(name.lower() == "content-type" for name in headers):
+        headers["Content-Type"] = "application/x-www-form-urlencoded"  # as curl does
     method = words.request or ("GET" if words.data is None else "POST")
     sent = httpx.request(
         method, words.url, headers=headers, content=words.data, trust_env=False, timeout=SECONDS, follow_redirects=False

@@ -6,8 +6,7 @@ owns the state of one reply.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +43,8 @@ class ToolCallArguments:
 
 
 Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
-
-
-def new_tool_call_id() -> str:
-    """Return a unique id of letters and digits only, because clients strip punctuation."""
-    return f"call{uuid.uuid4().hex[:24]}"
+CallId = Callable[[int], str]
+"""Gives the id of a reply's tool call, by its number from 0."""
 
 
 def merged(deltas: Sequence[Delta]) -> list[Delta]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.gateway.parsers.deltas import CallId
 from openclaw.gateway.parsers.plain_calls import PlainToolCalls
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.parsers.reply import ToolParser
@@ -28,13 +29,13 @@ class ToolFormat:
     """The format of a tool call.
 
     Attributes:
-        parser: creates a reply's parser from the schemas of the offered tools.
+        parser: creates a reply's parser from the schemas of the offered tools and the ids of its calls.
         trigger: the text that begins every call.
         frame: the text before and after the arguments, from the function's name.
         style: xgrammar's name for the format of the arguments.
     """
 
-    parser: Callable[[Schemas], ToolParser]
+    parser: Callable[[Schemas, CallId], ToolParser]
     trigger: str
     frame: Callable[[str], tuple[str, str]]
     style: str = "json"
@@ -45,7 +46,7 @@ def _object_head(name: str) -> str:
 
 
 JSON_IN_TAGS = ToolFormat(
-    parser=lambda schemas: JsonToolCalls(),
+    parser=lambda schemas, call_id: JsonToolCalls(call_id),
     trigger="<tool_call>",
     frame=lambda name: (f"<tool_call>\n{_object_head(name)}", "}\n</tool_call>"),
 )

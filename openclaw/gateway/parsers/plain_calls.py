@@ -1,6 +1,6 @@
 """Tool calls without tags: one or several JSON objects with ``name`` and ``arguments`` or ``parameters``.
 
-Guarantees: any split of the text gives the same merged deltas, except for call ids. An object is a call only if it names
+Guarantees: any split of the text gives the same merged deltas. An object is a call only if it names
 an offered tool and stands at the beginning of the answer or directly after another call. Everything else is unchanged
 content. The name is emitted as soon as it is known, the arguments as they are generated.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from openclaw.gateway.parsers.deltas import Content, Delta, ToolCallArguments, ToolCallStart, new_tool_call_id
+from openclaw.gateway.parsers.deltas import CallId, Content, Delta, ToolCallArguments, ToolCallStart
 from openclaw.gateway.parsers.json_text import ObjectScanner, read_call
 
 HEADER = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -20,9 +20,10 @@ SEPARATORS = " \t\r\n;,"
 class PlainToolCalls:
     """Separates tool calls from content in one reply."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], call_id: CallId) -> None:
         """Start a reply; ``names`` are the callable tools."""
         self.malformed = 0
+        self._call_id = call_id
         self._names = names
         self._calls = 0
         self._buffer = ""
@@ -118,6 +119,6 @@ class PlainToolCalls:
         return False
 
     def _start(self, name: str, deltas: list[Delta]) -> None:
-        deltas.append(ToolCallStart(self._calls, new_tool_call_id(), name))
+        deltas.append(ToolCallStart(self._calls, self._call_id(self._calls), name))
         self._calls += 1
         self._scanned = 0

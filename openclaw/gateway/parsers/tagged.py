@@ -1,6 +1,6 @@
 """The base of tool-call formats in `<tool_call>` … `</tool_call>`; a subclass parses the inside.
 
-Guarantees: any split of the text gives the same merged deltas, except for call ids. Nothing is lost: unreadable text
+Guarantees: any split of the text gives the same merged deltas. Nothing is lost: unreadable text
 becomes content and is counted in ``malformed``. Line breaks and spaces around the blocks belong to the format.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openclaw.gateway.parsers.deltas import Content, Delta, ToolCallArguments, ToolCallStart, new_tool_call_id
+from openclaw.gateway.parsers.deltas import CallId, Content, Delta, ToolCallArguments, ToolCallStart
 from openclaw.gateway.parsers.scan import held_back
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -21,8 +21,9 @@ class TaggedToolCalls:
     A step consumes what it can from ``buffer`` and returns whether the next step may run; ``self.step`` is the current one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call_id: CallId) -> None:
         self.malformed = 0
+        self._call_id = call_id
         self.buffer = ""
         self.calls = 0
         self.step: Step = self.read_text
@@ -103,7 +104,7 @@ class TaggedToolCalls:
     def start_call(self, name: str, deltas: list[Delta]) -> None:
         """Start a call."""
         self._after_call = True
-        deltas.append(ToolCallStart(self.calls, new_tool_call_id(), name))
+        deltas.append(ToolCallStart(self.calls, self._call_id(self.calls), name))
         self.calls += 1
 
     def add_arguments(self, text: str, deltas: list[Delta]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from openclaw.gateway.parsers.deltas import Delta
+from openclaw.gateway.parsers.deltas import CallId, Delta
 from openclaw.gateway.parsers.json_text import ObjectScanner, read_call
 from openclaw.gateway.parsers.tagged import CLOSE, TaggedToolCalls
 
@@ -20,8 +20,8 @@ HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\<]+)"\s*,\s*"arguments"\s*:\s*
 class JsonToolCalls(TaggedToolCalls):
     """Reads calls that are JSON objects in tags."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, call_id: CallId) -> None:
+        super().__init__(call_id)
         self._scanner = ObjectScanner()
 
     def read_inside(self, deltas: list[Delta]) -> bool:

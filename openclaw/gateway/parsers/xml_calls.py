@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from openclaw.gateway.parsers.deltas import Delta
+from openclaw.gateway.parsers.deltas import CallId, Delta
 from openclaw.gateway.parsers.scan import held_back
 from openclaw.gateway.parsers.tagged import CLOSE, TaggedToolCalls
 from openclaw.gateway.parsers.typed import TEXT, parameter_types, parameter_words, typed_json
@@ -32,9 +32,9 @@ NAME_ENDS = "<>\n"
 class XmlToolCalls(TaggedToolCalls):
     """Parses calls written as tags."""
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]], call_id: CallId) -> None:
         """Start a reply; ``schemas`` maps each function to its parameters' JSON schema."""
-        super().__init__()
+        super().__init__(call_id)
         self._schemas = schemas
         self._schema: Mapping[str, Any] = {}
         self._types: frozenset[str] = TEXT

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime.utils.private_files import private, private_folder
+
 logger = logging.getLogger(__name__)
 
 LOG_NAME = "processes.log"
@@ -34,7 +36,7 @@ class ActorOutput:
     """Ray's handler of worker output, in place of the one that prints everything."""
 
     def __init__(self, log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(log.parent)
         self._log = log
         self._lock = threading.Lock()
         self._continued: dict[Any, int] = {}
@@ -44,7 +46,7 @@ class ActorOutput:
         """Take a batch of lines of one process, as Ray gives them."""
         pid = data.get("pid")
         name = data.get("actor_name") or data.get("task_name") or "ray"
-        with self._lock, self._log.open("a", encoding="utf-8") as log:
+        with self._lock, open(self._log, "a", encoding="utf-8", opener=private) as log:
             for line in data.get("lines", ()):
                 log.write(f"{name} {pid}: {line}\n")
                 if (shown := self._on_terminal(pid, str(line))) is not None:

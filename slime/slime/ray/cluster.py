@@ -33,6 +33,7 @@ from slime.ray.ray_start import (
 )
 from slime.utils.cleanup import entrust, start_janitor
 from slime.utils.forwarded_environment import forwarded
+from slime.utils.private_files import private, private_folder
 from slime.utils.process import StopRequested
 
 logger = logging.getLogger(__name__)
@@ -186,5 +187,6 @@ def _keep_worker_logs(folder: Path, destination: Path) -> None:
     """Copy the actors' logs to the run's folder."""
     for source in folder.glob("session_2*/logs/worker-*"):
         if source.is_file() and source.stat().st_size:
-            destination.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, destination / source.name)
+            private_folder(destination)
+            with source.open("rb") as log, open(destination / source.name, "wb", opener=private) as kept:
+                shutil.copyfileobj(log, kept)

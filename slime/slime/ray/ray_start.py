@@ -24,6 +24,7 @@ from slime.arguments.machines import missing_secret
 from slime.arguments.process_environment import NOSET
 from slime.exceptions import ConfigurationError, NodeError
 from slime.utils.cleanup import entrust, start_janitor
+from slime.utils.private_files import private, private_folder
 
 RAY_VARIABLES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", NOSET: "0"}
 """Ray's settings on a machine, whatever its shell says."""
@@ -129,9 +130,9 @@ def node_of_cluster(part: Part, environment: Mapping[str, str], log: Path) -> It
     check_token(environment)
     folder = Path(tempfile.mkdtemp(prefix="slime-ray-"))
     janitor = start_janitor(folder)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(log.parent)
     try:
-        with log.open("ab") as output:
+        with open(log, "ab", opener=private) as output:
             earlier = output.tell()
             child = subprocess.Popen(
                 start_command(part, folder),

@@ -33,6 +33,7 @@ from slime.rollout.metrics import field_means, flatten, oldest_versions, rollout
 from slime.rollout.train_data import TrainData, convert, split_by_dp
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import group_by, load_function
+from slime.utils.private_files import private, private_folder
 from slime.utils.types import Sample
 from slime.weight_sync.engine_calls import EngineCalls
 
@@ -295,8 +296,9 @@ class RolloutManager:
         import torch
 
         path = Path(template.format(rollout_id=rollout_id))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
+        private_folder(path.parent)
+        with open(path, "wb", opener=private) as file:
+            torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, file)
 
     def _load_debug_samples(self, rollout_id: int) -> list[Sample]:
         import torch

@@ -42,6 +42,7 @@ from slime.rollout.data_source import Story
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
 from slime.utils.misc import should_run_periodic_action
+from slime.utils.private_files import private_run_folder
 from slime.utils.process import Stopped, StopRequested
 from slime.utils.run_logs import begin_logs
 
@@ -106,6 +107,8 @@ class Run:
         if placement.actor:
             say(backend_line(args))
         num_gpus = args.num_gpus or placement.total
+        if warning := private_run_folder(Path(args.run_dir)):
+            say(f"warning: {warning}")
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again, because Ray replaced the handlers
         self._processes.reserved = reserved = create_placement(args, self.stop)

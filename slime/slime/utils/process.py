@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from slime.utils.private_files import private, private_folder
+
 logger = logging.getLogger(__name__)
 
 LIFELINE_VARIABLE = "SLIME_LIFELINE_FD"
@@ -106,8 +108,8 @@ def spawn(
     log = None
     try:
         if log_path is not None:
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            log = log_path.open("ab")
+            private_folder(log_path.parent)
+            log = private(str(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         popen = subprocess.Popen(
             [str(part) for part in command],
             env=environment,
@@ -123,7 +125,7 @@ def spawn(
     finally:
         os.close(read_end)
         if log is not None:
-            log.close()
+            os.close(log)
     return ChildProcess(popen, write_end, name or Path(str(command[0])).name, log_path)
 
 
@@ -166,6 +168,17 @@ def signal_group(group: int, number: int) -> bool:
 
 def group_alive(group: int) -> bool:
     """Return whether a process group still has a member that is not a zombie."""
+    return bool(_states(group) - {"Z", "X"})
+
+
+def group_stopped(group: int) -> bool:
+    """Return whether a signal has stopped a member of a process group (SIGSTOP, a debugger)."""
+    return "T" in _states(group)
+
+
+def _states(group: int) -> set[str]:
+    """Return the states of a process group's members, as the kernel's letters."""
+    states: set[str] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -174,9 +187,9 @@ def group_alive(group: int) -> bool:
         except (FileNotFoundError, ProcessLookupError):
             continue
         state, process_group = fields[0], int(fields[2])
-        if process_group == group and state not in ("Z", "X"):
-            return True
-    return False
+        if process_group == group:
+            states.add(state)
+    return states
 
 
 def log_tail(path: Path | None, lines: int = 30) -> str:

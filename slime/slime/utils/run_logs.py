@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from slime.utils.private_files import make_private
+
 OLDER = ".1"
 OWN = ("logs/*.log", "runtime.log")
 """The logs that a run writes into its folder: those of its processes, and that of a data source's own process."""
@@ -30,6 +32,7 @@ def begin_logs(run_dir: Path, *, resumes: bool, command: Sequence[str] = sys.arg
     for log in sorted(found for pattern in OWN for found in run_dir.glob(pattern)):
         if os.path.samestat(log.stat(), os.fstat(1)) or not log.stat().st_size:
             continue  # this process's own output, which has begun already
+        make_private(log)
         if resumes:
             with log.open("a") as file:
                 file.write(mark)

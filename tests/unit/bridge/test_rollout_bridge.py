@@ -18,6 +18,7 @@ import pytest
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import Verdict
+from openclaw.owners import stored_id
 from openclaw.runtime.process import RuntimeFailedError, RuntimeSupervisor, free_port
 from openclaw.runtime.start import runtime_environment
 from openclaw.runtime.where import ledger_path, reachable_host
@@ -75,6 +76,7 @@ def supervise(nursery: Nursery, tmp_path: Path, **changes: Any) -> RuntimeSuperv
         health_url="http://none",
         log_path=tmp_path / "runtime.log",
         ready=lambda url: True,
+        responds=lambda url, seconds: True,
         poll_seconds=0.005,
         **changes,
     )
@@ -200,6 +202,17 @@ def test_disposing_ends_a_waiting_rollout(args: Arguments, source: LedgerDataSou
     source.stopped.set()
     with pytest.raises(InterruptedError, match="0 of 2 samples"):
         claim(args, source, 0)
+
+
+def test_a_batch_is_shared_among_owners_and_says_so(args: Arguments, source: LedgerDataSource) -> None:
+    for owner in ("alice", "bob"):
+        for number in range(2):
+            judged_sample(source.ledger, f"{owner}-{number}", session_id=stored_id(owner, "s"))
+    output = claim(args, source, 0)
+    assert ids(output) == [1, 3]
+    assert output.metrics["openclaw/owners"] == 2.0
+    assert output.metrics["openclaw/largest_owner_share"] == 0.5
+    assert output.metrics["openclaw/feedback_scored_share"] == 0.0
 
 
 def test_stale_samples_are_dropped_with_a_reason_and_replaced(args: Arguments, source: LedgerDataSource) -> None:

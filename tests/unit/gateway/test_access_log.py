@@ -114,3 +114,39 @@ async def test_contents_are_logged_when_asked_for_and_every_choice_counts(
     generated = sum(len(turn.response_ids) for turn in stack.turns())
     assert stack.metric("openclaw_key_tokens_total", key="environment", kind="generated") == generated
     assert KEY not in caplog.text
+
+
+SECRETS = (
+    "sk-ant-api03-Zx81mQpR7tLw93KdYhB2nVc5",
+    "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+    "AKIAQ3EGRIT7KDNB4WXP",
+    "Zm9vYmFyYmF6cXV4MTIzNDU2Nzg5MEFCQ0RFRkdI",
+)
+TRACE_IDS = (
+    "550e8400-e29b-41d4-a716-446655440000",
+    "4bf92f3577b34da6a3ce929d0e0e4736",
+    "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    "req_011CSHoEeqs5C35K2UUqR7Fy",
+    "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+    "1-5759e988-bd862e3fe1be46a994272793",
+    "trace-7",
+)
+
+
+@pytest.mark.parametrize("secret", [*SECRETS, KEY])
+async def test_a_request_id_that_looks_like_a_secret_is_not_taken(
+    start: Starter, caplog: pytest.LogCaptureFixture, secret: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    stack = await start(api_key=KEY)
+    stack.say("a")
+    answer = await ask(stack, {"messages": USER}, **{"x-request-id": secret})
+    assert answer.headers["x-request-id"] == answer.json()["id"]
+    await eventually(lambda: sum(line.startswith("request=") for line in own_lines(caplog)), 1)
+    assert secret not in "\n".join(own_lines(caplog))
+
+
+@pytest.mark.parametrize("trace", TRACE_IDS)
+async def test_trace_ids_are_taken(stack: Stack, http: httpx.AsyncClient, trace: str) -> None:
+    assert (await http.get("/v1/models", headers={"x-request-id": trace})).headers["x-request-id"] == trace

@@ -19,10 +19,11 @@ async def test_a_body_that_breaks_off_is_a_client_that_left(
     caplog.set_level(logging.INFO, "openclaw.access")
     address = urlsplit(stack.url)
     _, writer = await asyncio.open_connection(address.hostname, address.port)
-    writer.write(f"POST {path} HTTP/1.1\r\nHost: gateway\r\nContent-Length: 100\r\n\r\n".encode() + b'{"messages": ')
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    writer.write(head.encode() + b'{"messages": ')
     await writer.drain()
     writer.close()
-    await eventually(lambda: any(f"POST {path} status=499" in line for line in caplog.messages), wanted=True)
+    await eventually(lambda: any("POST - status=499" in line for line in caplog.messages), wanted=True)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     if path == "/v1/chat/completions":
         assert stack.metric("openclaw_requests_total", code="499") == 1

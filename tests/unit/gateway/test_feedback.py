@@ -144,7 +144,8 @@ async def test_what_cannot_be_meant_is_refused(
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b'{"response_id": "a"', b"\xff"])
 async def test_a_body_that_is_no_feedback(http: httpx.AsyncClient, body: bytes) -> None:
-    assert (await http.post("/v1/feedback", content=body)).status_code == 400
+    headers = {"content-type": "application/json"}
+    assert (await http.post("/v1/feedback", content=body, headers=headers)).status_code == 400
 
 
 def said(**values: Any) -> Feedback:

@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from openclaw.gateway import app
+from openclaw.ledger.exceptions import LedgerFullError
+from openclaw.ledger.kept_ids import kept_id
 from openclaw.ledger.redact import Redactor
 from tests.unit.gateway.conftest import Stack, Starter
 
@@ -50,6 +52,18 @@ async def test_forgotten_session_is_gone_from_memory_and_disk(stack: Stack) -> N
         ("other", 0, None),
         ("me", 0, None),
     ]
+
+
+async def test_a_full_disk_says_what_to_do(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise LedgerFullError("the disk is full")
+
+    stack.say("one")
+    await ask(stack, USER)
+    monkeypatch.setattr(stack.ledger, "forget_session", full)
+    response = await delete(stack, "me")
+    assert (response.status_code, response.json()["error"]["code"]) == (507, "disk_full")
+    assert "free some space" in response.json()["error"]["message"]
 
 
 async def test_forgotten_words_leave_the_prompt_cache(stack: Stack) -> None:
@@ -105,3 +119,19 @@ async def test_a_secret_leaves_the_conversation_together(stack: Stack) -> None:
     assert len({turn.session_id for turn in turns}) == 1
     assert [(turn.index, turn.reason, turn.next_state) for turn in turns] == [(n, "redacted", None) for n in range(3)]
     assert stack.metric("openclaw_session_events_total", event="conflict") == 0
+
+
+async def test_a_session_named_by_a_secret_is_found_ended_and_forgotten_by_it(
+    stack: Stack, http: httpx.AsyncClient
+) -> None:
+    """The file never holds the name, not even while the session lasts."""
+    stack.say("noted", "sure")
+    first = [{"role": "user", "content": "remember this"}]
+    second = [*first, await ask(stack, first, SECRET), {"role": "user", "content": "and then?"}]
+    await ask(stack, second, SECRET)
+    assert {(turn.session_id, turn.index) for turn in stack.turns()} == {(kept_id(SECRET), 0), (kept_id(SECRET), 1)}
+    for file in stack.ledger.path.parent.iterdir():
+        assert SECRET.encode() not in file.read_bytes()
+    assert (await http.post(f"/v1/sessions/{SECRET}/done")).status_code == 200
+    assert (await http.delete(f"/v1/sessions/{SECRET}")).status_code == 200
+    assert stack.turns() == []

@@ -72,7 +72,8 @@ def url(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Iterator[st
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=url, trust_env=False, timeout=30, headers=headers) as http:
         yield http
 
 

@@ -20,7 +20,8 @@ USER = [{"role": "user", "content": "Hello?"}]
 async def post(stack: Stack, body: Any, **headers: str) -> httpx.Response:
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await client.post("/v1/chat/completions", content=content, headers=headers)
+        sent = {"content-type": "application/json", **headers}
+        return await client.post("/v1/chat/completions", content=content, headers=sent)
 
 
 @pytest.mark.parametrize(

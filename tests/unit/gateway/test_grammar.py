@@ -103,7 +103,7 @@ def test_tool_choice(compiler: Any, tokenizer: Any, tool_format: ToolFormat) -> 
 
 @pytest.mark.parametrize("tool_format", [JSON_IN_TAGS, XML_IN_TAGS, PLAIN_JSON])
 def test_the_parser_reads_what_the_grammar_lets_through(tool_format: ToolFormat) -> None:
-    parser, builder = tool_format.parser(request_of(tools=TOOLS).tool_schemas), MessageBuilder()
+    parser, builder = tool_format.parser(request_of(tools=TOOLS).tool_schemas, str), MessageBuilder()
     for delta in [*parser.push(f"{READ[tool_format]}\n{ADD[tool_format]}"), *parser.finish()]:
         builder.add(delta)
     calls = [call["function"] for call in builder.message()["tool_calls"]]

@@ -11,8 +11,9 @@ from openai import AsyncOpenAI, AuthenticationError
 
 from openclaw.exceptions import ConfigError
 from openclaw.gateway import reload
-from openclaw.gateway.auth import Keyring
+from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.errors import ApiError
+from openclaw.owners import LOCAL
 from tests.helpers.waiting import eventually
 from tests.unit.gateway.conftest import Starter
 
@@ -34,10 +35,10 @@ def two_keys(folder: Path) -> str:
 def test_each_key_has_its_name(tmp_path: Path) -> None:
     ring = Keyring("from-outside", two_keys(tmp_path))
     assert ring.names == ("environment", "laptop", "phone")
-    assert ring.check({"authorization": f"Bearer {LAPTOP}"}) == "laptop"
-    assert ring.check({"authorization": f"bearer  {PHONE} "}) == "phone"
-    assert ring.check({"x-api-key": PHONE}) == "phone"
-    assert ring.check({"authorization": "Bearer from-outside"}) == "environment"
+    assert ring.check({"authorization": f"Bearer {LAPTOP}"}) == Client("laptop", "laptop")
+    assert ring.check({"authorization": f"bearer  {PHONE} "}).name == "phone"
+    assert ring.check({"x-api-key": PHONE}) == Client("phone", "phone")
+    assert ring.check({"authorization": "Bearer from-outside"}) == Client("environment", LOCAL, admin=True)
 
 
 @pytest.mark.parametrize("sent", ["", "Bearer", "Bearer ", f"Basic {LAPTOP}", f"Bearer {LAPTOP}x", "Bearer \udce9"])
@@ -56,7 +57,7 @@ def test_a_digest_in_the_file_is_no_key(tmp_path: Path) -> None:
 
 
 def test_without_a_key_everybody_is_local() -> None:
-    assert Keyring(None).check({}) == "local"
+    assert Keyring(None).check({}) == Client("local", LOCAL, admin=True)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +71,30 @@ def test_without_a_key_everybody_is_local() -> None:
         (f"environment:{LAPTOP}", "is used twice"),
         (f"laptop:{LAPTOP}\nphone:{LAPTOP}", "line 2: the key of 'phone' is in the file twice"),
         ("laptop:sha256:abc", "64 hexadecimal digits"),
+        (f"laptop\ndesk/tests:{LAPTOP}", "line 1 is not name:key"),
+        (f"desk/tests:{LAPTOP}", "line 1: 'desk/tests' is a child of 'desk', which has no key here"),
+        (f"desk:x\ndesk//tests:{LAPTOP}", "line 2 is not name:key"),
+        (f"desk:x\ndesk/tests (admin):{LAPTOP}", "line 2: the child key 'desk/tests' cannot be an admin key"),
+        (f"desk:x\ndesk (admin):{LAPTOP}", "line 2: the name 'desk' is used twice"),
+        (f"desk (root):{LAPTOP}", "line 1 is not name:key"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         Keyring(None, keys_file(tmp_path, text))
     assert LAPTOP not in str(caught.value)
+
+
+def test_a_key_may_be_an_admin_key_or_a_child(tmp_path: Path) -> None:
+    ring = Keyring(None, keys_file(tmp_path, f"desk/tests/one: c\ndesk/tests: b\nlaptop (admin): {LAPTOP}\ndesk:a\n"))
+    assert ring.check({"x-api-key": LAPTOP}) == Client("laptop", "laptop", admin=True)
+    assert ring.check({"x-api-key": "c"}) == Client("desk/tests/one", "desk/tests/one")
+
+
+def test_a_key_of_the_file_is_not_that_of_the_environment(tmp_path: Path) -> None:
+    """The key from the environment is the operator's; its holder would read every conversation."""
+    with pytest.raises(ConfigError, match="the key of 'phone' is also the key from the environment"):
+        Keyring(PHONE, two_keys(tmp_path))
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
@@ -133,3 +152,10 @@ async def test_every_route_but_health_needs_a_key(start: Starter) -> None:
             for method in ("GET", "POST", "DELETE"):
                 assert (await client.request(method, path)).status_code == 401, (method, path)
         assert (await client.get("/healthz")).status_code == 200
+
+
+def test_a_keyring_knows_its_keys_in_a_text(tmp_path: Path) -> None:
+    ring = Keyring("from-outside", two_keys(tmp_path))
+    assert ring.holds(LAPTOP.encode())
+    assert ring.holds(b"from-outside")
+    assert not ring.holds(LAPTOP[:-1].encode())

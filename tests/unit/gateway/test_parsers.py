@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.parsers.reply import ReplyParser, ToolParser
 from openclaw.gateway.parsers.tool_calls import JsonToolCalls
 from openclaw.gateway.parsers.xml_calls import XmlToolCalls
+from openclaw.messages.issued import tool_call_id
 
 FRAGMENTS = st.sampled_from(
     [
@@ -80,11 +82,12 @@ EDIT = {
     },
     "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}}},
 }
+CALL_ID = partial(tool_call_id, "chatcmpl-" + "0" * 32, 0)
 FORMATS: dict[str, Callable[[], ToolParser | None]] = {
     "none": lambda: None,
-    "json": JsonToolCalls,
-    "xml": lambda: XmlToolCalls({"edit": EDIT}),
-    "plain": lambda: PlainToolCalls({"edit", "read"}),
+    "json": lambda: JsonToolCalls(CALL_ID),
+    "xml": lambda: XmlToolCalls({"edit": EDIT}, CALL_ID),
+    "plain": lambda: PlainToolCalls({"edit", "read"}, CALL_ID),
 }
 THOUGHTS = {
     "none": None,
@@ -107,8 +110,6 @@ def read(
         builder.add(delta)
         assert getattr(delta, "text", "x"), f"empty {delta}"
     message = builder.message()
-    for call in message.get("tool_calls", []):
-        call["id"] = ""
     return message, parser.malformed, parser.stopped
 
 
@@ -325,7 +326,7 @@ def test_calls_in_the_xml_format_are_read_back(arguments: dict[str, Any], cuts: 
     text = f"<tool_call>\n<function=edit>\n{written}</function>\n</tool_call>"
     if any(isinstance(value, str) and "</parameter>" in value for value in arguments.values()):
         return
-    parser, builder = XmlToolCalls({"edit": schema}), MessageBuilder()
+    parser, builder = XmlToolCalls({"edit": schema}, CALL_ID), MessageBuilder()
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     for delta in [delta for a, b in pairwise(edges) for delta in parser.push(text[a:b])] + parser.finish():
         builder.add(delta)

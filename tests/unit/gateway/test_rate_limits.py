@@ -73,6 +73,21 @@ async def test_a_refused_request_is_not_under_way() -> None:
         assert (await refused(limits, "a")).limit == "requests"
 
 
+async def test_feedback_has_a_limit_of_its_own(start: Starter) -> None:
+    stack = await start(rate_limit_feedback=2)
+    stack.say("hi")
+    reply = await stack.client.chat.completions.create(model="any", messages=USER)
+    body = {"response_id": reply.id, "thumbs": "up"}
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+        answers = [await client.post("/v1/feedback", json=body) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 60
+    assert stack.metric("openclaw_rate_limited_total", key="local", limit="feedback_per_minute") == 1
+    assert stack.metric("openclaw_limit_hits_total", limit="feedback_per_minute") == 1
+    stack.say("again")
+    assert (await stack.client.chat.completions.create(model="any", messages=USER)).id, "chat goes on"
+
+
 async def test_the_sdk_is_told_when_to_come_again(start: Starter, tmp_path: Path) -> None:
     stack = await start(rate_limit_requests=1)
     stack.say("hi")

@@ -14,6 +14,7 @@ from tests.helpers.conversations import SYSTEM, World, assistant, talk_past_memo
 INTERNAL = {"role": "user", "content": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"}
 INTERNAL_PARTS = {"role": "user", "content": [{"type": "text", "text": INTERNAL["content"]}]}
 RUNTIME = "hello\n\nRuntime: agent=main | session=agent:main:x | sessionId=from-runtime | host=vm"
+OPENCLAW = {"role": "system", "content": "<!-- x -->\nYou are a personal assistant running inside OpenClaw."}
 
 
 @pytest.mark.parametrize(
@@ -24,14 +25,29 @@ RUNTIME = "hello\n\nRuntime: agent=main | session=agent:main:x | sessionId=from-
         ({"session_id": "b:12", "x-session-affinity": "d:1"}, None, RUNTIME, ("b", "affinity")),
         ({"x-session-affinity": "d"}, None, RUNTIME, ("d", "affinity")),
         ({}, None, RUNTIME, ("from-runtime", "runtime")),
+        ({}, None, f"hi\n\nRuntime: agent=main | sessionId={'x' * 257}", (None, "fingerprint")),
         ({}, None, "hello", (None, "fingerprint")),
         ({}, None, "I wrote sessionId=nothing", (None, "fingerprint")),
         ({}, None, f"{RUNTIME}\nis what I found in a log", (None, "fingerprint")),
     ],
 )
 def test_order_of_trust(headers: dict[str, str], body: str | None, first: str, expected: tuple[Any, str]) -> None:
-    identity = stated_identity(headers, body, [SYSTEM, user(first), assistant("x"), user("y")])
+    identity = stated_identity(headers, body, [OPENCLAW, user(first), assistant("x"), user("y")])
     assert (identity.session_id, identity.origin) == expected
+
+
+@pytest.mark.parametrize("before", [[], [SYSTEM], [user("OpenClaw")], [assistant("OpenClaw")]])
+def test_a_runtime_line_that_another_clients_user_pasted_names_no_session(before: list[dict[str, Any]]) -> None:
+    assert stated_identity({}, None, [*before, user(RUNTIME)]).session_id is None
+
+
+def test_every_source_names_a_session_of_the_owner() -> None:
+    messages = [OPENCLAW, user(RUNTIME)]
+    assert stated_identity({"x-session-id": "@bob:a"}, None, messages, "alice").session_id == "@alice:@bob:a"
+    assert stated_identity({}, "a", messages, "alice").session_id == "@alice:a"
+    assert stated_identity({"session_id": "a:2"}, None, messages, "alice").session_id == "@alice:a"
+    assert stated_identity({}, None, messages, "alice").session_id == "@alice:from-runtime"
+    assert stated_identity({}, None, messages).session_id == "from-runtime"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ async def test_words_beside_a_thumb_become_a_hint(ledger: Ledger, method: Any) -
     assert (record.verdict.score, record.verdict.hint) == (-1, "Write plain prose.")
     [sample] = ledger.claim_samples(0, 5)
     assert sample.teacher_log_probs is not None
+    assert sample.metadata["feedback_weight"] == 1.0
     assert sample.reward == (-1.0 if method is Combine else 0.0)
 
 
@@ -78,6 +79,8 @@ async def test_words_alone_are_judged_like_a_next_state(ledger: Ledger) -> None:
     record = await judge(bench)
     assert (record.verdict.score, record.verdict.score_source) == (1, "judge")
     assert [vote.judge for vote in record.verdict.votes] == ["prm"]
+    [sample] = ledger.claim_samples(0, 5)
+    assert "feedback_weight" not in sample.metadata
 
 
 async def test_a_stated_score_of_zero_gives_no_sample(ledger: Ledger) -> None:
@@ -92,6 +95,31 @@ async def test_feedback_beside_a_next_state(ledger: Ledger) -> None:
     record = await judge(bench_of(ledger, Combine))
     assert (record.verdict.score, record.verdict.score_source) == (1, "feedback")
     assert {vote.judge for vote in record.verdict.votes} == {"hint"}, "what the user wrote is still read for a hint"
+
+
+async def test_the_choices_of_one_request_weigh_as_one_reply(ledger: Ledger) -> None:
+    ids = ["chatcmpl-1", *(f"chatcmpl-1.{number}" for number in range(1, 8))]
+    for turn_id in [*ids, "chatcmpl-12"]:
+        ledger.record_turn(make_turn(turn_id))
+        feedback = Feedback(turn_id=turn_id, created_at=110.0, thumbs="up")
+        ledger.record_feedback(feedback, as_next_state(feedback))
+    bench = bench_of(ledger, BinaryRL)
+    async with bench.running():
+        await until(judged(bench, 9))
+    *choices, alone = sorted(ledger.claim_samples(0, 99), key=lambda sample: sample.metadata["turn_id"])[:9]
+    assert [sample.reward for sample in choices] == [0.125] * 8
+    assert {sample.metadata["feedback_weight"] for sample in choices} == {0.125}
+    assert {sample.metadata["raw_reward"] for sample in choices} == {1.0}
+    assert (alone.reward, alone.metadata["feedback_weight"]) == (1.0, 1.0)
+
+
+async def test_a_choice_that_is_rated_before_the_others_are_stored_weighs_no_more(ledger: Ledger) -> None:
+    ledger.record_turn(make_turn("chatcmpl-1.7"))
+    assert ledger.choices("chatcmpl-1.7") == 8, "the last choice is stored first"
+    ledger.record_turn(make_turn("chatcmpl-1.6"))
+    ledger.record_turn(make_turn("chatcmpl-1.7.1"))
+    assert ledger.choices("chatcmpl-1.6") == 8
+    assert ledger.choices("turn-0") == 1
 
 
 async def test_feedback_while_the_turn_is_judged_is_not_missed(ledger: Ledger) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from openclaw.inspect import main
-from openclaw.ledger import database
-from openclaw.ledger.exceptions import LedgerDamagedError, LedgerUnavailableError
+from openclaw.ledger import database, reserve
+from openclaw.ledger.exceptions import LedgerDamagedError, LedgerFullError, LedgerUnavailableError
+from openclaw.ledger.forget import Forgotten
+from openclaw.ledger.reserve import RESERVE_BYTES, keep_reserve, reserve_path
 from openclaw.ledger.store import Ledger
 from tests.helpers.ledger_records import judged_sample, make_turn
 
@@ -63,6 +65,73 @@ def test_full_disk_is_named_and_writing_goes_on_when_there_is_room(small_disk: P
     assert turn_ids(ledger)[-1] == "after"
     ledger.close()
     assert Ledger(small_disk / "ledger.sqlite").rows("PRAGMA integrity_check")[0][0] == "ok"
+
+
+def fill_to_the_last_page(ledger: Ledger, folder: Path) -> None:
+    """Record a session of five turns, then fill the disk until not even a page is left."""
+    for number in range(5):
+        ledger.record_turn(make_turn(f"mine-{number}", session_id="mine", messages=LONG))
+    fill(ledger, "other")
+    with pytest.raises(OSError, match="No space left"), (folder / "rest").open("wb", buffering=0) as file:  # noqa: PT012
+        while True:
+            file.write(b"x" * 512)
+
+
+def test_a_session_is_deleted_on_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserve, "LEAST_FREE", 1)
+    path = small_disk / "ledger.sqlite"
+    ledger = Ledger(path)
+    ledger.rows("PRAGMA wal_autocheckpoint = 20")  # as small as this disk, compared with the reserve
+    assert keep_reserve(path, 400_000)
+    fill_to_the_last_page(ledger, small_disk)
+    assert ledger.forget_session("mine").turns == 5
+    ledger.erase()
+    assert {record.turn.session_id for record in ledger.export_turns()} == {"session"}
+
+
+def test_without_a_reserve_a_full_disk_is_named(small_disk: Path) -> None:
+    ledger = Ledger(small_disk / "ledger.sqlite")
+    fill_to_the_last_page(ledger, small_disk)
+    turns = turn_ids(ledger)
+    with pytest.raises(LedgerFullError):
+        ledger.forget_session("mine")
+    assert turn_ids(ledger) == turns
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_reserve_is_used_by_a_deletion_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.record_turn(make_turn(session_id="mine"))
+    assert ledger.reserve()
+    held = reserve_path(ledger.path)
+    assert held.stat().st_size == RESERVE_BYTES
+    assert held.stat().st_mode & 0o777 == 0o600
+    forget = ledger._forget
+
+    def full_disk(session_id: str, *, under_way: bool) -> Forgotten:
+        if held.stat().st_size:
+            raise LedgerFullError("full")
+        return forget(session_id, under_way=under_way)
+
+    monkeypatch.setattr(ledger, "_forget", full_disk)
+    if together:
+        with pytest.raises(LedgerFullError), ledger.transaction():
+            ledger.forget_session("mine")
+        assert held.stat().st_size == RESERVE_BYTES, "the group runs the deletion again, alone"
+        return
+    assert ledger.forget_session("mine").turns == 1
+    assert held.stat().st_size == 0
+    ledger.erase()
+    assert held.stat().st_size == RESERVE_BYTES, "taken again"
+
+
+def test_a_reserve_leaves_room_on_a_small_disk(small_disk: Path) -> None:
+    ledger = Ledger(small_disk / "ledger.sqlite")
+    assert not ledger.reserve()
+    ledger.record_turn(make_turn(session_id="mine"))
+    assert ledger.forget_session("mine").turns == 1
+    ledger.erase()
+    assert reserve_path(ledger.path).stat().st_size == 0
 
 
 def test_full_database_keeps_every_commit(tmp_path: Path) -> None:

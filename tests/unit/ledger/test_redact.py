@@ -11,7 +11,8 @@ import pytest
 
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import Feedback
-from openclaw.ledger.redact import Redactor, looks_random
+from openclaw.ledger.redact import Redactor
+from openclaw.ledger.secret_finder import looks_random
 from openclaw.ledger.store import Ledger
 from tests.helpers.ledger_records import make_turn
 

@@ -157,6 +157,7 @@ def test_an_engine_hangs_when_it_was_silent_for_the_whole_time(tmp_path: Path, m
 
 def test_a_hanging_engine_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Child:
+        pid = -1
         returncode = -9
         running = True
 

@@ -15,6 +15,7 @@ from slime.backends.sglang_utils.engine import SGLangEngine
 class Child:
     """A process that runs and never answers."""
 
+    pid = -1
     returncode = None
     killed = False
 

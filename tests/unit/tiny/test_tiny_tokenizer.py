@@ -87,7 +87,7 @@ def test_the_gateway_parses_what_is_trained() -> None:
     for _ in range(400):
         episode = policy_episode(rng)
         message = episode.messages[-1]
-        parser = ReplyParser(reasoning=ReasoningFormat(), tools=JsonToolCalls() if episode.tools else None)
+        parser = ReplyParser(reasoning=ReasoningFormat(), tools=JsonToolCalls(str) if episode.tools else None)
         deltas = [*parser.push(completion_text(message).removesuffix("<|im_end|>")), *parser.finish()]
         kinds = {type(delta).__name__ for delta in deltas}
         assert ("Reasoning" in kinds) == episode.thinking

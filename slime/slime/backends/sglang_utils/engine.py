@@ -105,19 +105,24 @@ class SGLangEngine(WeightCalls, MemoryCalls, EngineProcess):
         with self._lock:
             if not self.is_dead():
                 return False
-            logger.warning(
-                "%s is dead (status %s); restarting it on port %d", self._spec.name, self._statuses(), self._port
-            )
+            logger.warning("%s %s; restarting it on port %d", self._spec.name, self._why_dead(), self._port)
             self.kill()
             self.start(hold)
             return True
 
+    def _why_dead(self) -> str:
+        if not self.alive():
+            return f"is dead (status {self._statuses()})"
+        stopped = ", and a signal has stopped a process of it" if self.stopped() else ""
+        return f"has failed its health checks for {time.monotonic() - self._silent_since:.0f} s{stopped}"
+
     def hangs(self) -> bool:
         """Return whether no health check has succeeded for ``--rollout-health-check-timeout`` seconds.
 
-        Returns False during the first ``--rollout-health-check-first-wait`` seconds after the start.
+        An engine with a stopped process is not healthy, even if its server still answers. Returns False during the first
+        ``--rollout-health-check-first-wait`` seconds after the start.
         """
-        if self.health():
+        if self.health() and not self.stopped():
             self._silent_since = 0.0
             return False
         now = time.monotonic()

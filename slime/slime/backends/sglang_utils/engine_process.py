@@ -22,7 +22,8 @@ from slime.backends.sglang_utils.server_hooks import HOLD
 from slime.utils.forwarded_environment import own_of_machine
 from slime.utils.http_utils import find_available_port
 from slime.utils.machine import this_host
-from slime.utils.process import ChildProcess, spawn
+from slime.utils.private_files import private, private_folder
+from slime.utils.process import ChildProcess, group_stopped, spawn
 
 # SIGTERM also ends SGLang's workers, which the server mistakes for a crash: it sleeps five seconds before it ends.
 _STOP_SECONDS = 1.0
@@ -77,8 +78,8 @@ class EngineProcess:
         port = port or find_available_port(host=self._spec.host)
         command = server_command(self._args, self._spec, port=port, cpu=self._cpu, rendezvous=rendezvous)
         command += [HOLD] if hold else []
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_path.open("a") as log:
+        private_folder(self._log_path.parent)
+        with open(self._log_path, "a", opener=private) as log:
             log.write(f"$ {shlex.join(command)}\n")
         self._child = spawn(
             command,
@@ -90,6 +91,10 @@ class EngineProcess:
     def alive(self) -> bool:
         """Return whether the process runs."""
         return self._child is not None and self._child.alive()
+
+    def stopped(self) -> bool:
+        """Return whether a signal has stopped any of the processes, such as the scheduler behind the server."""
+        return self._child is not None and group_stopped(self._child.pid)
 
     def stop(self) -> None:
         """End the process and everything it started; a no-op if it is not running."""

@@ -23,6 +23,7 @@ from slime.backends.sglang_utils.weight_calls import PauseMode
 from slime.exceptions import ConfigurationError, EngineError
 from slime.utils.cleanup import start_script, tell
 from slime.utils.machine import this_host
+from slime.utils.private_files import private_folder
 from slime.weight_sync import LOADER
 
 LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
@@ -126,7 +127,7 @@ class ExternalEngine(SGLangEngine):
     def _note(self, word: str) -> None:
         """Tell `external_release` the engine's state; start it on the first call."""
         if self._helper is None:
-            self._log_path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self._log_path.parent)
             self._helper = start_script(Path(external_release.__file__), self.url(), str(self._log_path))
             self._helper.wait()  # it continues in a process that is not a child of this one
         tell(self._helper, word)

@@ -111,7 +111,7 @@ def main() -> None:
     url, log = sys.argv[1:]
     said = follow(url, sys.stdin)
     if said is not None:
-        with open(log, "a") as file:
+        with open(log, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(f"the run is gone; {url} {said}\n")
 
 

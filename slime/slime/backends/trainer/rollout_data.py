@@ -18,6 +18,7 @@ from torch import Tensor
 from slime.args import Arguments
 from slime.utils import streams
 from slime.utils.misc import load_function
+from slime.utils.private_files import private, private_folder
 from slime.utils.streams import Stream, TrainBatch
 from slime.utils.types import EXPERTS, GRID, IMAGES, PIXELS
 
@@ -103,11 +104,11 @@ class RolloutShard:
 
     def dump(self, path: str) -> None:
         """Write tokens, micro-batches and all fields to a file that ``torch.load`` reads."""
-        file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(Path(path).parent)
         data: dict[str, Any] = {"tokens": self.tokens, "micro_batch_indices": self.micro_batches}
         data |= {} if self.experts is None else {EXPERTS: self.experts}
-        torch.save({**data, "global_batch_sizes": self.global_batch_sizes, **self.fields}, file)
+        with open(path, "wb", opener=private) as file:
+            torch.save({**data, "global_batch_sizes": self.global_batch_sizes, **self.fields}, file)
 
     def by_position(self, name: str) -> dict[int, Tensor]:
         """Return a computed field's values by their sample's position in the whole rollout."""

@@ -1,0 +1,38 @@
+"""What the metrics say about a batch, and about the turns and samples that are not in it.
+
+Guarantees: read-only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from openclaw.ledger.opinion import WEIGHT
+from openclaw.ledger.store import Ledger
+from openclaw.owners import owner_of, root
+from slime.utils.types import Sample
+
+
+def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> dict[str, float]:
+    """Return a batch's metrics: staleness, terms, owners, and the ledger's counts by state and reason.
+
+    ``bound`` is ``--max-weight-staleness``; samples beyond it in the batch are trained with correction.
+    """
+    counts = ledger.counts()
+    stale = [sample.metadata["staleness"] for sample in samples]
+    hinted = [sample for sample in samples if sample.teacher_log_probs is not None]
+    owners = Counter(root(owner_of(sample.session_id or "")) for sample in samples)
+    metrics = {
+        "openclaw/staleness_min": float(min(stale)),
+        "openclaw/staleness_mean": sum(stale) / len(stale),
+        "openclaw/staleness_max": float(max(stale)),
+        "openclaw/corrected_stale": 0.0 if bound is None else float(sum(age > bound for age in stale)),
+        "openclaw/hinted_share": len(hinted) / len(samples),
+        "openclaw/feedback_scored_share": sum(WEIGHT in sample.metadata for sample in samples) / len(samples),
+        "openclaw/owners": float(len(owners)),
+        "openclaw/largest_owner_share": max(owners.values()) / len(samples),
+        "openclaw/queue_depth": float(counts["samples"].get("ready", 0)),
+    }
+    for group in ("turns", "samples", "turn_reasons", "sample_reasons"):
+        metrics |= {f"openclaw/{group}/{name}": float(count) for name, count in counts[group].items()}
+    return metrics
