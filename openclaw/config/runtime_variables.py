@@ -148,7 +148,7 @@ class RuntimeVariables(EnvironmentConfig):
     max_connections: int = variable(
         "OPENCLAW_MAX_CONNECTIONS",
         2048,
-        "most open connections; a further one closes the one that is idle for longest, or gets 503 if none is idle",
+        "most open connections; a further one closes the one that is idle for longest, or gets 503 if all are being answered",
         minimum=1,
     )
     keepalive_seconds: float = variable(

@@ -18,10 +18,11 @@ from openclaw.gateway.outcomes import OutcomeDesk, OutcomeStore
 from openclaw.gateway.parsers.formats import reply_format
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.rollouts import RolloutDesk, RolloutStore
+from openclaw.gateway.served import ReplyStore, ServedReplies
 from openclaw.sessions import Sessions, TurnStore
 
 
-class GatewayStore(TurnStore, FeedbackStore, OutcomeStore, RolloutStore, Protocol):
+class GatewayStore(TurnStore, FeedbackStore, OutcomeStore, RolloutStore, ReplyStore, Protocol):
     """What the gateway needs from the ledger."""
 
 
@@ -50,11 +51,13 @@ def build_service(
     metrics = GatewayMetrics(registry)
     form = reply_format(config, getattr(tokenizer, "chat_template", None) or "")
     own_renderer = renderer or Renderer(tokenizer)
+    served = ServedReplies(ledger, form)
 
     def on_session_event(name: str) -> None:
         metrics.session_events.labels(event=name).inc()
         if name == "forgotten":
             own_renderer.forget()
+            served.forget()
 
     tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
     return ChatService(
@@ -76,6 +79,7 @@ def build_service(
             on_event=on_session_event,
             on_pending=on_pending,
         ),
+        served=served,
         rollouts=RolloutDesk(ledger, enabled=config.serve_rollouts),
         feedback=FeedbackDesk(ledger, metrics, clock=clock, on_pending=on_pending),
         outcomes=OutcomeDesk(ledger),

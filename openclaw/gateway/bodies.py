@@ -112,13 +112,15 @@ class Bodies:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGoneError
-                    if part := message.get("body", b""):
+                    part = message.get("body", b"")
+                    if part:
                         self._add(held, part)
+                    if not message.get("more_body", False):
+                        return
+                    if part:
                         moved = loop.time()
                         whole = begun + self._seconds + held.size / BYTES_A_SECOND
                         patience.reschedule(min(moved + self._stall_seconds, whole))
-                    if not message.get("more_body", False):
-                        return
         except TimeoutError as error:
             stalled = loop.time() - moved >= self._stall_seconds
             raise self._too_slow(BODY_STALL_SECONDS if stalled else BODY_SECONDS) from error

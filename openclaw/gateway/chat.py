@@ -31,6 +31,7 @@ from openclaw.gateway.reply import Opening, Replies, Reply
 from openclaw.gateway.rollouts import RolloutDesk
 from openclaw.gateway.sampling import plan_sampling
 from openclaw.gateway.schema import ChatRequest
+from openclaw.gateway.served import Served, ServedReplies
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
 from openclaw.messages.issued import new_completion_id, tool_call_id
 from openclaw.owners import LOCAL
@@ -51,6 +52,7 @@ class ChatService:
         reply_format: ReplyFormat,
         engine: EngineClient,
         sessions: Sessions,
+        served: ServedReplies,
         feedback: FeedbackDesk,
         outcomes: OutcomeDesk,
         rollouts: RolloutDesk,
@@ -65,7 +67,8 @@ class ChatService:
         self.rollouts = rollouts
         self.metrics = metrics
         self.clock = clock
-        self.replies = Replies(engine, sessions, metrics, clock)
+        self.replies = Replies(engine, sessions, metrics, clock, served.remember)
+        self._served = served
         self._model_name = config.model_name
         self._renderer = renderer
         self._vocabulary = vocabulary
@@ -85,7 +88,8 @@ class ChatService:
 
         async def prepare() -> Opening:
             stated_kind, done = read_headers(headers, request)
-            prompt = await self._prompt(request, raw)
+            served = await self._served.find(raw["messages"], request.tool_schemas, owner)
+            prompt = await self._prompt(request, raw, served)
             begin = partial(
                 self.sessions.begin,
                 headers,
@@ -95,6 +99,7 @@ class ChatService:
                 stated_kind=stated_kind,
                 done=done,
                 tools=bool(request.tools),
+                history=served.history,
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 
@@ -162,16 +167,18 @@ class ChatService:
         await self.sessions.close()
         self._renderer.close()
 
-    async def _prompt(self, request: ChatRequest, raw: Mapping[str, Any]) -> Prompt:
+    async def _prompt(self, request: ChatRequest, raw: Mapping[str, Any], served: Served) -> Prompt:
         """Render a request and plan its sampling."""
         created_at = self.clock()
         tools = list(raw["tools"]) if request.offers_tools else None
         try:
             ids, thought = await self._renderer.prepare(
-                raw["messages"], tools, request.template_kwargs, self._format.reasoning
+                raw["messages"], tools, request.template_kwargs, self._format.reasoning, served
             )
         except RenderError as error:
             raise bad_request(str(error), param="messages") from error
+        self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
+        self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
         room = self.config.context_length - len(ids)
         if room <= 0:
             raise bad_request(

@@ -27,6 +27,12 @@ class GatewayMetrics:
         )
         self.prompt_tokens = Counter("openclaw_prompt_tokens", "Prompt tokens of answered requests", registry=registry)
         self.generated_tokens = Counter("openclaw_generated_tokens", "Response tokens", registry=registry)
+        self.replayed_replies = Counter(
+            "openclaw_replayed_replies",
+            "Earlier replies in prompts whose rendering gives other ids than were sampled, by the ids used",
+            ["ids"],
+            registry=registry,
+        )
         self.turns = Counter(
             "openclaw_turns",
             "Turns recorded, by kind and finish reason",

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 OWN_PAGES = frozenset({"same-origin", "none"})
 """Values of ``Sec-Fetch-Site`` of our own pages and of what a person typed into the address bar."""
+READ = (b"host", b"origin", b"sec-fetch-site", b"upgrade")
 EXPOSED = ("x-request-id", "x-weight-version", "x-turn-type", "retry-after", LIMIT_HEADER)
 METHODS = ("GET", "POST", "DELETE")
 SHOWN = 100
@@ -67,7 +68,11 @@ class Doorway:
 
     def check(self, headers: Headers) -> None:
         """Raise ApiError for a request that no page and no name of this server may send."""
-        hosts = headers.getlist("host")
+        found: dict[bytes, list[str]] = {name: [] for name in READ}
+        for name, value in headers.raw:
+            if name in found:
+                found[name].append(value.decode("latin-1"))
+        hosts = found[b"host"]
         if not self._any_host and (len(hosts) != 1 or not self._is_own(hosts[0])):
             name = host_name(hosts[0]) if hosts else ""
             raise ApiError(
@@ -76,8 +81,8 @@ class Doorway:
                 "to OPENCLAW_ALLOWED_HOSTS",
                 code="host_not_allowed",
             )
-        self._check_page(headers, hosts)
-        if "websocket" in headers.get("upgrade", "").lower():
+        self._check_page(found[b"origin"], found[b"sec-fetch-site"], hosts)
+        if any("websocket" in value.lower() for value in found[b"upgrade"]):
             raise bad_request("this server has no WebSockets; send a plain HTTP request", code="unsupported_upgrade")
 
     def _is_own(self, host: str) -> bool:
@@ -87,13 +92,12 @@ class Doorway:
     def _allowed(self, origins: list[str]) -> bool:
         return len(origins) == 1 and origins[0].lower() in self._origins
 
-    def _check_page(self, headers: Headers, hosts: list[str]) -> None:
-        origins = headers.getlist("origin")
-        if self._allowed(origins):
+    def _check_page(self, origins: list[str], sites: list[str], hosts: list[str]) -> None:
+        if not (origins or sites) or self._allowed(origins):
             return
         own = hosts[0].lower() if hosts else ""
         foreign = [origin for origin in origins if not own or origin.lower().partition("://")[2] != own]
-        if foreign or headers.get("sec-fetch-site", "none").lower() not in OWN_PAGES:
+        if foreign or any(site.lower() not in OWN_PAGES for site in sites):
             page = (foreign or ["another site"])[0][:SHOWN]
             self._note(page)
             raise ApiError(

@@ -5,7 +5,8 @@ Guarantees:
 * A head has at most `HEADER_BYTES`, `HEADER_LINES` and `URL_BYTES`. A larger one gets 431 or 414, and the parser sees at
   most two `PIECE` bytes more. It arrives within `HEAD_SECONDS`, or its connection closes.
 * At most ``OPENCLAW_MAX_CONNECTIONS`` are open. A further one closes the one that has been without a request for
-  longest. If each has a request under way, the new one gets 503 with ``Retry-After``.
+  longest, else the one whose body has been arriving for longest. If all are being answered, the new one gets 503 with
+  ``Retry-After``.
 * A client that stops reading its answer loses its connection after `UNREAD_SECONDS`.
 * The rest of the body of an answered request is dropped, up to `DROPPED_BYTES` and `DROP_SECONDS`.
 * Every refusal has OpenAI's error shape and is counted by the name of its bound.
@@ -21,10 +22,12 @@ import sys
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from openclaw.config.bounds import (
     HEAD_SECONDS,
@@ -72,6 +75,8 @@ class Door:
         self.open: set[BoundedProtocol] = set()
         self.idle: dict[BoundedProtocol, None] = {}
         """Connections without a request under way, the one that is so for longest first."""
+        self.reading: dict[BoundedProtocol, None] = {}
+        """Connections with a body that has not ended, the one that is so for longest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def protocol(self, **given: Any) -> BoundedProtocol:
@@ -79,10 +84,10 @@ class Door:
         return BoundedProtocol(self, **given)
 
     def enter(self, connection: BoundedProtocol) -> bool:
-        """Take a new connection in, in place of an idle one if needed; return False if there is no room."""
+        """Take a new connection in, in place of one that only waits if needed; return False if there is no room."""
         if len(self.open) >= self.bounds.connections:
             self.on_limit("connections")
-            longest = next(iter(self.idle), None)
+            longest = next(chain(self.idle, self.reading), None)
             if longest is None:
                 return False
             longest.end()
@@ -95,6 +100,7 @@ class Door:
         """Forget a connection."""
         self.open.discard(connection)
         self.idle.pop(connection, None)
+        self.reading.pop(connection, None)
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self.bounds.look_seconds, self._look)
@@ -124,6 +130,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._dropped = 0
         self._unread = 0
         self._moved = 0.0
+        self._running: RequestResponseCycle | None = None
 
     # Callbacks of the transport
 
@@ -143,8 +150,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._rest(self._door.bounds.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End, with all requests of the connection; uvicorn itself ends the newest only."""
         self._door.leave(self)
+        self._abandon()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -196,11 +204,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """Hand the request on."""
         self._in_head, self._in_body, self._due = False, True, None
         self._door.idle.pop(self, None)
+        self._door.reading[self] = None
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """End the body."""
         self._in_body = False
+        self._door.reading.pop(self, None)
         super().on_message_complete()
         if self._drop_due is not None and self._refusal is None:
             self._drop_due = None
@@ -215,8 +225,13 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._rest(self._door.bounds.keep_alive_seconds)
         self._resting = True
+        self._door.reading.pop(self, None)
         if self._in_body:
             self._begin_drop()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser does not accept, or what a bound stopped."""
@@ -233,6 +248,7 @@ class BoundedProtocol(HttpToolsProtocol):
         now = self.loop.time()
         if self._is_stuck(now):
             self._door.on_limit(UNREAD_SECONDS.name)
+            self._abandon()
             self.transport.abort()
         elif self._drop_due is not None:
             if now >= self._drop_due:
@@ -245,7 +261,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def end(self) -> None:
         """Make room for another connection."""
         self._door.leave(self)
+        self._abandon()
         self.transport.abort()
+
+    def _abandon(self) -> None:
+        """Let the requests of this connection see that their client is gone; they must not write any more."""
+        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _is_stuck(self, now: float) -> bool:
         """Return whether the client has read nothing for `UNREAD_SECONDS`, while nothing was added to its answer."""
@@ -282,6 +306,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
+            self._abandon()
             self.transport.close()
             return
         body = orjson.dumps(error.body())

@@ -1,8 +1,9 @@
 """Renders messages to prompt ids with the model's chat template: the only place where text becomes tokens.
 
-Guarantees: a prompt is tokenised once; sampled text is never tokenised. Long prompts are rendered in the renderer's own
-thread, so that they do not block the event loop. One caller at a time uses the tokenizer. Other parts of the runtime
-call `Renderer.render`, for example for the teacher's hinted prompts.
+Guarantees: a prompt is tokenised once; sampled text is never tokenised. Only the template writes control tokens
+(`openclaw.rendering`). Our own replies keep the ids that were sampled, where the template leaves their text unchanged.
+Long prompts are rendered in the renderer's own thread, so that they do not block the event loop. One caller at a time
+uses the tokenizer. Other parts of the runtime call `Renderer.render`, for example for the teacher's hinted prompts.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from jinja2 import TemplateError
-
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
-from openclaw.gateway.segments import SegmentEncoder
+from openclaw.gateway.served import Served
+from openclaw.gateway.splice import Splicer
 from openclaw.ledger.records import Message
 from openclaw.messages.text import content_text
+from openclaw.rendering.controls import clean, unmarked
+from openclaw.rendering.prompts import TEMPLATE_ERRORS, Prompts
 
 TAIL_TOKENS = 16
 SHORT_CHARACTERS = 8192
@@ -39,7 +41,8 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise RenderError("the tokenizer has no chat template; use a chat model's tokenizer (OPENCLAW_TOKENIZER)")
         self._tokenizer = tokenizer
-        self._segments = SegmentEncoder(tokenizer)
+        self._prompts = Prompts(tokenizer)
+        self._splicer = Splicer(tokenizer, self._prompts)
         self._lock = threading.RLock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="render")
 
@@ -48,29 +51,33 @@ class Renderer:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        served: Served | None = None,
     ) -> list[int]:
         """Return the prompt ids of a request.
+
+        Args:
+            messages: of the request.
+            tools: that the model may call.
+            chat_template_kwargs: for the template.
+            served: our replies among the messages; counts those that needed their recorded ids.
 
         Raises:
             RenderError: when the template refuses the messages.
         """
         with self._lock:
             try:
-                text = self._tokenizer.apply_chat_template(
-                    [template_message(message) for message in messages],
-                    tools=list(tools) if tools else None,
-                    tokenize=False,
-                    add_generation_prompt=True,
-                    **(chat_template_kwargs or {}),
-                )
-                return self._segments.encode(text)
-            except (TemplateError, TypeError, KeyError) as error:
-                raise RenderError(f"the chat template refuses the messages: {error}") from error
+                request = ([template_message(message) for message in messages], tools or (), chat_template_kwargs or {})
+                spoken, offered, keywords = clean(request)
+                if served is not None and served.replies:
+                    return self._splicer.ids(spoken, offered, keywords, served)
+                return self._prompts.encode(self._prompts.write(spoken, offered, keywords))
+            except TEMPLATE_ERRORS as error:
+                raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
 
     def forget(self) -> None:
         """Clear the cache of past prompts."""
         with self._lock:
-            self._segments.forget()
+            self._prompts.forget()
 
     async def prepare(
         self,
@@ -78,6 +85,7 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: ReasoningFormat | None = None,
+        served: Served | None = None,
     ) -> tuple[list[int], Thought]:
         """Return the prompt ids and the state of a thought at their end, without blocking the event loop.
 
@@ -86,7 +94,7 @@ class Renderer:
         """
 
         def work() -> tuple[list[int], Thought]:
-            ids = self.render(messages, tools, chat_template_kwargs)
+            ids = self.render(messages, tools, chat_template_kwargs, served)
             return ids, "none" if reasoning is None else self._thought_at_end(ids, reasoning)
 
         size = sum(len(content_text(message.get("content"))) for message in messages)

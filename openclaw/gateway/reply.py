@@ -34,12 +34,18 @@ class Replies:
     """The shared state of all replies; ``under_way`` counts the running ones."""
 
     def __init__(
-        self, engine: EngineClient, sessions: Sessions, metrics: GatewayMetrics, clock: Callable[[], float]
+        self,
+        engine: EngineClient,
+        sessions: Sessions,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float],
+        on_recorded: Callable[[Turn], None] = lambda turn: None,
     ) -> None:
         self.engine = engine
         self.sessions = sessions
         self.metrics = metrics
         self.clock = clock
+        self.on_recorded = on_recorded
         self.under_way = 0
         metrics.in_flight.set_function(lambda: self.under_way)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -248,11 +254,11 @@ class Reply:
         sessions = self._replies.sessions
         try:
             for turn in turns[:0:-1]:
-                await sessions.record(self.context, turn)
+                self._replies.on_recorded(await sessions.record(self.context, turn))
         except BaseException:
             sessions.abandon(self.context)
             raise
-        await sessions.finish(self.context, turns[0])
+        self._replies.on_recorded(await sessions.finish(self.context, turns[0]))
 
     def _give_up(self) -> None:
         """Stop the engine and record the partial reply, unless the turn is or will be recorded."""

@@ -22,6 +22,7 @@ from openclaw.judge.prompts import Variant, judge_messages
 from openclaw.judge.votes import read_vote
 from openclaw.ledger.records import JudgeKind, Message, Vote
 from openclaw.messages.text import clip_middle, next_state_role, next_state_text, response_text
+from openclaw.rendering.prompts import Prompts
 
 MAX_JUDGED_CHARACTERS = 30_000
 PROBE: dict[str, Any] = {"input_ids": [0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
@@ -162,20 +163,19 @@ class JudgeClient:
             sampling: of the answers.
         """
         self._engine = engine
-        self._tokenizer = tokenizer
+        self._prompts = Prompts(tokenizer)
         self._variant: Variant = variant
         self._sampling = sampling
         self._rendering = asyncio.Lock()
-        self._control_tokens = [token for token in tokenizer.get_added_vocab() if len(token) > 1]
 
     def prompt_ids(self, kind: JudgeKind, question: Question) -> list[int]:
-        """Return the prompt ids for the judge ``kind``; control tokens in the judged text are broken up."""
-        reply, next_state = self._harmless(question.reply), self._harmless(question.next_state)
-        messages = judge_messages(kind, reply, next_state, question.role, self._variant)
+        """Return the prompt ids for the judge ``kind``; control tokens that the judged text spells stay text."""
+        messages = judge_messages(kind, question.reply, question.next_state, question.role, self._variant)
         keywords = {"enable_thinking": False} if self._variant == "brief" else {}
-        return self._tokenizer.apply_chat_template(
-            messages, tokenize=True, add_generation_prompt=True, return_dict=False, **keywords
-        )
+        try:
+            return self._prompts.ids(messages, keywords=keywords)
+        finally:
+            self._prompts.forget()  # a judged text must not outlive its session
 
     async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
         """Return ``count`` votes, cast concurrently.
@@ -188,11 +188,6 @@ class JudgeClient:
         async with self._rendering:
             ids = await asyncio.to_thread(self.prompt_ids, kind, question)
         return await together(*(self._vote(kind, ids) for _ in range(count)))
-
-    def _harmless(self, text: str) -> str:
-        for token in self._control_tokens:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
 
     async def _vote(self, kind: JudgeKind, ids: list[int]) -> Vote:
         started = time.monotonic()

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openclaw.ledger.codec import pack_ids, unpack_ids
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Message, Signal, TurnKind, TurnState
@@ -36,6 +37,15 @@ class TurnNode:
     response_message: Message
     next_state: list[Message] | None
     first_message: Message | None
+
+
+@dataclass(frozen=True)
+class RecordedReply:
+    """The tokens of a turn's reply; ``prompt_end`` has the last ids of its prompt."""
+
+    conversation: bytes
+    response_ids: list[int]
+    prompt_end: list[int]
 
 
 class GraphQueries(Database):
@@ -111,6 +121,24 @@ class GraphQueries(Database):
         if not found:
             raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
         return found[0]["session_id"]
+
+    def recorded_replies(self, digests: Sequence[bytes], prompt_end: int) -> list[RecordedReply]:
+        """Return the newest reply of each conversation in ``digests`` that has one with ids.
+
+        Args:
+            digests: of conversations.
+            prompt_end: number of ids from the end of the prompt.
+        """
+        replies: list[RecordedReply] = []
+        for digest in digests:
+            for row in self.rows(
+                "SELECT response_ids, substr(prompt_ids, ?) AS prompt_end FROM turns"
+                " WHERE conversation = ? AND length(response_ids) > 0 ORDER BY number DESC LIMIT 1",
+                (-prompt_end * len(pack_ids([0])), digest),
+            ):
+                ids, end = unpack_ids(row["response_ids"]), unpack_ids(row["prompt_end"])
+                replies.append(RecordedReply(digest, ids, end))
+        return replies
 
     def mark_regenerated(self, turn_id: str) -> None:
         """Mark a turn whose reply the user had regenerated; it keeps waiting for a next state."""

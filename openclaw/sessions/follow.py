@@ -124,15 +124,17 @@ class Sessions:
         stated_kind: TurnKind | None = None,
         done: bool = False,
         tools: bool = False,
+        history: History | None = None,
     ) -> TurnContext:
         """Find the session of a request of ``owner``, and commit the next states that it carries.
 
-        ``tools`` says whether the request offers any; known clients offer none in some calls of their own.
-        The session stays in memory until `finish` or `abandon` is called with the returned context.
+        The session stays in memory until `finish` or `abandon` is called with the returned context. ``history`` has the
+        digests of the messages, if the caller already knows them. ``tools`` says whether the request
+        offers any; known clients offer none in some calls of their own.
         """
         kind: TurnKind = stated_kind or ("side" if side_kind(messages, Asked(tools, headers)) else "main")
         identity = stated_identity(headers, body_session_id, messages, owner)
-        history = read_history(messages, owner)
+        history = history or read_history(messages, owner)
         if identity.session_id is None:
             session = await self._finder.by_words(history)
         else:
@@ -151,7 +153,7 @@ class Sessions:
         return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given)
 
     async def finish(self, context: TurnContext, turn: Turn) -> Turn:
-        """Commit a turn and return it with its index; it now waits for its next state."""
+        """Commit a turn and return it as `record` does; it now waits for its next state."""
         session = self._in_use(context)
         try:
             turn = await self.record(context, turn)
@@ -162,7 +164,11 @@ class Sessions:
         return turn
 
     async def record(self, context: TurnContext, turn: Turn) -> Turn:
-        """Commit another choice of the same request, before its `finish`; it waits for a next state, too."""
+        """Commit another choice of the same request, before its `finish`; it waits for a next state, too.
+
+        Returns:
+            The turn as it is stored; without its conversation if its session was forgotten.
+        """
         session = self._in_use(context)
         node = node_of_turn(turn, context.history)
         turn = replace(turn, index=session.turns, conversation=node.conversation)
@@ -170,13 +176,13 @@ class Sessions:
         recorded = await self._call(self._store.record_turn, turn)
         if recorded is None:
             self._on_event("forgotten")
-            return turn
+            return replace(turn, conversation=None)
         if recorded.state == "excluded":
             node.state = "excluded"
         node.delivered = turn.id not in session.undelivered
         session.undelivered.discard(turn.id)
         self._table.remember(session, node)
-        return turn
+        return recorded
 
     async def end(self, session_id: str) -> bool:
         """End a session at its client's request; return whether it is known. A further request resumes it."""

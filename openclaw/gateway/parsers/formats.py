@@ -78,10 +78,17 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat | None] = {
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """The format of a model's replies."""
+    """The format of a model's replies.
+
+    Attributes:
+        reasoning: of thoughts that clients get apart, or None.
+        tools: of tool calls, or None.
+        thought: of thoughts that the chat template knows, whether clients get them apart or not.
+    """
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
+    thought: ReasoningFormat | None = None
 
 
 def reply_format(config: RuntimeConfig, chat_template: str) -> ReplyFormat:
@@ -97,8 +104,11 @@ def reply_format(config: RuntimeConfig, chat_template: str) -> ReplyFormat:
     )
     if reasoning_name == "generic":
         opening, closing = config.reasoning_tag_pair
-        return ReplyFormat(ReasoningFormat(opening, closing), TOOL_FORMATS[tool_name])
-    return ReplyFormat(REASONING_FORMATS[reasoning_name], TOOL_FORMATS[tool_name])
+        reasoning = ReasoningFormat(opening, closing)
+    else:
+        reasoning = REASONING_FORMATS[reasoning_name]
+    in_template = ReasoningFormat() if "</think>" in chat_template else None
+    return ReplyFormat(reasoning, TOOL_FORMATS[tool_name], reasoning or in_template)
 
 
 def tool_format_of(chat_template: str) -> str:

@@ -16,6 +16,7 @@ WORDS = {"MAX", "MOST", "LEAST", "LIMIT", "LONGEST", "LARGEST", "DEPTH", "TIMEOU
 UNITS = {"SECONDS", "BYTES", "CHARACTERS", "TOKENS", "SECOND", "DROPPED"}
 # Numbers that no request can reach: pauses, caches, pages of answers, and how a bound is watched.
 INTERNAL = {
+    "under_way.py:SLOT_BYTES",
     "app.py:LONGEST_SWEEP_SECONDS",
     "app.py:SECONDS_A_DAY",
     "bodies.py:BYTES_A_SECOND",

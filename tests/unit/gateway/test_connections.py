@@ -229,6 +229,21 @@ async def test_the_longest_idle_connection_makes_room(serving: Serve) -> None:
         each.close()
 
 
+async def test_the_longest_body_makes_room_if_none_is_idle(serving: Serve) -> None:
+    served = await serving(connections=3)
+    post = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
+    first, second, third = [await served.connect(sent) for sent in (GET.replace(b"/healthz", b"/held"), post, post)]
+    await eventually(lambda: served.app.under_way, 3)
+    assert b"200 OK" in await served.answer(HEAD + b"Connection: close\r\n\r\n")
+    assert await whole(second[0]) == b""
+    third[1].write(b"y" * 10)
+    assert (await third[0].readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+    served.app.open.set()
+    assert (await first[0].readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+    for _, writer in (first, second, third):
+        writer.close()
+
+
 async def test_no_connection_makes_room_for_an_answer_under_way(serving: Serve) -> None:
     served = await serving(connections=2)
     held = GET.replace(b"/healthz", b"/held")
@@ -245,12 +260,14 @@ async def test_no_connection_makes_room_for_an_answer_under_way(serving: Serve) 
     assert b"200 OK" in await served.answer(HEAD + b"Connection: close\r\n\r\n")
 
 
-async def test_requests_that_wait_behind_one_are_few(serving: Serve) -> None:
+async def test_requests_that_wait_behind_one_are_few(serving: Serve, caplog: pytest.LogCaptureFixture) -> None:
     served = await serving()
     said = await served.answer(GET.replace(b"/healthz", b"/held") + GET * (declared.PIPELINED.most + 2))
     assert said == b""
     assert served.hits("pipelined_requests") == 1
     served.app.open.set()
+    await eventually(lambda: served.app.under_way, 0)
+    assert "Exception in ASGI application" not in caplog.text
 
 
 @pytest.mark.parametrize("path", [b"/endless", b"/large"])

@@ -120,8 +120,10 @@ async def half_open(server: Server) -> list[Connection]:
 
 
 async def stalled_bodies(server: Server) -> list[Connection]:
-    """More than the requests that the server takes."""
-    return [await server.connect(STALLED) for _ in range(1100)]
+    """More than the requests that the server takes, then more than its connections."""
+    connections = [await server.connect(STALLED) for _ in range(1100)]
+    await server.check()
+    return connections + [await server.connect(STALLED) for _ in range(1100)]
 
 
 async def many_pipelined(server: Server) -> list[Connection]:

@@ -67,7 +67,7 @@ async def test_a_full_disk_says_what_to_do(stack: Stack, monkeypatch: pytest.Mon
 
 
 async def test_forgotten_words_leave_the_prompt_cache(stack: Stack) -> None:
-    cache = stack.service._renderer._segments._cache
+    cache = stack.service._renderer._prompts._segments._cache
     stack.say("one", "two")
     await ask(stack, [{"role": "user", "content": MARKER}])
     assert any(MARKER in text for text in cache)

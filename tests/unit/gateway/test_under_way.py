@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.auth import Keyring
+from openclaw.gateway.bodies import Bodies
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.origin import Doorway
 from openclaw.gateway.under_way import NONE, SLOTS, Slots, read
 
 
@@ -71,14 +73,16 @@ async def test_the_guard_names_requests_while_they_run(tmp_path: Path) -> None:
     config = RuntimeConfig.from_env({})
     guard = Guard(
         app,
+        doorway=Doorway(config),
         keyring=Keyring(None),
+        bodies=Bodies(config.max_body_bytes),
         limits=RateLimits.of(config),
         metrics=GatewayMetrics(CollectorRegistry()),
         on_refused=lambda path, status: None,
         log_contents=False,
         slots=Slots(path),
     )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://x") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost") as client:
         asked: asyncio.Task[Any] = asyncio.create_task(client.get("/v1/models", headers={"x-request-id": "mine"}))
         await inside.wait()
         assert [(each.id, each.key, each.route) for each in read(path)] == [("mine", "local", "GET /v1/models")]

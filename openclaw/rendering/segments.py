@@ -3,17 +3,20 @@
 A tokenizer first splits a text at its control tokens. The segments between them are independent, so their joined ids are
 the ids of the whole text.
 
-Guarantees: the same ids as ``tokenizer.encode``. Tokenizers for which this is not certain (not plain byte-level, or with
-control tokens that strip spaces) encode the whole text themselves. The cache holds ``MOST_CACHED_TOKENS``, evicted least
-recently used first. Owns the cache; used by one caller at a time.
+Guarantees: only a marked control token (`openclaw.rendering.controls`) gets its id; one that text spells gets the ids of
+its characters. Otherwise the ids are those of ``tokenizer.encode``. For tokenizers where segments may depend on each
+other (not plain byte-level, or with control tokens that strip spaces), the whole text is encoded at once. The cache
+holds ``MOST_CACHED_TOKENS``, evicted least recently used first. Owns the cache; used by one caller at a time.
 """
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections import OrderedDict
 from typing import Any
+
+from openclaw.rendering.bare import BareTokenizer
+from openclaw.rendering.controls import Controls
 
 MOST_CACHED_TOKENS = 4_000_000  # 16 MB of ids
 
@@ -21,28 +24,24 @@ MOST_CACHED_TOKENS = 4_000_000  # 16 MB of ids
 class SegmentEncoder:
     """Encodes the text of a prompt."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        """Create an encoder for a ``transformers`` tokenizer."""
+    def __init__(self, tokenizer: Any, controls: Controls) -> None:
+        """Create an encoder for a ``transformers`` tokenizer; ``cuts`` says whether its segments are independent."""
         self._tokenizer = tokenizer
+        self._controls = controls
+        self._bare = BareTokenizer(tokenizer, controls)
+        self.cuts = bool(controls.ids) and _cuts_cleanly(tokenizer)
+        self._normalises = _normalises(tokenizer)
         self._cache: OrderedDict[str, array[int]] = OrderedDict()
         self._cached_tokens = 0
-        # Normalisation may remove tokens that are matched after it; only the tokenizer itself finds those.
-        self._controls = {
-            token.content: index for index, token in tokenizer.added_tokens_decoder.items() if not token.normalized
-        }
-        self._cut: re.Pattern[str] | None = None
-        if self._controls and _cuts_cleanly(tokenizer):
-            longest_first = sorted(self._controls, key=len, reverse=True)
-            self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``, without adding control tokens."""
-        if self._cut is None:
-            return self._tokenizer.encode(text, add_special_tokens=False)
+        """Return the ids of a marked text, without adding control tokens."""
+        if not self.cuts:
+            return self._bare.encode(text)
         ids: list[int] = []
-        for number, part in enumerate(self._cut.split(text)):
+        for number, part in enumerate(self._controls.cut(text)):
             if number % 2:
-                ids.append(self._controls[part])
+                ids.append(self._controls.ids[part])
             elif part:
                 ids.extend(self._part(part))
         return ids
@@ -57,7 +56,10 @@ class SegmentEncoder:
         if found is not None:
             self._cache.move_to_end(text)
             return found
-        found = array("i", self._tokenizer.encode(text, add_special_tokens=False))
+        if self._normalises or self._controls.spelled(text):
+            found = array("i", self._bare.encode(text))
+        else:
+            found = array("i", self._tokenizer.encode(text, add_special_tokens=False))
         self._cache[text] = found
         self._cached_tokens += len(found)
         while self._cached_tokens > MOST_CACHED_TOKENS:
@@ -75,3 +77,9 @@ def _cuts_cleanly(tokenizer: Any) -> bool:
         return False
     added = tokenizer.added_tokens_decoder.values()
     return not any(token.lstrip or token.rstrip or token.single_word for token in added)
+
+
+def _normalises(tokenizer: Any) -> bool:
+    """Return whether normalisation can turn other characters into an added token."""
+    added = tokenizer.added_tokens_decoder.values()
+    return tokenizer.backend_tokenizer.normalizer is not None and any(token.normalized for token in added)

@@ -1,0 +1,153 @@
+"""Replies of ours that a request carries back, with the ids that were sampled.
+
+Guarantees: a reply is known by the digest of its owner and its whole conversation, so its own words alone never give it ids. Memory
+holds `MOST_REMEMBERED_TOKENS`, evicted least recently used first; replies that memory lacks are looked up in the
+ledger, which has none of forgotten or redacted turns. Owns the memory; used from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from openclaw.gateway.parsers.formats import ReplyFormat
+from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.graph import RecordedReply
+from openclaw.ledger.records import Message, Turn
+from openclaw.messages.fingerprint import History, read_history
+from openclaw.owners import LOCAL
+
+logger = logging.getLogger(__name__)
+
+MOST_REMEMBERED_TOKENS = 4_000_000  # 16 MB of ids
+TOKENS_PER_REPLY = 64
+"""What a reply counts in addition to its ids."""
+MOST_UNKNOWN = 65_536
+LOOKED_UP_REPLIES = 64
+PROMPT_END_TOKENS = 16
+
+
+@dataclass(slots=True)
+class ServedReply:
+    """A reply of ours.
+
+    Attributes:
+        ids: as sampled, end token included.
+        prompt_end: the last ids of its prompt.
+        ordinary: whether rendering its message gives the same ids; None until the renderer finds out.
+    """
+
+    ids: array[int]
+    prompt_end: array[int]
+    ordinary: bool | None = None
+
+    @property
+    def size(self) -> int:
+        """What it counts in memory, in tokens."""
+        return len(self.ids) + TOKENS_PER_REPLY
+
+
+@dataclass
+class Served:
+    """Our replies in one request.
+
+    Attributes:
+        replies: by position of their messages.
+        form: the format of replies.
+        schemas: of the tools that the request offers.
+        sampled: number of replies that got their recorded ids, because rendering gives others.
+        rendered: number of such replies that were rendered nevertheless, because the template changed their text.
+        history: the digests of the request, or None if it has no assistant message.
+    """
+
+    replies: Mapping[int, ServedReply]
+    form: ReplyFormat
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    history: History | None = None
+    sampled: int = 0
+    rendered: int = 0
+
+
+class ReplyStore(Protocol):
+    """What the memory needs from the ledger."""
+
+    def recorded_replies(self, digests: Sequence[bytes], prompt_end: int) -> list[RecordedReply]: ...
+
+
+class ServedReplies:
+    """Remembers replies and finds them in requests."""
+
+    def __init__(self, store: ReplyStore, form: ReplyFormat) -> None:
+        """Create an empty memory over the ledger ``store`` for replies of the format ``form``."""
+        self._store = store
+        self._form = form
+        self._known: OrderedDict[bytes, ServedReply] = OrderedDict()
+        self._unknown: OrderedDict[bytes, None] = OrderedDict()
+        self._tokens = 0
+        self._forgotten = 0
+
+    def remember(self, turn: Turn) -> None:
+        """Keep the ids of a turn in the ledger; one that has lost its conversation or its ids is left out."""
+        if turn.conversation is not None and turn.response_ids:
+            self._add(turn.conversation, turn.response_ids, turn.prompt_ids[-PROMPT_END_TOKENS:])
+
+    def forget(self) -> None:
+        """Clear the memory."""
+        self._known.clear()
+        self._unknown.clear()
+        self._tokens = 0
+        self._forgotten += 1
+
+    async def find(
+        self, messages: Sequence[Message], schemas: Mapping[str, Mapping[str, Any]], owner: str = LOCAL
+    ) -> Served:
+        """Return our replies to ``owner`` among a request's messages; without the ledger, those in memory."""
+        if not any(message.get("role") == "assistant" for message in messages):
+            return Served({}, self._form)
+        history = read_history(messages, owner)
+        carried = history.replies
+        missing = [
+            reply.conversation
+            for reply in carried
+            if reply.conversation not in self._known and reply.conversation not in self._unknown
+        ]
+        if missing:
+            await self._look_up(missing[:LOOKED_UP_REPLIES])
+        replies = {}
+        for reply in reversed(carried):
+            if (found := self._known.get(reply.conversation)) is not None:
+                self._known.move_to_end(reply.conversation)
+                replies[reply.position] = found
+        return Served(replies, self._form, schemas, history)
+
+    async def _look_up(self, digests: Sequence[bytes]) -> None:
+        before = self._forgotten
+        try:
+            records = await asyncio.to_thread(self._store.recorded_replies, digests, PROMPT_END_TOKENS)
+        except LedgerError as error:
+            logger.warning("earlier replies are rendered, because the ledger cannot be read: %s", error)
+            return
+        if before != self._forgotten:
+            return  # what was read may belong to the forgotten session
+        for record in records:
+            if record.conversation not in self._known:
+                self._add(record.conversation, record.response_ids, record.prompt_end)
+        for digest in digests:
+            if digest not in self._known:
+                self._unknown[digest] = None
+        while len(self._unknown) > MOST_UNKNOWN:
+            self._unknown.popitem(last=False)
+
+    def _add(self, conversation: bytes, ids: Sequence[int], prompt_end: Sequence[int]) -> None:
+        self._unknown.pop(conversation, None)
+        if (old := self._known.pop(conversation, None)) is not None:
+            self._tokens -= old.size
+        reply = self._known[conversation] = ServedReply(array("i", ids), array("i", prompt_end))
+        self._tokens += reply.size
+        while self._tokens > MOST_REMEMBERED_TOKENS:
+            self._tokens -= self._known.popitem(last=False)[1].size
