@@ -10,7 +10,7 @@ case "${1:-}" in
 usage: tests/run.sh [--fast | --lint] [pytest arguments]
 
   (nothing)  lint, unit, contract and integration tests (real SGLang, Ray and training on the CPU)
-  --fast     unit and contract tests only, under two minutes
+  --fast     unit, contract and security tests only, in a few minutes
   --lint     ruff, pyright, import-linter and shellcheck only
 TEXT
         exit 0
@@ -44,7 +44,7 @@ fast() {
     if [ -w /dev/shm ] && [ "$(df -kP /dev/shm | awk 'NR == 2 { print $4 }')" -gt "$FAST_KIB" ]; then place=/dev/shm; fi
     files="$(mktemp -d -p "$place" slime-tests-XXXXXX)"
     trap 'rm -rf "$files"' EXIT
-    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 tests/unit tests/contract "$@" || status=$?
+    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 tests/unit tests/contract tests/security "$@" || status=$?
     rm -rf "$files"
     return "$status"
 }
@@ -62,6 +62,7 @@ case "${1:-}" in
     *)
         if [ "$#" -eq 0 ]; then lint; fi
         scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
+        scripts/setup_chromium.sh || echo "run.sh: the attacks by a real browser are skipped" >&2
         if [ "$#" -gt 0 ]; then exec python -m pytest tests "$@"; fi
         fast
         integration

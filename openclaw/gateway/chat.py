@@ -105,6 +105,7 @@ class ChatService:
                 body_session_id=request.session_id,
                 stated_kind=stated_kind,
                 done=done,
+                tools=bool(request.tools),
                 history=served.history,
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)

@@ -1,9 +1,9 @@
 """Classifies a request by its messages: main or side turn, and which messages the client wrote by itself.
 
-Guarantees: pure functions of the messages. A turn is ``main`` (the user's, or a tool result of the user's task) with
-three exceptions: the client says otherwise, the client wrote the text by itself (heartbeat, cron, memory flush,
-compaction), or the Runtime line names a session that is not the user's (subagent, cron, internal effects). The texts are
-OpenClaw's; all turns of other clients are ``main``.
+Guarantees: pure functions of the request. A turn is ``main`` (the user's, or a tool result of the user's task) with
+four exceptions: the client says otherwise, the client wrote the text by itself (heartbeat, cron, memory flush,
+compaction), the Runtime line names a session that is not the user's (subagent, cron, internal effects), or another known
+client calls for itself (`openclaw.messages.side_calls`). The texts here are OpenClaw's.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
+from openclaw.messages.side_calls import Asked, ClientCall, client_call
 from openclaw.messages.text import content_text
 
 Message = dict[str, Any]
-SideKind = Literal["heartbeat", "cron", "memory_flush", "compaction", "subagent", "internal"]
+SideKind = Literal["heartbeat", "cron", "memory_flush", "compaction", "subagent", "internal"] | ClientCall
 
 INTERNAL_CONTEXT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 DATE_PREFIX = re.compile(r"\s*\[[A-Z][a-z]{2} \d{4}-\d{2}-\d{2} \d{2}:\d{2}[^\]]*\]\s*")
@@ -32,6 +33,7 @@ SIDE_PREFIXES: tuple[tuple[SideKind, str], ...] = (
     ("cron", "[cron:"),
     ("memory_flush", "Pre-compaction memory flush"),
 )
+NOTHING_ASKED = Asked()
 OPENCLAW_SYSTEM = re.compile(r"(?i)\bopenclaw\b")
 OPENCLAW_SYSTEM_CHARACTERS = 400
 SUMMARISER_PREFIX = "You are a context summarization assistant"
@@ -74,9 +76,11 @@ def _paragraphs(message: Message) -> list[str]:
     return [part for part in text[match.end() :].split("\n\n") if not part.startswith(RESUME_PREFIX)]
 
 
-def side_kind(messages: Sequence[Message]) -> SideKind | None:
+def side_kind(messages: Sequence[Message], asked: Asked = NOTHING_ASKED) -> SideKind | None:
     """Return the kind of a client's own turn, or None for a user's turn."""
     heard = spoken(messages)
+    if call := client_call(heard, asked):
+        return call
     first = heard[0] if heard else {}
     if first.get("role") in ("system", "developer") and _starts_with(first, SUMMARISER_PREFIX):
         return "compaction"

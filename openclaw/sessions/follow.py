@@ -21,6 +21,7 @@ from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Message, Turn, TurnKind
 from openclaw.messages.classify import side_kind
 from openclaw.messages.fingerprint import History, read_history
+from openclaw.messages.side_calls import Asked
 from openclaw.owners import LOCAL
 from openclaw.sessions.consequences import Consequences, RegeneratedPolicy
 from openclaw.sessions.find import SessionFinder
@@ -122,14 +123,16 @@ class Sessions:
         body_session_id: str | None = None,
         stated_kind: TurnKind | None = None,
         done: bool = False,
+        tools: bool = False,
         history: History | None = None,
     ) -> TurnContext:
         """Find the session of a request of ``owner``, and commit the next states that it carries.
 
         The session stays in memory until `finish` or `abandon` is called with the returned context. ``history`` has the
-        digests of the messages, if the caller already knows them.
+        digests of the messages, if the caller already knows them. ``tools`` says whether the request
+        offers any; known clients offer none in some calls of their own.
         """
-        kind: TurnKind = stated_kind or ("side" if side_kind(messages) else "main")
+        kind: TurnKind = stated_kind or ("side" if side_kind(messages, Asked(tools, headers)) else "main")
         identity = stated_identity(headers, body_session_id, messages, owner)
         history = history or read_history(messages, owner)
         if identity.session_id is None:

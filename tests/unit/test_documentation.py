@@ -138,6 +138,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "scripts",
                 "tests/flag_mutations",
                 "tests/page_commands",
+                "tests/security",
             ),
         )
         for path in (repository / folder).rglob("*.py")

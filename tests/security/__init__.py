@@ -1,0 +1,1 @@
+"""Attacks on a running server: what one request, one web page or one user must not do to others."""
