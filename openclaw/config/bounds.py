@@ -40,7 +40,8 @@ TOP_LOGPROBS = Bound("top_logprobs", 20, "tokens", "top_logprobs of a request")
 FEEDBACK_CHARACTERS = Bound("feedback_characters", 16384, "characters", "text of one feedback")
 SESSION_ID = Bound("session_id", 256, "characters", "a session id")
 
-NAME_CHARACTERS = Bound("name_characters", 256, "characters", "the name of a function or tool")
+NAME_CHARACTERS = Bound("name_characters", 256, "characters", "the name of a function, tool or schema")
+MODEL_CHARACTERS = Bound("model_characters", 1024, "characters", "model, the name of the model that is asked")
 
 URL_BYTES = Bound("url_bytes", 8192, "bytes", "path and query of a request")
 HEADER_BYTES = Bound("header_bytes", 65536, "bytes", "all header lines of a request")
@@ -81,6 +82,7 @@ FIXED: tuple[Bound, ...] = (
     FEEDBACK_CHARACTERS,
     SESSION_ID,
     NAME_CHARACTERS,
+    MODEL_CHARACTERS,
     URL_BYTES,
     HEADER_BYTES,
     HEADER_LINES,

@@ -83,7 +83,7 @@ class Bodies:
         _check_type(headers)
         stated = headers.get("content-length", "0")
         if stated.isdigit() and int(stated) > self._most_bytes:
-            raise too_large(self._most_bytes)
+            raise too_large(self._most_bytes, limit="body_bytes")
         if self._most_of_a_key and self._reading[key] >= self._most_of_a_key:
             raise RateLimitError(
                 "concurrent", f"this key has reached its limit of {self._most_of_a_key} concurrent requests", 1
@@ -127,7 +127,7 @@ class Bodies:
 
     def _add(self, held: Held, part: bytes) -> None:
         if held.size + len(part) > self._most_bytes:
-            raise too_large(self._most_bytes)
+            raise too_large(self._most_bytes, limit="body_bytes")
         together = self.held + len(part)
         share = self._memory / len(self._bytes.keys() | {held.key})
         if together > self._memory and self._bytes[held.key] + len(part) > share:
@@ -151,7 +151,7 @@ class Bodies:
         )
 
 
-def too_large(most: int, limit: str = "body_bytes") -> ApiError:
+def too_large(most: int, *, limit: str) -> ApiError:
     """Return the 413 for a body of more than ``most`` bytes; ``limit`` names the bound."""
     return ApiError(413, f"the body has more than {most} bytes; send less", code="request_too_large", limit=limit)
 

@@ -55,7 +55,7 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
         """Record a person's feedback on a reply."""
         body = take_body(request.scope)
         if len(body) > FEEDBACK_BODY.most:
-            raise too_large(FEEDBACK_BODY.most, FEEDBACK_BODY.name)
+            raise too_large(FEEDBACK_BODY.most, limit=FEEDBACK_BODY.name)
         return json_response(await service.feedback.take(body, client_of(request.scope)))
 
     @app.get("/v1/turns/{response_id:path}")

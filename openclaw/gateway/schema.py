@@ -19,6 +19,7 @@ from openclaw.config.bounds import (
     BIASED_TOKENS,
     CHOICES,
     JSON_DEPTH,
+    MODEL_CHARACTERS,
     NAME_CHARACTERS,
     SESSION_ID,
     STOP_CHARACTERS,
@@ -116,7 +117,7 @@ class Tool(_Strict):
 class NamedFunction(_Strict):
     """The function of a tool choice."""
 
-    name: str = Field(max_length=256)
+    name: str = Field(max_length=NAME_CHARACTERS.most)
 
 
 class NamedTool(_Strict):
@@ -129,7 +130,7 @@ class NamedTool(_Strict):
 class JsonSchema(_Strict):
     """The schema that a reply must follow, ``strict`` or not."""
 
-    name: str = Field(max_length=256)
+    name: str = Field(max_length=NAME_CHARACTERS.most)
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -152,7 +153,7 @@ class ChatRequest(_Strict):
     """A chat completion request with every parameter that has a meaning here."""
 
     messages: list[ChatMessage] = Field(min_length=1)
-    model: str | None = Field(None, max_length=1024)
+    model: str | None = Field(None, max_length=MODEL_CHARACTERS.most)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None

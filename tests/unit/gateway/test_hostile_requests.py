@@ -260,5 +260,6 @@ async def test_what_harmed_others_is_a_400_and_never_reaches_the_engine(
 
 
 async def test_a_feedback_has_a_body_of_its_own_size(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/feedback", content=b'{"text": "' + b"x" * FEEDBACK_BODY.most + b'"}')
+    body = b'{"text": "' + b"x" * FEEDBACK_BODY.most + b'"}'
+    answer = await http.post("/v1/feedback", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 413
