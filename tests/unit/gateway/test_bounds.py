@@ -36,6 +36,7 @@ INTERNAL = {
     "render.py:SHORT_CHARACTERS",
     "render.py:TAIL_TOKENS",
     "rollouts.py:MOST_TURNS",
+    "schema.py:SHOWN_CHARACTERS",
     "served.py:MOST_REMEMBERED_TOKENS",
     "served.py:MOST_UNKNOWN",
     "served.py:PROMPT_END_TOKENS",
