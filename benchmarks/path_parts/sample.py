@@ -81,7 +81,7 @@ def trace_sample(folder: Path) -> list[Entry]:
         mock.patch.dict(os.environ, {"OPENCLAW_LEDGER": str(folder / "ledger.sqlite")}),
         mock.patch(
             "openclaw.training.rollout.start_runtime",
-            return_value=mock.Mock(restarts=0, api_url="http://127.0.0.1:30000/v1"),
+            return_value=mock.Mock(restarts=0, frozen=0, api_url="http://127.0.0.1:30000/v1"),
         ),
         mock.patch("slime.ray.rollout.ray.put", side_effect=lambda shard: shard),
         mock.patch.object(torch.Tensor, "backward", loss_is_there),

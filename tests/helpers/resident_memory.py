@@ -28,6 +28,7 @@ from tests.helpers.tiny_random import build_tokenizer
 
 BODY_BYTES = 30 << 20
 PIECE = 1 << 16
+JSON = {"content-type": "application/json"}
 SMALL = b'{"messages": [{"role": "user", "content": "hi"}]}'
 SHAPES: dict[str, tuple[bytes, bytes, bytes]] = {
     "prompt": (b'{"messages": [{"role": "user", "content": "', b"word and ", b'"}]}'),
@@ -69,7 +70,7 @@ async def measure(count: int) -> dict[str, object]:
                         await asyncio.sleep(0.01)
 
                 async def send(content: AsyncIterator[bytes] | bytes) -> int:
-                    return (await client.post("/v1/chat/completions", content=content)).status_code
+                    return (await client.post("/v1/chat/completions", content=content, headers=JSON)).status_code
 
                 await send(SMALL)
                 await send(body("refused"))

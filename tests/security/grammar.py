@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.helpers.nested import nested
 from tests.security.hostile_requests import CONTROL
 from tests.security.server import CHAT
 
@@ -106,16 +107,9 @@ def _anything(r: random.Random, depth: int) -> Any:
         kinds += [
             lambda r: [_anything(r, depth - 1) for _ in range(r.randint(0, 3))],
             lambda r: {r.choice(TEXTS): _anything(r, depth - 1) for _ in range(r.randint(0, 3))},
-            lambda r: _deep(r.choice((10, 99, 101, 500))),
+            lambda r: nested(r.choice((10, 99, 101, 500))),
         ]
     return r.choice(kinds)(r)
-
-
-def _deep(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = {"a": value}
-    return value
 
 
 def _some(r: random.Random, usual: Sequence[Any], odd: Sequence[Any]) -> Any:

@@ -107,8 +107,6 @@ class Run:
         if placement.actor:
             say(backend_line(args))
         num_gpus = args.num_gpus or placement.total
-        if warning := private_run_folder(Path(args.run_dir)):
-            say(f"warning: {warning}")
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again, because Ray replaced the handlers
         self._processes.reserved = reserved = create_placement(args, self.stop)
@@ -116,6 +114,8 @@ class Run:
         if placement.actor:
             self._resources.enter_context(own_save_folders(args))
             self._restarts = Restarts(args.save, args.max_trainer_restarts)
+        if warning := private_run_folder(Path(args.run_dir)):
+            say(f"warning: {warning}")
         begin_logs(Path(args.run_dir), resumes=args.resume)  # not before the folders are known to be this run's
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)

@@ -96,17 +96,22 @@ async def send(connection: Connection, part: bytes, count: int) -> bytes:
     return said
 
 
+def refused(said: bytes) -> bool:
+    """Return whether a head was refused: by an answer, which a reset of the connection may overtake."""
+    return said == b"" or said.startswith(b"HTTP/1.1 431 ")
+
+
 async def hundred_megabytes(server: Server) -> list[Connection]:
     for part in (b"y" * MEGABYTE, b"X: " + b"y" * 16381 + b"\r\n"):
         said = await send(await server.connect(GET + b"X: "), part, 100 * MEGABYTE // len(part))
-        assert said.startswith(b"HTTP/1.1 431 "), said[:100]
+        assert refused(said), said[:100]
     return []
 
 
 async def many_lines(server: Server) -> list[Connection]:
     connections = [await server.connect(GET) for _ in range(10)]
     answers = await asyncio.gather(*(send(each, b"X: y\r\n" * 1000, 20) for each in connections))
-    assert all(said.startswith(b"HTTP/1.1 431 ") for said in answers)
+    assert all(refused(said) for said in answers)
     return []
 
 

@@ -28,6 +28,7 @@ from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import parse_request
 from openclaw.messages.arguments import DEEPEST_ARGUMENTS, nesting, read_arguments
 from openclaw.messages.fingerprint import read_history
+from tests.helpers.nested import nested
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, PATIENCE, Stack, Starter
 
 USER: Any = {"role": "user", "content": "Hello?"}
@@ -175,13 +176,6 @@ async def test_a_large_prompt_is_tokenised_beside_the_others(start: Starter, mon
         stack.say("two")
         may_end.set()
         assert (await sent).status_code == 200
-
-
-def nested(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = {"a": value}
-    return value
 
 
 @pytest.mark.parametrize(

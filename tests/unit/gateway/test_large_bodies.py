@@ -123,8 +123,9 @@ async def test_bodies_that_wait_are_bounded(reader: LargeBodies, monkeypatch: py
 
 async def test_the_server_answers_others_while_it_reads(stack: Stack, http: httpx.AsyncClient) -> None:
     stack.say("one")
-    large = asyncio.create_task(http.post("/v1/chat/completions", content=body_of(), timeout=60))
-    while not stack.service.large_bodies._waiting_bytes:
+    json = {"content-type": "application/json"}
+    large = asyncio.create_task(http.post("/v1/chat/completions", content=body_of(), headers=json, timeout=60))
+    while not stack.service.large_bodies._waiting_bytes and not large.done():
         assert (await http.get("/healthz")).status_code == 200
     assert (await large).status_code == 200
     worker = stack.service.large_bodies._worker

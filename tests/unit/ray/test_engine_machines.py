@@ -114,6 +114,7 @@ class Child:
 
     def __init__(self) -> None:
         self.returncode: int | None = None
+        self.pid = os.getpid()
 
     def alive(self) -> bool:
         return self.returncode is None
