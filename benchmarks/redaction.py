@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from openclaw.ledger.redact import SecretFinder
+from openclaw.ledger.secret_finder import SecretFinder
 
 CHARACTERS = 40_000
 RUNS = 20

@@ -73,41 +73,8 @@ LARGE_BODY = Bound(
 FEEDBACK_BODY = Bound("feedback_body", 1 << 18, "bytes", "the body of one feedback")
 LARGE_BODIES = Bound("large_bodies", 1 << 28, "bytes", "bodies that wait for the worker process")
 
-FIXED: tuple[Bound, ...] = (
-    JSON_DEPTH,
-    STOP_STRINGS,
-    STOP_TOKENS,
-    CHOICES,
-    TOP_LOGPROBS,
-    FEEDBACK_CHARACTERS,
-    SESSION_ID,
-    NAME_CHARACTERS,
-    MODEL_CHARACTERS,
-    URL_BYTES,
-    HEADER_BYTES,
-    HEADER_LINES,
-    HEAD_SECONDS,
-    HANDSHAKE_SECONDS,
-    PIPELINED,
-    KEEP_ALIVE_SECONDS,
-    UNREAD_SECONDS,
-    BODY_STALL_SECONDS,
-    BODY_SECONDS,
-    BODY_MEMORY,
-    PROMPT_CHARACTERS,
-    MESSAGES,
-    MESSAGE_ITEMS,
-    TOOLS,
-    TEMPLATE_KEYWORDS,
-    TEMPLATE_DEPTH,
-    STOP_CHARACTERS,
-    BIASED_TOKENS,
-    GRAMMAR_CHARACTERS,
-    GRAMMAR_SIZE,
-    LARGE_BODY,
-    FEEDBACK_BODY,
-    LARGE_BODIES,
-)
+FIXED: tuple[Bound, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Bound))
+"""All of the above, in their order."""
 
 ADJUSTABLE: tuple[tuple[str, str, str], ...] = (
     ("body_bytes", "max_body_bytes", "bytes"),

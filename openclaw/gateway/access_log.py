@@ -16,12 +16,11 @@ import time
 import uuid
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from openclaw.gateway.auth import Client, sent_key
 from openclaw.gateway.reply import Reply
-from openclaw.ledger.secret_finder import SecretFinder, looks_random
+from openclaw.ledger.secret_finder import looks_random, secret_finder
 from openclaw.sessions.identity import logged_name
 
 logger = logging.getLogger("openclaw.access")
@@ -94,12 +93,6 @@ class RequestRecord:
         assert self.reply is not None
         replies = [capture.builder.message() for capture in self.reply.captures]
         return json.dumps({"messages": self.reply.capture.prompt.messages, "replies": replies})
-
-
-@cache
-def secret_finder() -> SecretFinder:
-    """Return the finder of secrets in request ids; loading its patterns takes a while once."""
-    return SecretFinder()
 
 
 def has_secret(request_id: str) -> bool:

@@ -19,7 +19,7 @@ from starlette.types import Receive
 
 from openclaw.config.bounds import BODY_MEMORY, BODY_SECONDS, BODY_STALL_SECONDS, Bound
 from openclaw.gateway.errors import ApiError, ClientGoneError
-from openclaw.gateway.limits import RateLimitError
+from openclaw.gateway.limits import too_many_at_once
 
 SCOPE_NAME = "openclaw.body"
 JSON = "application/json"
@@ -85,9 +85,7 @@ class Bodies:
         if stated.isdigit() and int(stated) > self._most_bytes:
             raise too_large(self._most_bytes, limit="body_bytes")
         if self._most_of_a_key and self._reading[key] >= self._most_of_a_key:
-            raise RateLimitError(
-                "concurrent", f"this key has reached its limit of {self._most_of_a_key} concurrent requests", 1
-            )
+            raise too_many_at_once(self._most_of_a_key)
         held = scope[SCOPE_NAME] = Held(self, key)
         self._reading[key] += 1
         try:

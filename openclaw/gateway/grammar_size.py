@@ -12,7 +12,8 @@ nothing: the engine would find no token, and fail. Other recursion is fine. Pure
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -135,7 +136,7 @@ def _atom_end(pattern: str, position: int) -> int:
 def empty_reference(schema: Schema) -> str | None:
     """Return a ``$ref`` that leads back to itself through nothing but references and `IN_PLACE`, or None."""
     done: set[str] = set()
-    for start in _references(schema):
+    for start in _references(schema, _everything):
         path: list[tuple[str, Iterator[str]]] = []
         on_path: set[str] = set()
         pending: str | None = start
@@ -147,7 +148,7 @@ def empty_reference(schema: Schema) -> str | None:
                     pending = None
                     continue
                 on_path.add(pending)
-                path.append((pending, iter(_referred_in_place(_resolve(schema, pending)))))
+                path.append((pending, iter(_references(_resolve(schema, pending), _in_place))))
             name, others = path[-1]
             pending = next(others, None)
             if pending is None:
@@ -157,33 +158,26 @@ def empty_reference(schema: Schema) -> str | None:
     return None
 
 
-def _references(schema: Schema) -> set[str]:
+def _references(schema: object, inside: Callable[[Any], Iterable[Any]]) -> set[str]:
+    """Return the references of a schema and of what is ``inside`` it, at any depth."""
     found: set[str] = set()
     level: list[Any] = [schema]
     while level:
         value = level.pop()
-        if isinstance(value, dict):
-            if isinstance(name := value.get("$ref"), str):
-                found.add(name)
-            level += value.values()
-        elif isinstance(value, list):
-            level += value
+        if isinstance(value, dict) and isinstance(name := value.get("$ref"), str):
+            found.add(name)
+        level += inside(value)
     return found
 
 
-def _referred_in_place(schema: object) -> set[str]:
-    """Return the references that must be read before any character of a value."""
-    found: set[str] = set()
-    level: list[Any] = [schema]
-    while level:
-        value = level.pop()
-        if isinstance(value, dict):
-            if isinstance(name := value.get("$ref"), str):
-                found.add(name)
-            for keyword in IN_PLACE:
-                if isinstance(inner := value.get(keyword), list):
-                    level += inner
-    return found
+def _everything(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _in_place(value: Any) -> Iterable[Any]:
+    """Return the schemas that must be read before any character of a value."""
+    lists = [value.get(keyword) for keyword in IN_PLACE] if isinstance(value, dict) else ()
+    return chain.from_iterable(schemas for schemas in lists if isinstance(schemas, list))
 
 
 def _resolve(schema: Schema, reference: str) -> object:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of, secret_finder
+from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.bodies import Bodies, take_body
 from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError
@@ -20,6 +20,7 @@ from openclaw.gateway.limits import RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.origin import Doorway
 from openclaw.gateway.under_way import Slots
+from openclaw.ledger.secret_finder import secret_finder
 
 OPEN_PATHS = frozenset({"/healthz"})
 FEEDBACK_PATH = "/v1/feedback"

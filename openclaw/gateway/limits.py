@@ -37,6 +37,11 @@ class RateLimitError(ApiError):
         self.limit: Limit = limit
 
 
+def too_many_at_once(most: int) -> RateLimitError:
+    """Return the 429 of a key that has ``most`` requests under way."""
+    return RateLimitError("concurrent", f"this key has reached its limit of {most} concurrent requests", 1)
+
+
 class BusyError(ApiError):
     """The 503 of a server whose concurrent requests have reached their limit."""
 
@@ -90,9 +95,7 @@ class RateLimits:
         if self._together and self._under_way.total() >= self._together:
             raise BusyError(self._together)
         if self._concurrent and self._under_way[key] >= self._concurrent:
-            raise RateLimitError(
-                "concurrent", f"this key has reached its limit of {self._concurrent} concurrent requests", 1
-            )
+            raise too_many_at_once(self._concurrent)
         # Count before the first await, so that no other request slips past the limit meanwhile.
         self._under_way[key] += 1
         try:

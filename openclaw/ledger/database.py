@@ -160,6 +160,17 @@ class Database:
         with self._lock, self._named_errors():
             return self._connection.execute(sql, parameters).fetchall()
 
+    def turn_row(self, turn_id: str, columns: str = "*") -> sqlite3.Row:
+        """Return columns of one turn.
+
+        Raises:
+            UnknownRecordError: if the ledger does not hold it.
+        """
+        found = self.rows(f"SELECT {columns} FROM turns WHERE id = ?", (turn_id,))
+        if not found:
+            raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
+        return found[0]
+
     def update_one(self, connection: sqlite3.Connection, table: str, row_id: str | int, **columns: Any) -> None:
         """Set columns of the row ``row_id`` inside a transaction.
 

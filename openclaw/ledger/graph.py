@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from openclaw.ledger.codec import pack_ids, unpack_ids
 from openclaw.ledger.database import Database
-from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Message, Signal, TurnKind, TurnState
 
 REGENERATED = "regenerated"
@@ -117,10 +116,7 @@ class GraphQueries(Database):
         Raises:
             UnknownRecordError: if the ledger has no such turn.
         """
-        found = self.rows("SELECT session_id FROM turns WHERE id = ?", (turn_id,))
-        if not found:
-            raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
-        return found[0]["session_id"]
+        return self.turn_row(turn_id, "session_id")["session_id"]
 
     def recorded_replies(self, digests: Sequence[bytes], prompt_end: int) -> list[RecordedReply]:
         """Return the newest reply of each conversation in ``digests`` that has one with ids.

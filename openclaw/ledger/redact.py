@@ -29,7 +29,7 @@ from openclaw.ledger.linear_pattern import LinearPattern
 from openclaw.ledger.own_keys import OwnKeyFinder
 from openclaw.ledger.personal_finder import PersonalFinder
 from openclaw.ledger.records import Feedback, Turn
-from openclaw.ledger.secret_finder import SHORTEST, SecretFinder, Span
+from openclaw.ledger.secret_finder import SHORTEST, Span, secret_finder
 
 Mode = Literal["secrets", "personal"]
 Json = Mapping[str, "Json"] | list["Json"] | str | float | bool | None
@@ -63,7 +63,7 @@ class Redactor:
         Raises:
             ConfigError: if the library for ``personal`` is not installed.
         """
-        self._finders: list[Callable[[str], Iterator[Span]]] = [SecretFinder()]
+        self._finders: list[Callable[[str], Iterator[Span]]] = [secret_finder()]
         if own_keys is not None:
             self._finders.append(own_keys)
         if mode == "personal":

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from openclaw.ledger.linear_pattern import LinearPattern
 from openclaw.ledger.secret_patterns import ANCHORS, FOLDED, SPACE, WORD, all_patterns
@@ -120,3 +121,9 @@ def in_characters(data: bytes, characters: int, spans: Iterable[Span]) -> Iterat
         at += len(data[last:start].decode())
         last = start
         yield at, at + len(data[start:end].decode()), kind
+
+
+@cache
+def secret_finder() -> SecretFinder:
+    """Return the one finder of this process; loading its patterns takes a while once."""
+    return SecretFinder()

@@ -108,10 +108,7 @@ class TurnQueries(Database):
         Raises:
             UnknownRecordError: when the ledger does not hold it.
         """
-        found = self.rows("SELECT * FROM turns WHERE id = ?", (turn_id,))
-        if not found:
-            raise UnknownRecordError(f"{self.path} holds no turn {turn_id!r}")
-        return decode_turn(found[0])
+        return decode_turn(self.turn_row(turn_id))
 
     def turn_count(self, session_id: str) -> int:
         """Return the session's number of turns, which is the index of the next one."""

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from openclaw.ledger.redact import SecretFinder
-from openclaw.ledger.secret_finder import BEFORE_SECRET, CONTEXT, looks_random
+from openclaw.ledger.secret_finder import BEFORE_SECRET, CONTEXT, SecretFinder, looks_random
 from openclaw.ledger.secret_patterns import WORD
 from tests.helpers.backtracking_secrets import PATTERNS, find
 
