@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import sys
@@ -10,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 
 from slime.args import Arguments
@@ -158,12 +161,26 @@ def meeting_port(rank: int, place: str) -> int:
 
 
 def _rank(rank: int, function: Callable[..., None], *arguments: Any) -> None:
-    """Run one rank and end its process without torch's teardown, which on a busy machine sometimes aborts in a Gloo thread.
+    """Run one rank and end its process without tearing down a connection; if it crashes, show where every thread was.
 
+    While a peer leaves too, Gloo's teardown sometimes crashes in its own thread, above all on a busy machine.
     On a machine with GPUs each rank has one of its own.
     """
+    faulthandler.enable()
     os.environ["LOCAL_RANK"] = str(rank)
-    function(rank, *arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "destroy_process_group", _keeping_groups(dist.destroy_process_group, []))
+        function(rank, *arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _keeping_groups(destroy: Callable[..., None], kept: list[Any]) -> Callable[..., None]:
+    """Return ``destroy`` that forgets the groups as before, but leaves their connections open until the process ends."""
+
+    def destroy_and_keep(group: Any = None) -> None:
+        kept.extend(dist.distributed_c10d._world.pg_map)  # pyright: ignore[reportPrivateUsage]
+        destroy(group)
+
+    return destroy_and_keep
