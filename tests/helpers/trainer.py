@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -168,19 +167,15 @@ def _rank(rank: int, function: Callable[..., None], *arguments: Any) -> None:
     """
     faulthandler.enable()
     os.environ["LOCAL_RANK"] = str(rank)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "destroy_process_group", _keeping_groups(dist.destroy_process_group, []))
-        function(rank, *arguments)
+    kept: list[dist.ProcessGroup] = []
+    destroy = dist.destroy_process_group
+
+    def destroy_and_keep(group: dist.ProcessGroup | None = None) -> None:
+        kept.extend(dist.distributed_c10d._world.pg_map)
+        destroy(group)
+
+    dist.destroy_process_group = destroy_and_keep  # for good: the process is this rank's alone
+    function(rank, *arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _keeping_groups(destroy: Callable[..., None], kept: list[Any]) -> Callable[..., None]:
-    """Return ``destroy`` that forgets the groups as before, but leaves their connections open until the process ends."""
-
-    def destroy_and_keep(group: Any = None) -> None:
-        kept.extend(dist.distributed_c10d._world.pg_map)  # pyright: ignore[reportPrivateUsage]
-        destroy(group)
-
-    return destroy_and_keep
