@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import httpx
 
 from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.engine.client import GRAMMAR_PARAMETER
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
-from openclaw.judge.prompts import Variant, judge_messages
-from openclaw.judge.votes import read_vote
-from openclaw.ledger.records import JudgeKind, Message, Vote
-from openclaw.messages.text import clip_middle, next_state_role, next_state_text, response_text
+from openclaw.judge.answers import THINKING_START, read_vote
+from openclaw.judge.grammar import answer_grammar
+from openclaw.judge.interface import Question
+from openclaw.judge.prompts import Variant
+from openclaw.ledger.records import JudgeKind, Vote
 from openclaw.rendering.prompts import Prompts
 
-MAX_JUDGED_CHARACTERS = 30_000
+TAIL_TOKENS = 16
 PROBE: dict[str, Any] = {"input_ids": [0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
 PROBE_TIMEOUT_SECONDS = 5.0
 T = TypeVar("T")
@@ -45,6 +47,14 @@ class Engine(Protocol):
 
     async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Return the engine's answer to one `/generate` payload."""
+        ...
+
+    async def answers(self) -> bool:
+        """Return whether the engine gives a token now."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
         ...
 
 
@@ -115,7 +125,10 @@ class EngineHttp:
         try:
             response = await self._client.post(f"{self.url}/generate", json=payload)
             if response.is_success:
-                return response.json()
+                answer: object = response.json()
+                if not isinstance(answer, dict):
+                    raise ValueError(f"answered {response.text[:200]}")
+                return _unless_aborted(cast(dict[str, Any], answer), self.url)
         except (httpx.HTTPError, ValueError) as error:
             raise EngineUnavailableError(f"{self.url}: {type(error).__name__}: {error}") from error
         if response.status_code >= 500:
@@ -123,31 +136,26 @@ class EngineHttp:
         raise EngineRefusedError(f"{self.url}: HTTP {response.status_code}: {response.text[:300]}")
 
 
-@dataclass(frozen=True)
-class Question:
-    """A judge's input: the reply, its next state, and the role of the next state."""
-
-    reply: str
-    next_state: str
-    role: Literal["user", "tool"]
-
-    @staticmethod
-    def about(reply: Message, next_state: Sequence[Message]) -> Question:
-        """Return the question about a reply and the messages after it; long texts are clipped in the middle."""
-        return Question(
-            clip_middle(response_text(reply), MAX_JUDGED_CHARACTERS),
-            clip_middle(next_state_text(next_state), MAX_JUDGED_CHARACTERS),
-            next_state_role(next_state),
-        )
+def _unless_aborted(answer: dict[str, Any], url: str) -> dict[str, Any]:
+    """Return an engine's answer, unless the engine gave the request up."""
+    meta: dict[str, Any] = answer.get("meta_info") or {}
+    finish: dict[str, Any] = meta.get("finish_reason") or {}
+    if finish.get("type") != "abort":
+        return answer
+    words = f"{url} gave the request up: {finish.get('message')}"
+    if 400 <= int(finish.get("status_code") or 0) < 500:
+        raise EngineRefusedError(words)
+    raise EngineUnavailableError(words)
 
 
 @dataclass(frozen=True)
 class JudgeSampling:
-    """Sampling parameters of a judge."""
+    """Sampling parameters of a judge; ``grammar``: the engine ends every answer in one of the allowed boxes."""
 
     temperature: float = RuntimeVariables.prm_temperature
     top_p: float = 1.0
     max_new_tokens: int = RuntimeVariables.prm_max_new_tokens
+    grammar: bool = RuntimeVariables.judge_grammar
 
 
 class JudgeClient:
@@ -163,6 +171,7 @@ class JudgeClient:
             sampling: of the answers.
         """
         self._engine = engine
+        self._tokenizer = tokenizer
         self._prompts = Prompts(tokenizer)
         self._variant: Variant = variant
         self._sampling = sampling
@@ -170,7 +179,7 @@ class JudgeClient:
 
     def prompt_ids(self, kind: JudgeKind, question: Question) -> list[int]:
         """Return the prompt ids for the judge ``kind``; control tokens that the judged text spells stay text."""
-        messages = judge_messages(kind, question.reply, question.next_state, question.role, self._variant)
+        messages = question.asked(kind, self._variant)
         keywords = {"enable_thinking": False} if self._variant == "brief" else {}
         try:
             return self._prompts.ids(messages, keywords=keywords)
@@ -187,10 +196,20 @@ class JudgeClient:
             return []
         async with self._rendering:
             ids = await asyncio.to_thread(self.prompt_ids, kind, question)
-        return await together(*(self._vote(kind, ids) for _ in range(count)))
+        inside_thought = self._tokenizer.decode(ids[-TAIL_TOKENS:]).rstrip().endswith(THINKING_START)
+        return await together(*(self._vote(kind, ids, inside_thought) for _ in range(count)))
 
-    async def _vote(self, kind: JudgeKind, ids: list[int]) -> Vote:
+    async def answers(self) -> bool:
+        """Return whether the engine gives a token now."""
+        return await self._engine.answers()
+
+    async def close(self) -> None:
+        """Close the engine's connections."""
+        await self._engine.close()
+
+    async def _vote(self, kind: JudgeKind, ids: list[int], inside_thought: bool) -> Vote:
         started = time.monotonic()
+        grammar = {GRAMMAR_PARAMETER: answer_grammar(kind)} if self._sampling.grammar else {}
         answer = await self._engine.generate(
             {
                 "input_ids": ids,
@@ -198,7 +217,13 @@ class JudgeClient:
                     "temperature": self._sampling.temperature,
                     "top_p": self._sampling.top_p,
                     "max_new_tokens": self._sampling.max_new_tokens,
+                    **grammar,
                 },
             }
         )
-        return read_vote(kind, answer["text"], time.monotonic() - started)
+        seconds = time.monotonic() - started
+        try:
+            text, finish = str(answer["text"]), answer["meta_info"]["finish_reason"]["type"]
+        except (KeyError, TypeError) as error:
+            raise EngineUnavailableError(f"the judge engine sent no answer: {str(answer)[:200]}") from error
+        return read_vote(kind, text, seconds, finish=finish, inside_thought=inside_thought)

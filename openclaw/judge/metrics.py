@@ -10,7 +10,13 @@ class JudgeMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.votes = Counter(
-            "openclaw_judge_votes", "Votes cast, by judge and value", ["judge", "value"], registry=registry
+            "openclaw_judge_votes",
+            "Votes cast, by judge and value, or why it is none",
+            ["judge", "value"],
+            registry=registry,
+        )
+        self.recast = Counter(
+            "openclaw_judge_votes_recast", "Votes cast again because too few were valid", ["judge"], registry=registry
         )
         self.judged = Counter(
             "openclaw_judge_turns",
@@ -25,6 +31,18 @@ class JudgeMetrics:
             "openclaw_judge_teacher_failures",
             "Hinted turns without usable teacher logprobs",
             ["kind"],
+            registry=registry,
+        )
+        self.teacher_positions = Counter(
+            "openclaw_judge_teacher_positions",
+            "Positions at which the teacher scored the policy's top K: with the whole reply, or by a request of their own",
+            ["settled"],
+            registry=registry,
+        )
+        self.hint_overlap = Histogram(
+            "openclaw_judge_hint_overlap",
+            "Share of the policy's top K among the likeliest tokens of the teacher with the chosen hint",
+            buckets=(0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
             registry=registry,
         )
         self.session_samples = Counter(

@@ -1,35 +1,22 @@
-"""Parses the judges' answers and takes their majority.
+"""Takes the majority of votes.
 
-Guarantees: only the answer after the judge's thinking counts. A tie, a majority below the threshold and no valid vote
-all give 0. Pure functions.
+Guarantees: a majority needs a quorum (`has_quorum`): with fewer valid votes there is no score at all, which is not the
+same as 0. A tie and a majority below the threshold give 0. Pure functions.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from openclaw.judge.prompts import parse_hint, parse_score
-from openclaw.ledger.records import JudgeKind, Vote
-
-THINKING_START, THINKING_END = "<think>", "</think>"
+from openclaw.ledger.records import Vote
 
 
-def after_thinking(answer: str) -> str:
-    """Return the part of ``answer`` after its thinking; empty if the thinking never ends."""
-    _, end, visible = answer.rpartition(THINKING_END)
-    if end:
-        return visible
-    return "" if THINKING_START in answer else answer
-
-
-def read_vote(judge: JudgeKind, answer: str, seconds: float) -> Vote:
-    """Return the vote in a judge's answer."""
-    visible = after_thinking(answer)
-    if judge == "prm":
-        return Vote(judge, answer, parse_score(visible), None, seconds)
-    decision, hint = parse_hint(visible)
-    return Vote(judge, answer, decision, hint, seconds)
+def has_quorum(votes: Sequence[Vote], share: float) -> bool:
+    """Return whether at least ``share`` of the votes, and at least one, are valid; True if none was asked for."""
+    valid = sum(vote.value is not None for vote in votes)
+    return not votes or valid >= max(1, math.ceil(share * len(votes)))
 
 
 def majority(values: Iterable[int | None], threshold: float) -> int:
@@ -56,9 +43,3 @@ def agreement(values: Sequence[int | None]) -> float:
     """Return the share of the most frequent valid value among all votes; 0 without a valid vote."""
     counts = Counter(value for value in values if value is not None)
     return counts.most_common(1)[0][1] / len(values) if counts else 0.0
-
-
-def longest_hint(votes: Iterable[Vote]) -> str | None:
-    """Return the longest hint among the accepted votes (the first of equals), or None."""
-    hints = [vote.hint for vote in votes if vote.hint is not None]
-    return max(hints, key=len) if hints else None

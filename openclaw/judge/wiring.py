@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime import RuntimeConfig, listed
+from openclaw.exceptions import ConfigError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
+from openclaw.judge.endpoint import EndpointJudge
 from openclaw.judge.hygiene import Limits
+from openclaw.judge.interface import Judge, NoJudge
 from openclaw.judge.metrics import JudgeMetrics
-from openclaw.judge.outage import watch_outages
+from openclaw.judge.outage import Probed, watch_outages
+from openclaw.judge.own_class import load_class_judge
+from openclaw.judge.support import SupportScorer
 from openclaw.judge.teacher import Render, TeacherScorer
 from openclaw.judge.worker import JudgeWorker, WorkerSettings
 from openclaw.ledger.store import Ledger
-from openclaw.method import load_method
+from openclaw.method import JudgePlan, load_method
 from slime.utils.processing_utils import load_tokenizer
 
 SCORES_PER_TURN = 2
@@ -27,12 +34,22 @@ REQUESTS_IN_TIME = 3
 """A request's share of a turn's time-out, so that a hanging request is retried before the turn times out."""
 
 
+class Asked(Probed, Protocol):
+    """An engine or judge with connections."""
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class JudgeLoop:
-    """A worker and the connections it uses."""
+    """A worker, and the judge or its engine and the policy's engine, which it asks.
+
+    ``student_topk`` is how many of the policy's likeliest tokens its method needs at each position of a reply.
+    """
 
     worker: JudgeWorker
-    engines: tuple[EngineHttp, ...]
+    engines: tuple[Asked, ...]
+    student_topk: int = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Judge until ``stop`` is set, then close the connections."""
@@ -50,6 +67,11 @@ class JudgeLoop:
         self.worker.notify()
 
 
+async def _all_answer(engines: tuple[Asked, ...]) -> bool:
+    """Return whether every engine gives a token, so that a failed turn is not the fault of an outage."""
+    return all(await asyncio.gather(*(engine.answers() for engine in engines)))
+
+
 def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, registry: CollectorRegistry) -> JudgeLoop:
     """Return the judge loop that ``config`` describes.
 
@@ -60,40 +82,91 @@ def build_judge_loop(config: RuntimeConfig, ledger: Ledger, render: Render, regi
         registry: where metrics are registered.
 
     Raises:
-        ConfigError: if an engine, the judge's tokenizer or the method is not configured.
+        ConfigError: if an engine that the method needs, the judge's tokenizer or the method is not configured.
     """
-    config.require("policy_url", "judge_url", "judge_tokenizer", "method")
+    config.require("policy_url", "method")
     method = load_method(config.method or "", config)
     plan = method.judges()
-    votes = config.judge_concurrency * (plan.prm_votes + plan.hint_votes)
     scores = config.opd_teacher_lp_max_concurrency * SCORES_PER_TURN
-    patience = config.judge_timeout / REQUESTS_IN_TIME
-    judge = EngineHttp(config.judge_url or "", timeout=patience, concurrency=votes + scores)
+    patience = config.judge_seconds / REQUESTS_IN_TIME
     policy = EngineHttp(config.policy_url or "", timeout=patience, concurrency=scores)
-    client = JudgeClient(
-        judge,
-        load_tokenizer(config.judge_tokenizer or ""),
-        config.judge_prompts,
-        JudgeSampling(config.prm_temperature, max_new_tokens=config.prm_max_new_tokens),
+    judge, engine = build_judge(config, plan, patience, scores)
+    teacher = build_teacher(
+        config, plan, policy, policy if engine is None or config.opd_teacher == "policy" else engine, render
     )
-    teacher = TeacherScorer(
-        policy=policy,
-        teacher=policy if config.opd_teacher == "policy" else judge,
-        render=render,
-        concurrency=config.opd_teacher_lp_max_concurrency,
-        topk=config.distill_topk,
-    )
+    asked = (judge if engine is None else engine, policy)
     worker = JudgeWorker(
         ledger,
         method,
-        client,
+        judge,
         teacher,
-        Limits(config.temperature, config.min_response_tokens, config.train_token_limit),
+        Limits(
+            config.temperature,
+            config.min_response_tokens,
+            config.train_token_limit,
+            frozenset(listed(config.hygiene)),
+            config.max_tool_turns,
+        ),
         JudgeMetrics(registry),
+        partial(_all_answer, asked),
         WorkerSettings(
             concurrency=config.judge_concurrency,
-            timeout=config.judge_timeout,
+            timeout=config.judge_seconds,
             vote_threshold=config.majority_vote_threshold,
+            quorum=config.judge_quorum,
+            attempts=config.judge_attempts,
         ),
     )
-    return JudgeLoop(worker, (judge, policy))
+    return JudgeLoop(worker, asked, plan.student_topk)
+
+
+def build_teacher(
+    config: RuntimeConfig, plan: JudgePlan, policy: EngineHttp, teacher: EngineHttp, render: Render
+) -> TeacherScorer | SupportScorer:
+    """Return what scores replies for the plan: the policy's own top K, or the sampled tokens.
+
+    Raises:
+        ConfigError: if the teacher reports fewer tokens than the policy's top K has.
+    """
+    concurrency = config.opd_teacher_lp_max_concurrency
+    if not plan.student_topk:
+        return TeacherScorer(
+            policy=policy, teacher=teacher, render=render, concurrency=concurrency, topk=config.distill_topk
+        )
+    if config.distill_topk < plan.student_topk:
+        raise ConfigError(
+            f"OPENCLAW_DISTILL_TOPK={config.distill_topk} is less than the policy's top {plan.student_topk}, which the "
+            "teacher scores; add --distill-topk 64"
+        )
+    return SupportScorer(
+        teacher=teacher, render=render, choice=plan.hint_choice, rows=config.distill_topk, concurrency=concurrency
+    )
+
+
+def build_judge(
+    config: RuntimeConfig, plan: JudgePlan, patience: float, scores: int
+) -> tuple[Judge, EngineHttp | None]:
+    """Return the judge, and its engine if it is one of the run's; the engine then also takes ``scores`` requests."""
+    votes = config.judge_concurrency * (plan.prm_votes + plan.hint_votes)
+    sampling = JudgeSampling(
+        config.prm_temperature, max_new_tokens=config.prm_max_new_tokens, grammar=config.judge_grammar
+    )
+    if not plan.asks_judge and not config.judge_url:
+        return NoJudge(), None
+    if config.judge_class:
+        return load_class_judge(config.judge_class, plan), None
+    if config.judge_base_url:
+        judge = EndpointJudge(
+            config.judge_base_url,
+            model=config.judge_model or "",
+            key=config.judge_api_key,
+            variant=config.judge_prompts,
+            sampling=sampling,
+            timeout=patience,
+            concurrency=max(1, votes),
+        )
+        return judge, None
+    config.require("judge_url", "judge_tokenizer")
+    engine = EngineHttp(config.judge_url or "", timeout=patience, concurrency=votes + scores)
+    tokenizer = load_tokenizer(config.judge_tokenizer or "")
+    return JudgeClient(engine, tokenizer, config.judge_prompts, sampling), engine

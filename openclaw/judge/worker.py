@@ -16,16 +16,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from openclaw.config.runtime import LEAST_JUDGE_SECONDS
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError, TeacherMismatchError
-from openclaw.judge.client import JudgeClient, Question, together
-from openclaw.judge.hygiene import Limits, defect
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.client import together
+from openclaw.judge.hints import longest_hint
+from openclaw.judge.hygiene import ASKS_BACK, DUPLICATE, MALFORMED_CALL, Limits, asks_back, broken_calls, defect
+from openclaw.judge.interface import Judge, Question
 from openclaw.judge.metrics import JudgeMetrics
-from openclaw.judge.teacher import TeacherScorer, context_of, under_hint
-from openclaw.judge.votes import agreement, longest_hint, majority
+from openclaw.judge.session_hints import SessionHints
+from openclaw.judge.support import SupportScorer
+from openclaw.judge.teacher import TeacherScorer
+from openclaw.judge.teaching import Teaching
+from openclaw.judge.votes import majority
+from openclaw.judge.voting import Voting
 from openclaw.ledger.exceptions import (
     FeedbackArrivedError,
     LedgerUnavailableError,
@@ -33,11 +41,16 @@ from openclaw.ledger.exceptions import (
     UnknownRecordError,
 )
 from openclaw.ledger.opinion import judged_messages, opinion, weighted
-from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict, Vote
+from openclaw.ledger.records import Feedback, PendingTurn, Turn, Verdict
 from openclaw.ledger.store import Ledger
 from openclaw.method import Method, SampleDecision
 
 logger = logging.getLogger(__name__)
+
+NO_QUORUM = "no_quorum"
+"""Why a turn gives no sample: too few of a judge's answers were votes."""
+GAVE_UP = "judge_gave_up"
+"""Why a turn gives no sample: judging it failed again and again although the engines answer."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +61,18 @@ class WorkerSettings:
         concurrency: most turns at a time.
         timeout: seconds for all votes and the teacher of a turn.
         vote_threshold: minimum share of the valid votes for a majority.
+        quorum: minimum share of valid votes among those asked for; with fewer there is no score, or no hint.
+        attempts: failed attempts after which a turn is given up, unless an engine is away.
         poll_seconds: how often the worker polls the ledger without a call of `JudgeWorker.notify`.
         first_pause: seconds before the first retry of a failed turn, doubled for each further one.
         longest_pause: upper bound of that pause, seconds.
     """
 
     concurrency: int = RuntimeVariables.judge_concurrency
-    timeout: float = RuntimeVariables.judge_timeout
+    timeout: float = LEAST_JUDGE_SECONDS
     vote_threshold: float = RuntimeVariables.majority_vote_threshold
+    quorum: float = RuntimeVariables.judge_quorum
+    attempts: int = RuntimeVariables.judge_attempts
     poll_seconds: float = 0.5
     first_pause: float = 1.0
     longest_pause: float = 60.0
@@ -68,10 +85,11 @@ class JudgeWorker:
         self,
         ledger: Ledger,
         method: Method,
-        judge: JudgeClient,
-        teacher: TeacherScorer | None,
+        judge: Judge,
+        teacher: TeacherScorer | SupportScorer | None,
         limits: Limits,
         metrics: JudgeMetrics,
+        engines_answer: Callable[[], Awaitable[bool]],
         settings: WorkerSettings | None = None,
     ) -> None:
         """Create the worker.
@@ -80,21 +98,27 @@ class JudgeWorker:
             ledger: holds the pending turns and takes the verdicts.
             method: chooses the judges and turns verdicts into samples.
             judge: casts the votes.
-            teacher: scores replies; required if the method's plan needs a teacher.
+            teacher: scores replies; required if the method's plan needs a teacher: a `SupportScorer` if it has
+            ``student_topk``.
             limits: decide which turns can be trained at all.
             metrics: counters of the loop.
+            engines_answer: whether all engines answer now; asked before a turn is given up.
             settings: of the loop.
         """
         self._plan = method.judges()
         if self._plan.needs_teacher and teacher is None:
             raise ValueError(f"method {method.name} needs a teacher; pass a TeacherScorer")
+        if self._plan.student_topk and not isinstance(teacher, SupportScorer):
+            raise ValueError(f"method {method.name} needs a teacher of the policy's top K; pass a SupportScorer")
         self._ledger = ledger
         self._method = method
-        self._judge = judge
-        self._teacher = teacher
         self._limits = limits
         self._metrics = metrics
+        self._engines_answer = engines_answer
         self._settings = settings or WorkerSettings()
+        self._voting = Voting(judge, self._plan, self._settings.quorum, metrics)
+        self._teaching = Teaching(teacher, self._plan, metrics)
+        self._sessions = SessionHints(ledger, self._plan.session, self._voting.hints) if self._plan.session else None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._unclosed: dict[str, tuple[int, float]] = {}
         self._wake = asyncio.Event()
@@ -127,12 +151,17 @@ class JudgeWorker:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            if self._sessions is not None:
+                self._sessions.forget()
 
     async def _start_pending(self) -> None:
         free = self._settings.concurrency - len(self._tasks)
         if free <= 0:
             return
-        pending = await asyncio.to_thread(self._ledger.pending_turns, free, tuple(self._tasks))
+        wait = None if self._plan.session is None else self._plan.session.longest_wait
+        pending = await asyncio.to_thread(self._ledger.pending_turns, free, tuple(self._tasks), wait)
+        if self._sessions is not None and not pending and not self._tasks:
+            self._sessions.forget()
         for item in pending:
             task = asyncio.create_task(self._handle(item))
             self._tasks[item.turn.id] = task
@@ -187,6 +216,10 @@ class JudgeWorker:
 
     async def _postpone(self, item: PendingTurn, kind: str, error: str) -> None:
         self._metrics.failures.labels(kind=kind).inc()
+        if item.attempts + 1 >= self._settings.attempts and await self._engines_answer():
+            logger.error("turn %s is given up after %d attempts: %s", item.turn.id, item.attempts + 1, error)
+            await self._give_up(item)
+            return
         pause = min(self._settings.longest_pause, self._settings.first_pause * 2 ** min(item.attempts, 16))
         logger.warning("turn %s stays pending (%s), next try in %.1f s: %s", item.turn.id, kind, pause, error)
         not_before = self._ledger.clock() + pause
@@ -197,6 +230,15 @@ class JudgeWorker:
             logger.exception("could not postpone turn %s; it stays pending and is retried at once", item.turn.id)
         if kind in ("unavailable", "timeout"):
             self.missed_engine.set()
+
+    async def _give_up(self, item: PendingTurn) -> None:
+        """Record that a turn could not be judged, so that its session can close."""
+        try:
+            await self._record(item.turn.id, Verdict(), SampleDecision(reason=GAVE_UP), len(item.feedback))
+        except (FeedbackArrivedError, TransitionError, UnknownRecordError) as error:
+            logger.info("turn %s was not given up: %s", item.turn.id, error)
+        else:
+            self._metrics.judged.labels(outcome=GAVE_UP).inc()
 
     async def retry_postponed(self) -> None:
         """Make the postponed turns due now, because an engine is back."""
@@ -215,54 +257,47 @@ class JudgeWorker:
         reason = defect(turn, self._limits)
         if reason is not None:
             return Verdict(), SampleDecision(reason=reason)
+        if DUPLICATE in self._limits.rules and await asyncio.to_thread(self._ledger.gave_sample_before, turn):
+            return Verdict(), SampleDecision(reason=DUPLICATE)
         started = time.monotonic()
         stated = opinion(feedback)
+        if broken_calls(turn, self._limits) and stated.score is None:
+            verdict = Verdict(score=-1, score_source="rule")
+            decision = self._method.samples(turn, verdict) if self._plan.prm_votes else None
+            return verdict, decision or SampleDecision(reason=MALFORMED_CALL)
         messages = judged_messages(turn, stated)
-        question = Question.about(turn.response_message, messages)
+        turn = replace(turn, next_state=messages)
+        question = Question.about(turn.messages, turn.response_message, messages)
         try:
             prm, hints = await together(
-                self._judge.votes("prm", question, self._plan.prm_votes if stated.score is None else 0),
-                self._judge.votes("hint", question, self._plan.hint_votes if messages else 0),
+                self._voting.scores(question, stated=stated.score is not None),
+                self._voting.hints(question) if self._sessions is None else self._sessions.votes(turn),
             )
         except EngineRefusedError as error:
             logger.error("turn %s cannot be judged: %s", turn.id, error)
             return Verdict(seconds=time.monotonic() - started), SampleDecision(reason="judge_refused")
-        self._count(prm)
-        self._count(hints)
+        scored, hinted = self._voting.enough(prm), self._voting.enough(hints)
+        score = (
+            majority([vote.value for vote in prm], self._settings.vote_threshold) if scored and prm else stated.score
+        )
+        answered = score == 1 and stated.score is None and asks_back(turn, self._limits)
         verdict = Verdict(
-            score=majority([vote.value for vote in prm], self._settings.vote_threshold) if prm else stated.score,
-            hint=longest_hint(hints),
+            score=0 if answered else score,
+            hint=longest_hint(hints) if hinted else None,
             votes=(*prm, *hints),
-            score_source="judge" if stated.score is None else "feedback",
+            score_source="rule" if answered else "judge" if stated.score is None else "feedback",
         )
-        if self._teacher is not None and self._plan.needs_teacher:
-            verdict = await self._with_teacher(self._teacher, turn, verdict)
+        verdict = await self._teaching.taught(turn, verdict)
         verdict = replace(verdict, seconds=time.monotonic() - started)
-        return verdict, self._method.samples(turn, verdict)
-
-    async def _with_teacher(self, teacher: TeacherScorer, turn: Turn, verdict: Verdict) -> Verdict:
-        try:
-            messages = context_of(self._plan.teacher_context or under_hint, turn, verdict)
-            if messages is None:
-                return verdict
-            scored = await teacher.score_turn(turn, messages)
-        except EngineUnavailableError:
-            raise
-        except JudgeError as error:
-            kind = "mismatch" if isinstance(error, TeacherMismatchError) else "refused"
-            self._metrics.teacher_failures.labels(kind=kind).inc()
-            logger.error("turn %s has no teacher logprobs (%s): %s", turn.id, kind, error)
-            return verdict
-        return replace(
-            verdict, teacher_log_probs=scored.log_probs, teacher_versions=scored.versions, teacher_topk=scored.topk
-        )
-
-    def _count(self, votes: list[Vote]) -> None:
-        for vote in votes:
-            value = "invalid" if vote.value is None else str(vote.value)
-            self._metrics.votes.labels(judge=vote.judge, value=value).inc()
-        if votes:
-            self._metrics.agreement.labels(judge=votes[0].judge).observe(agreement([vote.value for vote in votes]))
+        decision = self._method.samples(turn, verdict)
+        if not decision.samples and not (scored and hinted):
+            decision = SampleDecision(reason=NO_QUORUM)
+            found = Counter(f"{vote.judge} {vote.invalid or 'valid'}" for vote in verdict.votes)
+            counts = ", ".join(f"{name}: {count}" for name, count in sorted(found.items()))
+            logger.warning("turn %s trains nothing, too few of the judge's answers are votes (%s)", turn.id, counts)
+        elif not decision.samples and answered:
+            decision = SampleDecision(reason=ASKS_BACK)
+        return verdict, decision
 
     async def _close_sessions(self) -> None:
         """Collect the samples of finished sessions, once each; retry a failed session later."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from openclaw.judge.hygiene import Limits, defect
+from openclaw.config.runtime import HYGIENE_RULES, RuntimeConfig
+from openclaw.exceptions import ConfigError
+from openclaw.judge.hygiene import OFF_LANGUAGE, Limits, asks_back, defect, is_repetitive, other_script
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 LIMITS = Limits(temperature=0.6, min_response_tokens=3, max_tokens=7)
@@ -36,3 +39,106 @@ def test_clean_turn_has_no_defect() -> None:
 )
 def test_defect_has_its_reason(changes: dict[str, Any], reason: str) -> None:
     assert defect(make_turn(**{"next_state": USER_NEXT, **changes}), LIMITS) == reason
+
+
+ROOMY = Limits(0.6, 1, 10_000, rules=("truncated", "repetition", "off_language", "malformed_call"))
+NO_RULES = Limits(0.6, 1, 10_000, rules=())
+
+
+def reply(ids: list[int], **changes: Any) -> Any:
+    return make_turn(next_state=USER_NEXT, response_ids=ids, response_logprobs=[-0.5] * len(ids), **changes)
+
+
+@pytest.mark.parametrize(
+    ("turn", "rule"),
+    [
+        (reply([5] * 13, finish_reason="length"), "truncated"),
+        (reply([7] * 4000), "repetition"),
+        (reply([*range(30), *[1, 2, 3] * 40]), "repetition"),
+    ],
+)
+def test_a_rule_keeps_a_turn_out_unless_it_is_switched_off(turn: Any, rule: str) -> None:
+    """Finding B3: a reply cut by the limit and 4,000 repeats of one token were trained."""
+    assert defect(turn, ROOMY) == rule
+    assert defect(turn, NO_RULES) is None
+
+
+@pytest.mark.parametrize(
+    "ids", [list(range(100)), [1, 2] * 10, [*range(100), *[7] * 40], [value % 17 for value in range(30)]]
+)
+def test_ordinary_replies_are_not_repetitive(ids: list[int]) -> None:
+    assert not is_repetitive(ids)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "other"),
+    [
+        ("Please explain the rules of chess.", "国际象棋的规则很简单,双方轮流走棋。", True),
+        ("请用一句话解释国际象棋的基本规则。", "Each side moves one piece in turn until mate.", True),
+        ("请用一句话解释国际象棋的基本规则。", "双方轮流走棋,将死对方的王就赢了。", False),
+        ("Translate: good evening", "晚上好", False),
+        ("What is 2 + 3?", "5", False),
+    ],
+)
+def test_the_script_of_the_user(asked: str, answered: str, other: bool) -> None:
+    turn = make_turn(messages=[{"role": "user", "content": asked}], response_message={"content": answered})
+    assert other_script(turn) is other
+
+
+def test_every_rule_can_be_named() -> None:
+    for rule in HYGIENE_RULES:
+        RuntimeConfig(hygiene=rule).validate()
+    with pytest.raises(ConfigError, match="no rule 'polite'"):
+        RuntimeConfig(hygiene="truncated,polite").validate()
+
+
+TOOL_NEXT = [{"role": "tool", "content": "ok"}]
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "read", "arguments": "{}"}}]}
+
+
+def in_chain(before: int, **changes: Any) -> Any:
+    """Return a turn after ``before`` calls and their results in the same request of the user."""
+    chain = [message for _ in range(before) for message in (CALL, TOOL_NEXT[0])]
+    messages = [{"role": "user", "content": "Old."}, CALL, *TOOL_NEXT, {"role": "user", "content": "Find it."}, *chain]
+    return make_turn(messages=messages, response_message=CALL, **{"next_state": TOOL_NEXT, **changes})
+
+
+def test_a_long_chain_of_calls_trains_its_first_turns() -> None:
+    """Finding B4: a tool-heavy task filled the batches."""
+    short = Limits(0.6, 1, 10_000, tool_turns=3)
+    assert [defect(in_chain(before), short) for before in (0, 2, 3, 7)] == [None, None, "tool_turns", "tool_turns"]
+    assert defect(in_chain(7, next_state=USER_NEXT), short) is None, "a user's reaction always counts"
+    assert defect(in_chain(7, malformed_calls=1), short) is None, "a broken call is scored wherever it is"
+    assert defect(in_chain(7), Limits(0.6, 1, 10_000, tool_turns=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("Which of the two do you mean?", True),
+        ("Sure! Which file should I change, the first or the second?", True),
+        ("你想要哪一个?", True),
+        ("أيهما تقصد؟", True),
+        ("The file is changed and the tests pass. Anything else?", False),
+        ("Is it 5? It is 5.", False),
+        ("It is 5.", False),
+        ("", False),
+        ("?", False),
+    ],
+)
+def test_a_reply_that_only_asks(text: str, asks: bool) -> None:
+    turn = make_turn(response_message={"role": "assistant", "content": text}, next_state=USER_NEXT)
+    limits = Limits(0.6, 1, 10_000)
+    assert asks_back(turn, limits) is asks
+    assert not asks_back(turn, NO_RULES)
+    assert not asks_back(replace(turn, next_state=TOOL_NEXT), limits)
+    acts = {**turn.response_message, "tool_calls": CALL["tool_calls"]}
+    assert not asks_back(replace(turn, response_message=acts), limits)
+
+
+@pytest.mark.parametrize(("rules", "reason"), [((OFF_LANGUAGE,), OFF_LANGUAGE), ((), None)])
+def test_a_reply_in_another_script_is_kept_out_where_the_rule_is_on(rules: tuple[str, ...], reason: str | None) -> None:
+    asked = [{"role": "user", "content": "Please write two sentences about tea."}]
+    reply = {"role": "assistant", "content": "茶是一种很受欢迎的饮料,人们每天都喝它。"}
+    limits = Limits(temperature=0.6, min_response_tokens=1, max_tokens=1000, rules=rules)
+    assert defect(make_turn(messages=asked, response_message=reply, next_state=asked), limits) == reason

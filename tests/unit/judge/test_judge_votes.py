@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw.judge.votes import after_thinking, agreement, longest_hint, majority, read_vote
+from openclaw.judge.hints import longest_hint
+from openclaw.judge.votes import agreement, has_quorum, majority
 from openclaw.ledger.records import Vote
 from openclaw.messages.text import clip_middle, content_text, next_state_role, next_state_text, response_text
 
@@ -64,18 +65,19 @@ def test_longest_accepted_hint_wins_and_the_first_of_equals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "visible"),
-    [("<think>\\boxed{1}</think>\\boxed{-1}", "\\boxed{-1}"), ("<think>\\boxed{1}", ""), ("\\boxed{1}", "\\boxed{1}")],
+    ("values", "share", "reached"),
+    [
+        ([1, None, None], 0.5, False),
+        ([1, -1, None], 0.5, True),
+        ([None], 0.1, False),
+        ([0], 1.0, True),
+        ([1, None, 1, 1], 1.0, False),
+        ([], 0.5, True),
+    ],
 )
-def test_only_what_follows_the_thinking_counts(answer: str, visible: str) -> None:
-    assert after_thinking(answer) == visible
-
-
-def test_votes_are_read_by_judge() -> None:
-    assert read_vote("prm", "so \\boxed{-1}", 0.5) == Vote("prm", "so \\boxed{-1}", -1, None, 0.5)
-    answer = "[HINT_START]Use plain words only.[HINT_END]\\boxed{1}"
-    assert read_vote("hint", answer, 0.5) == Vote("hint", answer, 1, "Use plain words only.", 0.5)
-    assert read_vote("prm", "<think>unfinished \\boxed{1}", 0.5).value is None
+def test_a_quorum_is_a_share_of_the_votes_asked_for(values: list[int | None], share: float, reached: bool) -> None:
+    votes = [Vote("prm", "", value) for value in values]
+    assert has_quorum(votes, share) is reached
 
 
 def test_reply_shows_content_and_tool_calls_but_no_thinking() -> None:

@@ -32,7 +32,7 @@ class EngineHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer: dict[str, Any] = {"text": HINT_ANSWER, "meta_info": {}}
+        answer: dict[str, Any] = {"text": HINT_ANSWER, "meta_info": {"finish_reason": {"type": "stop"}}}
         if payload.get("return_logprob"):
             ids, start = payload["input_ids"], payload["logprob_start_len"]
             entries = [[None, ids[start], None], *([-float(len(ids)), token, None] for token in ids[start + 1 :])]
@@ -154,3 +154,16 @@ def test_what_is_not_named_is_asked_for(config: RuntimeConfig, tmp_path: Path, m
         build_judge_loop(
             replace(config, **{missing: None}), Ledger(tmp_path / "l"), lambda *_: [1], CollectorRegistry()
         )
+
+
+async def test_the_variables_reach_the_worker(config: RuntimeConfig, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"hygiene": "truncated,off_language", "judge_quorum": 0.9, "judge_attempts": 3}
+    changes |= {"majority_vote_threshold": 0.7, "judge_timeout": 9.0, "judge_concurrency": 5}
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    loop = build_judge_loop(replace(config, **changes), ledger, lambda *_: [1], CollectorRegistry())
+    limits, settings = loop.worker._limits, loop.worker._settings
+    assert set(limits.rules) == {"truncated", "off_language"}
+    assert (settings.quorum, settings.attempts, settings.vote_threshold) == (0.9, 3, 0.7)
+    assert (settings.timeout, settings.concurrency) == (9.0, 5)
+    for engine in loop.engines:
+        await engine.close()

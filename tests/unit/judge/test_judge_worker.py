@@ -20,7 +20,8 @@ from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.metrics import JudgeMetrics
 from openclaw.judge.teacher import TeacherScorer
-from openclaw.judge.worker import JudgeWorker, WorkerSettings
+from openclaw.judge.voting import CASTINGS
+from openclaw.judge.worker import GAVE_UP, NO_QUORUM, JudgeWorker, WorkerSettings
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.store import Ledger
 from tests.helpers.fake_engine import FakeEngine
@@ -33,6 +34,11 @@ SETTINGS = WorkerSettings(concurrency=3, timeout=60.0, poll_seconds=0.02, first_
 CONFIG: Any = SimpleNamespace(prm_m=1)
 
 
+def votes(count: int) -> Any:
+    """Return a configuration with ``count`` votes of each judge."""
+    return SimpleNamespace(prm_m=count)
+
+
 @dataclass
 class Bench:
     """A worker over a fresh ledger with a scripted judge."""
@@ -42,13 +48,20 @@ class Bench:
     settings: WorkerSettings = SETTINGS
     method: Any = field(default_factory=lambda: BinaryRL(CONFIG))
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    up: bool = True
+    """Whether the engines answer a probe."""
+    limits: Limits = LIMITS
+
+    async def answers(self) -> bool:
+        return self.up
 
     def worker(self) -> JudgeWorker:
         teacher = TeacherScorer(
             policy=self.engine, teacher=self.engine, render=lambda *_: [9, 9, 9, 9, 9], concurrency=1
         )
         judge = JudgeClient(self.engine, build_tokenizer(), "brief", JudgeSampling())
-        return JudgeWorker(self.ledger, self.method, judge, teacher, LIMITS, JudgeMetrics(self.registry), self.settings)
+        metrics = JudgeMetrics(self.registry)
+        return JudgeWorker(self.ledger, self.method, judge, teacher, self.limits, metrics, self.answers, self.settings)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[JudgeWorker]:
@@ -237,7 +250,7 @@ async def test_teacher_that_refuses_leaves_the_score_and_is_counted(ledger: Ledg
         async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
             if payload.get("return_logprob"):
                 raise EngineRefusedError("HTTP 400: too long")
-            return {"text": HINT_ANSWER}
+            return {"text": HINT_ANSWER, "meta_info": {"finish_reason": {"type": "stop"}}}
 
     bench = Bench(ledger, TooLong(), method=Combine(CONFIG))
     bench.pend()
@@ -248,29 +261,131 @@ async def test_teacher_that_refuses_leaves_the_score_and_is_counted(ledger: Ledg
     assert (sample.reward, sample.teacher_log_probs) == (1.0, None)
 
 
-async def test_session_of_zeros_contributes_its_last_turn_once(ledger: Ledger) -> None:
+async def test_a_session_of_zeros_trains_nothing(ledger: Ledger) -> None:
+    """Finding A4: its last turn became a sample with a small reward."""
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{0}"))
     bench.pend("turn-0")
     bench.pend("turn-1", index=1)
-    ledger.record_turn(make_turn("turn-2", index=2))
     async with bench.running() as worker:
         await until(judged(bench, 2))
-        assert ledger.ready_count() == 0
         ledger.end_session("session", 200.0)
         worker.notify()
-        await until(lambda: ledger.ready_count() == 1)
-        ledger.record_next_state("turn-2", USER_NEXT, 300.0)
+        await until(lambda: not ledger.finished_sessions(5))
+    assert ledger.counts()["samples"] == {}
+    assert ledger.counts()["turn_reasons"] == {"score_zero": 2}
+
+
+@pytest.mark.parametrize(("answer", "invalid"), [("I cannot say.", "no_box"), ("\\boxed{7}", "other_box")])
+async def test_garbage_answers_are_asked_again_and_train_nothing(ledger: Ledger, answer: str, invalid: str) -> None:
+    """Finding A4: without a valid vote the score was 0."""
+    bench = Bench(ledger, FakeEngine(lambda _: answer), method=BinaryRL(votes(2)))
+    bench.pend()
+    async with bench.running():
+        await until(judged(bench))
+    [found] = ledger.judged_turns("session")
+    assert (found.turn.reason, found.verdict.score) == (NO_QUORUM, None)
+    assert ledger.ready_count() == 0
+    assert len(bench.engine.payloads) == 2 * CASTINGS
+    assert bench.count("openclaw_judge_votes_recast_total", judge="prm") == 2 * (CASTINGS - 1)
+    assert bench.count("openclaw_judge_votes_total", judge="prm", value=invalid) == 2
+
+
+async def test_votes_without_a_quorum_are_cast_again(ledger: Ledger) -> None:
+    answers = iter(["\\boxed{1}", "?", "?", "\\boxed{1}", "\\boxed{-1}"])
+    bench = Bench(ledger, FakeEngine(lambda _: next(answers)), method=BinaryRL(votes(3)))
+    bench.pend()
+    async with bench.running():
+        await until(judged(bench))
+    [sample] = ledger.claim_samples(0, 5)
+    assert sample.reward == 1.0
+
+
+async def test_one_vote_of_three_is_no_majority(ledger: Ledger) -> None:
+    """Finding A4: ``(1, None, None)`` counted as +1."""
+    answers = iter(["\\boxed{1}", *["?"] * 20])
+    bench = Bench(ledger, FakeEngine(lambda _: next(answers)), method=BinaryRL(votes(3)))
+    bench.pend()
+    async with bench.running():
+        await until(judged(bench))
+    assert ledger.counts()["turn_reasons"] == {NO_QUORUM: 1}
+
+
+async def test_a_turn_that_fails_again_and_again_is_given_up(ledger: Ledger) -> None:
+    """Finding A7: it was tried for ever, and its session never closed."""
+
+    def answer(_: dict[str, Any]) -> str:
+        raise EngineUnavailableError("HTTP 500 for this turn")
+
+    bench = Bench(ledger, FakeEngine(answer), replace(SETTINGS, attempts=3))
+    bench.pend()
+    ledger.end_session("session", 200.0)
+    async with bench.running():
+        await until(judged(bench))
+        await until(lambda: not ledger.finished_sessions(5))
+    assert ledger.counts()["turn_reasons"] == {GAVE_UP: 1}
+    assert len(bench.engine.payloads) == 3
+
+
+async def test_an_unreadable_tool_call_is_blamed_without_a_judge(ledger: Ledger) -> None:
+    """A policy that breaks its calls where it expects blame is not spared the blame."""
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"))
+    bench.pend(malformed_calls=1)
+    async with bench.running():
+        await until(judged(bench))
+    [sample] = ledger.claim_samples(0, 5)
+    assert sample.reward == -1.0
+    assert ledger.outcome("turn-0").score_source == "rule"
+    assert bench.engine.payloads == []
+
+
+async def test_the_same_reply_again_gives_no_second_sample(ledger: Ledger) -> None:
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"))
+    bench.pend("turn-0", conversation=b"same")
+    async with bench.running() as worker:
+        await until(judged(bench))
+        bench.pend("turn-1", index=1, conversation=b"same")
+        bench.pend("turn-2", index=2, conversation=b"same", session_id="another")
         worker.notify()
         await until(judged(bench, 3))
-    [sample] = ledger.claim_samples(0, 5)
-    assert (sample.reward, sample.metadata["turn_id"]) == (0.1, "turn-1")
-    assert bench.count("openclaw_judge_session_samples_total") == 1
+    assert ledger.turn("turn-1").reason == "duplicate"
+    assert ledger.ready_count() == 2
+
+
+async def test_the_same_reply_again_gives_a_second_sample_where_the_rule_is_off(ledger: Ledger) -> None:
+    rules = [rule for rule in LIMITS.rules if rule != "duplicate"]
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), limits=replace(LIMITS, rules=rules))
+    bench.pend("turn-0", conversation=b"same")
+    async with bench.running() as worker:
+        await until(judged(bench))
+        bench.pend("turn-1", index=1, conversation=b"same")
+        worker.notify()
+        await until(judged(bench, 2))
+    assert ledger.ready_count() == 2
+
+
+async def test_an_outage_gives_up_no_turn(ledger: Ledger) -> None:
+    def answer(_: dict[str, Any]) -> str:
+        raise EngineUnavailableError("connection refused")
+
+    bench = Bench(ledger, FakeEngine(answer), replace(SETTINGS, attempts=2), up=False)
+    bench.pend()
+    async with bench.running():
+        await until(lambda: len(bench.engine.payloads) >= 5)
+    assert ledger.turn("turn-0").state == "pending"
 
 
 def test_method_with_a_teacher_needs_one(ledger: Ledger) -> None:
     judge = JudgeClient(FakeEngine(), build_tokenizer(), "brief", JudgeSampling())
     with pytest.raises(ValueError, match="needs a teacher"):
-        JudgeWorker(ledger, Combine(CONFIG), judge, None, LIMITS, JudgeMetrics(CollectorRegistry()))
+        JudgeWorker(
+            ledger,
+            Combine(CONFIG),
+            judge,
+            None,
+            LIMITS,
+            JudgeMetrics(CollectorRegistry()),
+            Bench(ledger, FakeEngine()).answers,
+        )
 
 
 async def test_a_session_that_cannot_be_closed_holds_up_no_other(ledger: Ledger) -> None:
@@ -287,9 +402,8 @@ async def test_a_session_that_cannot_be_closed_holds_up_no_other(ledger: Ledger)
         bench.pend(f"turn-{name}", session_id=name)
         ledger.end_session(name, 200.0 + at)
     async with bench.running():
-        await until(lambda: ledger.ready_count() == 1)
         await until(lambda: bench.count("openclaw_judge_session_failures_total", reason="KeyError") == 3)
-    assert ledger.finished_sessions(10) == names[:3]
+        await until(lambda: ledger.finished_sessions(10) == names[:3])
 
 
 async def test_a_turn_that_cannot_be_postponed_is_counted(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,113 @@
+r"""Reads a judge's answer: the last box, the hint, or why the vote is invalid.
+
+Guarantees: a vote is what the judge said last. The last ``\boxed`` decides, however it is written; a last box that is
+not exactly -1, 0 or 1 makes the vote invalid, so an earlier box never wins. Boxes inside a hint do not count, and a hint
+that never ends leaves no vote. An answer that was cut off, or whose thought never ended, is an invalid vote with its own
+name. A judge may quote what it judges anywhere: no spelling of a box survives `with_plain_boxes` and
+`openclaw.judge.prompts.defuse` as one that is read. Pure functions.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from openclaw.judge.hints import usable_hint
+from openclaw.ledger.records import InvalidVote, JudgeKind, Vote
+
+SCORES = (-1, 0, 1)
+DECISIONS = (-1, 1)
+THINKING_START, THINKING_END = "<think>", "</think>"
+HINT_START = "[HINT_START]"
+CUTS = ("length", "content_filter")
+"""How a server ended an answer that the judge had not finished."""
+_HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
+_BOX = re.compile(r"\\*boxed\s*(?=\{)|\\+(?:f|frame)?box(?:ed)?(?![a-z])\s*", re.IGNORECASE)
+_ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
+SOFT_HYPHEN = "\u00ad"
+"""Is a minus to some readers and nothing to others, so a box with one is no vote."""
+_MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d"), "-")
+_STYLED = re.compile(r"\\+(?:text|textbf|textrm|mathrm|mathbf|mathit|mathsf|bf|rm)\b\s*")
+_SPACE = re.compile(r"\\+[,;:! ]|[\s{}$~]")
+_NUMBER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.0*)?")
+
+
+def read_vote(
+    judge: JudgeKind, answer: str, seconds: float, *, finish: str = "stop", inside_thought: bool = False
+) -> Vote:
+    """Return the vote in a judge's answer.
+
+    Args:
+        judge: which question was asked.
+        answer: what the judge wrote.
+        seconds: how long it took.
+        finish: how the answer ended; one of `CUTS` makes the vote invalid.
+        inside_thought: whether the prompt ended in the opening tag of a thought.
+    """
+    if finish in CUTS:
+        return Vote(judge, answer, None, None, seconds, "cut_off")
+    visible = after_thinking(answer, inside_thought=inside_thought)
+    if visible is None:
+        return Vote(judge, answer, None, None, seconds, "endless_thought")
+    allowed = SCORES if judge == "prm" else DECISIONS
+    spoken = _HINT.sub(" ", visible)
+    value, invalid = (None, "no_box") if HINT_START in spoken else last_box(spoken, allowed)
+    hint = None
+    if judge == "hint" and value == 1:
+        hints = _HINT.findall(visible)
+        hint = usable_hint(hints[-1]) if hints else None
+    return Vote(judge, answer, value, hint, seconds, invalid)
+
+
+def after_thinking(answer: str, *, inside_thought: bool = False) -> str | None:
+    """Return the part of ``answer`` after its thinking, or None if the thinking never ends."""
+    _, end, visible = answer.rpartition(THINKING_END)
+    unfinished = THINKING_START in visible or (inside_thought and not end)
+    return None if unfinished else visible
+
+
+def last_box(text: str, allowed: tuple[int, ...]) -> tuple[int | None, InvalidVote | None]:
+    r"""Return (value, None) of the last box in ``text``, or (None, why it is invalid)."""
+    plain = _plain(text)
+    last = None
+    for match in _BOX.finditer(plain):
+        last = match
+    if last is None:
+        return None, "no_box"
+    content = _content(plain, last.end()) if last[0].startswith("\\") else None
+    value = None if content is None else _number(content)
+    return (value, None) if value in allowed else (None, "other_box")
+
+
+def with_plain_boxes(text: str) -> str:
+    r"""Return ``text`` with every box that `last_box` would find spelled ``\boxed``."""
+    while _BOX.search(plain := _plain(text)) and (safe := _BOX.sub(r"\\boxed", plain)) != text:
+        text = safe
+    return text
+
+
+def _plain(text: str) -> str:
+    r"""Return ``text`` with one character for each meaning: no full-width forms, ``\u2212``, other minuses, zero widths."""
+    text = unicodedata.normalize("NFKC", _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)).translate(_MINUS)
+    return "".join(
+        character for character in text if character == SOFT_HYPHEN or unicodedata.category(character) != "Cf"
+    )
+
+
+def _content(text: str, start: int) -> str | None:
+    """Return what a box holds: the text of its braces, or without braces the next word; None if it never closes."""
+    if not text.startswith("{", start):
+        return text[start:].split(maxsplit=1)[0] if text[start:].strip() else None
+    depth = 0
+    for position in range(start, len(text)):
+        depth += (text[position] == "{") - (text[position] == "}")
+        if depth == 0:
+            return text[start + 1 : position]
+    return None
+
+
+def _number(content: str) -> int | None:
+    bare = _SPACE.sub("", _STYLED.sub("", content))
+    if not _NUMBER.fullmatch(bare):
+        return None
+    return int(float(bare)) if len(bare) < 9 else None

@@ -1,0 +1,151 @@
+"""A judge behind any OpenAI-compatible endpoint: ``OPENCLAW_JUDGE_BASE_URL``, ``_MODEL`` and ``_API_KEY``.
+
+Guarantees: the key is sent only to that address and appears in no message. Overload (429), server and connection errors
+are retried a bounded number of times, and a wrong key or address leaves turns pending, because a person can mend it. An
+answer that the token limit cut off is an invalid vote, one that the server gave up is none. Judged text reaches the server
+without anything that its tokenizer could take for a control token (`harmless`). Owns its connections.
+
+The conversations that are judged leave this machine for that address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+import httpx
+
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.answers import read_vote
+from openclaw.judge.client import PROBE_TIMEOUT_SECONDS, JudgeSampling, together
+from openclaw.judge.interface import Question
+from openclaw.judge.prompts import Variant
+from openclaw.ledger.records import JudgeKind, Vote
+from openclaw.messages.text import content_text
+
+MENDABLE = (401, 402, 403, 404, 408, 429)
+"""Client errors that another request may not get: a key, a bill, an address or a limit that a person or time changes."""
+GIVEN_UP = ("abort", "error")
+"""How a server ends an answer that it did not finish, for no fault of the judge."""
+LONGEST_PAUSE = 30.0
+_CONTROL = re.compile(r"<(?=[^<>\s]+>)|\[(?=/?(?:[A-Z_]{3,}|gMASK)\])|\](?=~)")
+
+
+def harmless(text: str) -> str:
+    """Return ``text`` with a space inside everything that looks like a control token of some model, such as ``<|im_end|>``.
+
+    A server tokenizes the whole prompt as one text, so a judged ``<|im_end|>`` would end the message that shows it.
+    """
+    return _CONTROL.sub(r"\g<0> ", text)
+
+
+class EndpointJudge:
+    """Asks a chat completions endpoint, at most ``concurrency`` requests at a time."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str,
+        key: str | None,
+        variant: Variant,
+        sampling: JudgeSampling,
+        timeout: float,
+        concurrency: int,
+        retries: int = 2,
+        backoff: float = 0.5,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Create the judge.
+
+        Args:
+            base_url: such as ``https://host/v1``.
+            model: name of the model.
+            key: sent as a bearer token, or None.
+            variant: which prompts (`openclaw.judge.prompts`).
+            sampling: of the answers; its grammar is not used.
+            timeout: seconds until a request counts as failed.
+            concurrency: most requests at a time.
+            retries: after a failure that may pass.
+            backoff: seconds before the first retry, doubled for each further one; a longer ``Retry-After`` counts.
+            transport: stand-in for tests.
+        """
+        self._url = base_url.rstrip("/")
+        self._model = model
+        self._variant: Variant = variant
+        self._sampling = sampling
+        self._retries = retries
+        self._backoff = backoff
+        self._slots = asyncio.Semaphore(concurrency)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.AsyncClient(timeout=timeout, headers=headers, transport=transport)
+
+    async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
+        """Return ``count`` votes, cast concurrently; see `openclaw.judge.interface.Judge.votes`."""
+        return await together(*(self._vote(kind, question) for _ in range(count)))
+
+    async def answers(self) -> bool:
+        """Return whether the endpoint gives a token, or refuses one for a reason that nobody can mend.
+
+        Its list of models would not tell: some servers show it to everybody, and some cannot make it.
+        """
+        probe = {"model": self._model, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                await self._post(probe)
+        except (EngineUnavailableError, TimeoutError):
+            return False
+        except EngineRefusedError:
+            pass  # a refusal shows that the endpoint is up
+        return True
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _vote(self, kind: JudgeKind, question: Question) -> Vote:
+        system, asked = question.asked(kind, self._variant)
+        body = {
+            "model": self._model,
+            "messages": [system, {**asked, "content": harmless(asked["content"])}],
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "max_tokens": self._sampling.max_new_tokens,
+        }
+        started = time.monotonic()
+        async with self._slots:
+            answer = await self._ask(body)
+        try:
+            choice = answer["choices"][0]
+            text, finish = content_text(choice["message"].get("content")), choice.get("finish_reason") or "stop"
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise EngineUnavailableError(f"{self._url} sent no chat completion: {str(answer)[:200]}") from error
+        if finish in GIVEN_UP:
+            raise EngineUnavailableError(f"{self._url} gave the request up: finish_reason {finish}")
+        return read_vote(kind, text, time.monotonic() - started, finish=finish)
+
+    async def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        for attempt in range(self._retries):
+            try:
+                return await self._post(body)
+            except EngineUnavailableError as error:
+                await asyncio.sleep(min(LONGEST_PAUSE, max(error.retry_after, self._backoff * 2**attempt)))
+        return await self._post(body)
+
+    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            response = await self._client.post(f"{self._url}/chat/completions", json=body)
+            if response.is_success:
+                return response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise EngineUnavailableError(f"{self._url}: {type(error).__name__}: {error}") from error
+        words = f"{self._url}: HTTP {response.status_code}: {response.text[:300]}"
+        if 400 <= response.status_code < 500 and response.status_code not in MENDABLE:
+            raise EngineRefusedError(words)
+        raise EngineUnavailableError(words, retry_after=_seconds(response.headers.get("retry-after", "")))
+
+
+def _seconds(value: str) -> float:
+    return float(value) if value.replace(".", "", 1).isdigit() else 0.0
