@@ -35,6 +35,7 @@ def build_service(
     renderer: Renderer | None = None,
     on_pending: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
+    topk: int = 0,
 ) -> ChatService:
     """Return the service that answers chat completions.
 
@@ -46,6 +47,7 @@ def build_service(
         renderer: of ``tokenizer``, if the runtime already has one.
         on_pending: called when a turn gets its next state or a session ends.
         clock: seconds since the epoch.
+        topk: how many of the policy's most likely tokens a turn keeps at each position, for the method.
     """
     config.require("policy_url")
     metrics = GatewayMetrics(registry)
@@ -88,4 +90,5 @@ def build_service(
         outcomes=OutcomeDesk(ledger),
         metrics=metrics,
         clock=clock,
+        topk=topk,
     )

@@ -11,15 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from openclaw.engine.client import TokenChunk
+from openclaw.exceptions import EngineProtocolError
 from openclaw.gateway.detokenize import Detokenizer
 from openclaw.gateway.logprobs import LogprobEntries
 from openclaw.gateway.parsers.deltas import Delta, MessageBuilder, ToolCallStart, merged
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
-from openclaw.ledger.records import Message, Turn, VersionSpan
+from openclaw.ledger.records import Message, TopK, Turn, VersionSpan
 from openclaw.messages.issued import turn_id
 from openclaw.sessions import TurnContext
+
+LOWEST = -3.4028234663852886e38
+"""What the engine gives a token without any probability; JSON's null, for minus infinity, is stored as this too."""
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
@@ -37,6 +41,7 @@ class Prompt:
         inside_reasoning: whether the prompt ends in the opening tag of a thought.
         plan: sampling of the reply.
         created_at: when the request arrived, seconds since the epoch.
+        topk: how many of the policy's most likely tokens the turn keeps at each position; 0 for none.
     """
 
     id: str
@@ -47,11 +52,17 @@ class Prompt:
     inside_reasoning: bool
     plan: SamplingPlan
     created_at: float
+    topk: int = 0
 
     @property
     def sampling(self) -> dict[str, Any]:
         """The engine's sampling parameters."""
         return self.plan.parameters
+
+    @property
+    def top_logprobs(self) -> int:
+        """How many of the most likely tokens the engine reports: enough for the client and for the turn."""
+        return max(self.request.top_logprobs or 0, self.topk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,7 @@ class Capture:
     characters: int = 0
     undecided_tokens: int = 0
     content_logprobs: list[dict[str, Any]] = field(default_factory=list)
+    topk: TopK = field(default_factory=lambda: TopK([], []))
 
     @property
     def id(self) -> str:
@@ -96,6 +108,8 @@ class Capture:
         start = len(self.ids)
         self.ids.extend(chunk.ids)
         self.logprobs.extend(chunk.logprobs)
+        if self.prompt.topk:
+            self._keep_topk(chunk)
         self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
         if chunk.ids:
             self._add_span(chunk.weight_version, start, len(self.ids))
@@ -109,6 +123,19 @@ class Capture:
         if chunk.finish is not None or self.parser.stopped:
             deltas += self._built(self._finish(chunk.finish))
         return Step(self.index, deltas, self._release())
+
+    def _keep_topk(self, chunk: TokenChunk) -> None:
+        """Keep the most likely tokens of each position, in the engine's order.
+
+        Raises:
+            EngineProtocolError: if the engine did not report as many as it was asked for.
+        """
+        count = self.prompt.topk
+        rows = [row[:count] for row in chunk.top]
+        if len(rows) != len(chunk.ids) or any(len(row) != count for row in rows):
+            raise EngineProtocolError(f"the engine did not report the {count} most likely tokens of each position")
+        self.topk.ids.extend([entry[1] for entry in row] for row in rows)
+        self.topk.log_probs.extend([LOWEST if entry[0] is None else entry[0] for entry in row] for row in rows)
 
     def _read(self, chunk: TokenChunk) -> list[Delta]:
         """Return the deltas of a chunk, parsed token by token if each text must be assigned to its token."""
@@ -156,6 +183,8 @@ class Capture:
 
     def turn(self, context: TurnContext, finished_at: float) -> Turn:
         """Return the turn for the ledger; an unfinished reply has the finish reason ``abort``."""
+        reason = exclusion(self.prompt.plan, self.ids)
+        trained = context.kind == "main" and reason is None and self.finish_reason is not None
         return Turn(
             id=self.id,
             session_id=context.session_id,
@@ -174,7 +203,9 @@ class Capture:
             weight_versions=self.spans,
             tools=self.prompt.tools,
             chat_template_kwargs=self.prompt.request.template_kwargs,
-            reason=exclusion(self.prompt.plan, self.ids),
+            reason=reason,
+            malformed_calls=self.parser.malformed,
+            response_topk=self.topk if self.prompt.topk and trained else None,
         )
 
     def _finish(self, engine_reason: str | None) -> list[Delta]:

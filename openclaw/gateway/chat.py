@@ -63,6 +63,7 @@ class ChatService:
         rollouts: RolloutDesk,
         metrics: GatewayMetrics,
         clock: Callable[[], float] = time.time,
+        topk: int = 0,
     ) -> None:
         self.config = config
         self.engine = engine
@@ -80,6 +81,7 @@ class ChatService:
         self._large_renderer = large_renderer
         self._vocabulary = vocabulary
         self._format = reply_format
+        self._topk = topk
 
     def reply(
         self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str], owner: str = LOCAL
@@ -209,6 +211,7 @@ class ChatService:
             inside_reasoning=thought == "open",
             plan=plan,
             created_at=created_at,
+            topk=self._topk if plan.excluded is None else 0,
         )
 
 

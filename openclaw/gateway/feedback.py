@@ -107,8 +107,8 @@ class FeedbackDesk:
 
 
 def why_not(receipt: FeedbackReceipt) -> str:
-    """Return why feedback does not count: the turn is already judged, or excluded from training."""
-    return "already_judged" if receipt.state == "judged" else receipt.reason or receipt.state
+    """Return why feedback does not count: a step has used the turn's samples, or it is excluded from training."""
+    return "already_trained" if receipt.state == "judged" else receipt.reason or receipt.state
 
 
 def parse_feedback(body: bytes) -> FeedbackRequest:

@@ -43,6 +43,9 @@ class GatewayMetrics:
             "openclaw_session_events", "What happened to sessions and next states", ["event"], registry=registry
         )
         self.sessions = Gauge("openclaw_sessions", "Sessions in memory", registry=registry)
+        self.training_paused = Gauge(
+            "openclaw_training_paused", "1 while a fuse has paused the run's training, else 0", registry=registry
+        )
         self.engine_retries = Counter(
             "openclaw_engine_retries",
             "Requests sent to the engine again: away before the first token, resumed after it",

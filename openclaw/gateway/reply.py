@@ -217,9 +217,10 @@ class Reply:
         prompt = capture.prompt
         # No choice's name may be a prefix of another's, because the engine aborts by prefix.
         name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
-        top = prompt.request.top_logprobs or 0
         key = routing_key(prompt.messages)
-        generated = self._replies.engine.generate(name, prompt.ids, prompt.sampling, top, key, self.client)
+        generated = self._replies.engine.generate(
+            name, prompt.ids, prompt.sampling, prompt.top_logprobs, key, self.client
+        )
         async with aclosing(generated) as chunks:
             async for chunk in chunks:
                 yield capture.add(chunk)

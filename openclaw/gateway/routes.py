@@ -24,6 +24,7 @@ from openclaw.gateway.client_connection import json_response
 from openclaw.gateway.errors import ApiError
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.forget import Forgotten
+from slime.utils.paused import paused
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +96,10 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Report that the gateway takes requests."""
-        return json_response({"status": "ok", "model": service.config.model_name, "sessions": len(service.sessions)})
+        """Report that the gateway takes requests, and why training is paused if it is."""
+        told = {"status": "ok", "model": service.config.model_name, "sessions": len(service.sessions)}
+        note = paused(service.config.run_dir) if service.config.run_dir else None
+        return json_response(told if note is None else {**told, "training": str(note)})
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -104,6 +107,8 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         if keyring.shared and not client_of(request.scope).admin:
             raise ApiError(403, "the metrics count by key; read them with an admin key", code="admin_key_required")
         service.metrics.sessions.set(len(service.sessions))
+        run_dir = service.config.run_dir
+        service.metrics.training_paused.set(bool(run_dir and paused(run_dir)))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

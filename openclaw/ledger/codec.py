@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from openclaw.ledger.records import Feedback, Turn, Verdict, VersionSpan
+from openclaw.ledger.records import Feedback, TopK, Turn, Verdict, VersionSpan
 from slime.utils.streams import Stream, carried
 from slime.utils.types import Sample
 
@@ -66,6 +66,14 @@ def in_rows(values: list[Any] | None, count: int) -> list[list[Any]] | None:
     return [values[start : start + width] for start in range(0, len(values), width)]
 
 
+def decode_topk(log_probs: bytes | None, ids: bytes | None, count: int) -> TopK | None:
+    """Return a reply's top K from its columns, with a row per response token; None if there is none."""
+    values = in_rows(unpack_floats(log_probs), count)
+    if values is None or ids is None:
+        return None
+    return TopK(values, in_rows(unpack_ids(ids), count) or [])
+
+
 def encode_turn(turn: Turn) -> dict[str, Any]:
     """Return the columns of a new turn."""
     return {
@@ -92,11 +100,15 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
         "signal": turn.signal,
         "state": turn.state,
         "reason": turn.reason,
+        "malformed_calls": turn.malformed_calls,
+        "topk_log_probs": None if turn.response_topk is None else pack_floats(flat(turn.response_topk.log_probs)),
+        "topk_ids": None if turn.response_topk is None else pack_ids(flat(turn.response_topk.ids) or []),
     }
 
 
 def decode_turn(row: Row) -> Turn:
     """Return the turn of a row of ``turns``."""
+    response_ids = unpack_ids(row["response_ids"])
     return Turn(
         id=row["id"],
         session_id=row["session_id"],
@@ -108,7 +120,7 @@ def decode_turn(row: Row) -> Turn:
         tools=json.loads(row["tools"]),
         chat_template_kwargs=json.loads(row["chat_template_kwargs"]),
         prompt_ids=unpack_ids(row["prompt_ids"]),
-        response_ids=unpack_ids(row["response_ids"]),
+        response_ids=response_ids,
         response_logprobs=unpack_floats(row["response_logprobs"]) or [],
         weight_versions=[VersionSpan(**span) for span in json.loads(row["weight_versions"])],
         finish_reason=row["finish_reason"],
@@ -121,6 +133,8 @@ def decode_turn(row: Row) -> Turn:
         next_state_at=row["next_state_at"],
         signal=row["signal"],
         conversation=row["conversation"],
+        malformed_calls=row["malformed_calls"],
+        response_topk=decode_topk(row["topk_log_probs"], row["topk_ids"], len(response_ids)),
     )
 
 

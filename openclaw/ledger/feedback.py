@@ -1,18 +1,23 @@
 """Feedback in the ledger: a person's opinion on a reply, outside of the conversation.
 
-Guarantees: feedback is always stored. It counts (``applied``) if its turn is not judged yet: as the turn's next state, or
-in addition to it. Repeating feedback is a no-op. A verdict is committed only if it has seen all feedback that counts
+Guarantees: feedback is always stored. It counts (``applied``) until a step has used the turn's samples: as the turn's next
+state, or in addition to it; a turn that was judged before is judged again, and its samples are dropped (`SUPERSEDED`). Repeating feedback is a no-op. A verdict is committed only if it has seen all feedback that counts
 (`TurnQueries.record_judged`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Feedback, Message, TurnState
-from openclaw.ledger.turns import TurnQueries
+from openclaw.ledger.turns import FIRST_NEXT_STATE, TurnQueries
+
+SUPERSEDED = "superseded"
+"""Why a sample was dropped: feedback on its turn arrived before a step used it."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,16 @@ class FeedbackQueries(TurnQueries):
         if self.redaction is not None:
             feedback = self.redaction.feedback(feedback)
         with self.transaction() as connection:
-            found = connection.execute("SELECT state, reason FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
+            row = connection.execute("SELECT state, reason FROM turns WHERE id = ?", (feedback.turn_id,)).fetchone()
+            found: Mapping[str, Any] | None = row and dict(row)
             if found is None:
                 raise UnknownRecordError(f"{self.path} holds no turn {feedback.turn_id!r}")
             earlier = self.feedback(feedback.turn_id)
             if earlier and _said(earlier[-1]) == _said(feedback):
                 return FeedbackReceipt(earlier[-1].applied, True, found["state"], found["reason"])
-            starts = found["state"] in ("waiting", "ended")
+            if found["state"] == "judged" and self._take_back(connection, feedback.turn_id):
+                found = {"state": "pending", "reason": None}
+            starts = found["state"] in FIRST_NEXT_STATE
             if starts:
                 self._set_next_state(connection, feedback.turn_id, next_state, feedback.created_at, "feedback")
             applied = starts or found["state"] == "pending"
@@ -66,6 +74,19 @@ class FeedbackQueries(TurnQueries):
         if applied:
             return FeedbackReceipt(True, False, "pending", None)
         return FeedbackReceipt(False, False, found["state"], found["reason"])
+
+    def _take_back(self, connection: sqlite3.Connection, turn_id: str) -> bool:
+        """Make a judged turn pending again if no step has used its samples; return whether it is."""
+        samples = connection.execute("SELECT id, state FROM samples WHERE turn_id = ?", (turn_id,)).fetchall()
+        if any(sample["state"] in ("leased", "trained") for sample in samples):
+            return False
+        for sample in samples:
+            if sample["state"] == "ready":
+                gone = {"state": "dropped", "reason": SUPERSEDED, "baseline_role": None}  # its verdict no longer counts
+                self.update_one(connection, "samples", sample["id"], **gone)
+        connection.execute("DELETE FROM verdicts WHERE turn_id = ?", (turn_id,))
+        self.update_one(connection, "turns", turn_id, state="pending", reason=None)
+        return True
 
 
 def _said(feedback: Feedback) -> tuple[object, ...]:

@@ -121,6 +121,23 @@ ALTER TABLE samples ADD COLUMN teacher_topk_log_probs BLOB;  -- K float64 per re
 ALTER TABLE samples ADD COLUMN teacher_topk_indices BLOB;    -- K int32 per response token
 """
 
+_VERSION_6 = """
+-- The triggers, which follow from the states, also let a judged turn become pending again.
+ALTER TABLE turns ADD COLUMN malformed_calls INTEGER NOT NULL DEFAULT 0;  -- tool calls of the reply that nobody can read
+"""
+
+_VERSION_7 = """
+ALTER TABLE samples ADD COLUMN baseline_role TEXT;    -- whose reaction gave the reward, see openclaw.ledger.baseline
+ALTER TABLE samples ADD COLUMN baseline_reward REAL;  -- the reward of a whole reply, before its share of a request
+CREATE INDEX samples_by_role ON samples(baseline_role, id, baseline_reward) WHERE baseline_role IS NOT NULL;
+"""
+
+_VERSION_8 = """
+ALTER TABLE turns ADD COLUMN topk_log_probs BLOB;            -- K float64 per response token: the policy's own top K
+ALTER TABLE turns ADD COLUMN topk_ids BLOB;                  -- K int32 per response token
+ALTER TABLE samples ADD COLUMN rollout_topk_log_probs BLOB;  -- K float64 per response token
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -161,5 +178,10 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(3, "an index of the sessions that have not ended", _VERSION_3),
     Migration(4, "an index of the turns of a session by state", _VERSION_4),
     Migration(5, "the teacher's top K with a sample", _VERSION_5),
+    Migration(
+        6, "unreadable tool calls of a turn; a judged turn is judged again when feedback arrives in time", _VERSION_6
+    ),
+    Migration(7, "the earlier rewards that a reward is compared with", _VERSION_7),
+    Migration(8, "the policy's own top K at sampling, with a turn and a sample", _VERSION_8),
 )
 VERSION = MIGRATIONS[-1].version

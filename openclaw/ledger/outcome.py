@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Literal
 
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.ledger.records import SampleState, TurnState, Verdict
+from openclaw.ledger.records import SampleState, ScoreSource, TurnState, Verdict
 
 QUERY = (
     "SELECT turns.state, COALESCE(turns.reason, samples.reason) AS reason, judge_attempts, verdict,"
     " samples.state AS sample, samples.rollout_id, weight_version FROM turns"
     " LEFT JOIN verdicts ON verdicts.turn_id = turns.id LEFT JOIN samples ON samples.turn_id = turns.id"
     " LEFT JOIN steps ON steps.rollout_id = samples.rollout_id AND steps.undone_at IS NULL"
-    " AND samples.state IN ('leased', 'trained') WHERE turns.id = ? ORDER BY samples.id LIMIT 1"
+    " AND samples.state IN ('leased', 'trained') WHERE turns.id = ? ORDER BY samples.state = 'dropped', samples.id DESC LIMIT 1"
 )
 
 
@@ -33,7 +32,7 @@ class Outcome:
         score_source: who gave the score; None without one.
         hint: the accepted hint, or None.
         judge_attempts: attempts to judge it that failed.
-        sample: state of its first sample; None without one.
+        sample: state of its newest sample that was not dropped, or else of the newest; None without one.
         step: the rollout id of the step that uses the sample, or None.
         weight_version: the weights after that step, once they are live.
     """
@@ -41,7 +40,7 @@ class Outcome:
     state: TurnState
     reason: str | None
     score: int | None
-    score_source: Literal["judge", "feedback"] | None
+    score_source: ScoreSource | None
     hint: str | None
     judge_attempts: int
     sample: SampleState | None

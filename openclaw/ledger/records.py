@@ -6,6 +6,7 @@ logprobs cannot be stored. Stateless; `openclaw.ledger.store` has the rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ TurnKind = Literal["main", "side"]
 TurnState = Literal["waiting", "pending", "judged", "ended", "excluded"]
 SampleState = Literal["ready", "leased", "trained", "dropped"]
 JudgeKind = Literal["prm", "hint"]
+ScoreSource = Literal["judge", "feedback", "rule"]
+InvalidVote = Literal["no_box", "other_box", "cut_off", "endless_thought"]
 Signal = Literal["next_state", "regenerated", "feedback"]
 Thumbs = Literal["up", "down"]
 Message = dict[str, Any]
@@ -55,6 +58,9 @@ class Turn:
         next_state_at: when they arrived, seconds since the epoch.
         signal: kind of the next state; None means ``next_state``.
         conversation: digest of ``messages`` and the reply (`openclaw.messages.fingerprint`), or None.
+        malformed_calls: number of tool calls in the reply that could not be read.
+        response_topk: the policy's own most likely tokens at each response token, with log-probabilities at
+            ``temperature``, from the request that sampled the reply; None if the method does not read them.
     """
 
     id: str
@@ -80,6 +86,8 @@ class Turn:
     next_state_at: float | None = None
     signal: Signal | None = None
     conversation: bytes | None = None
+    malformed_calls: int = 0
+    response_topk: TopK | None = None
 
     @property
     def never_trained(self) -> str | None:
@@ -95,6 +103,8 @@ class Turn:
                 f"turn {self.id}: {len(self.response_ids)} response ids but "
                 f"{len(self.response_logprobs)} logprobs; record what the engine returned, unchanged"
             )
+        if self.response_topk is not None:
+            self.response_topk.check(f"turn {self.id}", len(self.response_ids))
         if self.kind not in ("main", "side"):
             raise ValueError(f"turn {self.id}: kind {self.kind!r}; use 'main' or 'side'")
         for span in self.weight_versions:
@@ -112,6 +122,8 @@ class Vote:
         value: the boxed value, None when the answer holds no valid one.
         hint: the hint, for an accepted hint vote.
         seconds: how long the answer took.
+        invalid: why the vote has no value: ``no_box``, ``other_box``, ``cut_off`` by the token limit, or
+            ``endless_thought``; None for a valid vote.
     """
 
     judge: JudgeKind
@@ -119,6 +131,7 @@ class Vote:
     value: int | None
     hint: str | None = None
     seconds: float = 0.0
+    invalid: InvalidVote | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +141,16 @@ class TopK:
     log_probs: list[list[float]]
     ids: list[list[int]]
 
+    def check(self, name: str, count: int) -> None:
+        """Raise ValueError unless there are ``count`` rows of K finite values and K different ids."""
+        width = len(self.ids[0]) if self.ids else 0
+        rows = [*zip(self.log_probs, self.ids, strict=False)]
+        fits = len(self.log_probs) == len(self.ids) == count
+        if not fits or any(len(values) != width or len({*ids}) != width for values, ids in rows):
+            raise ValueError(f"{name}: its top K is not one row of K tokens for each of {count} response tokens")
+        if not all(math.isfinite(value) for values in self.log_probs for value in values):
+            raise ValueError(f"{name}: its top K has a log-probability that is not a finite number")
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -135,7 +158,7 @@ class Verdict:
 
     Attributes:
         score: majority of the PRM votes in -1, 0, 1; None without PRM votes.
-        score_source: ``feedback`` if a person stated the score and the PRM was not asked.
+        score_source: ``feedback`` if a person stated the score, ``rule`` if a rule of hygiene did.
         hint: the accepted hint, or None.
         votes: every vote that was cast, both judges.
         teacher_log_probs: per response token, see `openclaw.judge.teacher`; None without a hint or a teacher.
@@ -151,7 +174,7 @@ class Verdict:
     teacher_versions: tuple[str, ...] = ()
     teacher_topk: TopK | None = None
     seconds: float = 0.0
-    score_source: Literal["judge", "feedback"] = "judge"
+    score_source: ScoreSource = "judge"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON-ready values, without the teacher's logprobs, which have a column of exact floats."""

@@ -91,6 +91,7 @@ class Redactor:
             response_ids=[],
             response_logprobs=[],
             weight_versions=[],
+            response_topk=None,
             reason=turn.reason or (REDACTED if turn.kind == "main" else None),
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
 
 _PAGE = 200
+JUDGED = 64
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ class ReportQueries(Database):
             " WHERE state = 'pending' AND judge_error IS NOT NULL ORDER BY number DESC LIMIT 1"
         )
         return next((JudgeError(row["id"], row["judge_error"], row["judge_attempts"], row["n"]) for row in found), None)
+
+    def degenerate_share(self, reasons: Collection[str]) -> float:
+        """Return the share of the last `JUDGED` judged turns that gave no sample for one of ``reasons``; 0 without any."""
+        found = self.rows("SELECT reason FROM turns WHERE state = 'judged' ORDER BY number DESC LIMIT ?", (JUDGED,))
+        return sum(row["reason"] in reasons for row in found) / len(found) if found else 0.0
 
     def counts(self) -> dict[str, Any]:
         """Return counts of turns and samples by state, and by reason for not being trained.

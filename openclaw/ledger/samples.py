@@ -82,6 +82,15 @@ class SampleQueries(Database):
                 return
             self.update_one(connection, "samples", sample_id, state="dropped", reason=reason, rollout_id=rollout_id)
 
+    def drop_leased(self, rollout_id: int, reason: str) -> int:
+        """Drop the samples leased to a rollout whose step was not taken; return their number."""
+        with self.transaction() as connection:
+            connection.execute("UPDATE forgotten_samples SET rollout_id = NULL WHERE rollout_id = ?", (rollout_id,))
+            return connection.execute(
+                "UPDATE samples SET state = 'dropped', reason = ? WHERE state = 'leased' AND rollout_id = ?",
+                (reason, rollout_id),
+            ).rowcount
+
     def mark_trained(self, rollout_id: int) -> int:
         """Mark samples up to ``rollout_id`` as trained, because a checkpoint has their steps; return their number."""
         with self.transaction() as connection:

@@ -4,7 +4,8 @@ Guarantees: triggers (`triggers_sql`) enforce `VALID_TURN_TRANSITIONS` and `VALI
 process can make an illegal transition. `openclaw.ledger.store` owns the rows.
 
 
-Turn: waiting (no next state yet) -> pending (has one, waits for the judge) -> judged; waiting -> ended when its session
+Turn: waiting (no next state yet) -> pending (has one, waits for the judge) -> judged; judged -> pending when feedback
+arrives before a step has used its samples; waiting -> ended when its session
 ends, ended -> pending when the session resumes; excluded turns (side, aborted, evaluation) stay so.
 Sample: ready -> leased (to a rollout id) -> trained (a checkpoint contains its step); leased or trained -> ready when a
 checkpoint before that step is restored; ready or leased -> dropped with a reason, and back when the drop is undone by
@@ -19,7 +20,7 @@ VALID_TURN_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "waiting": frozenset({"pending", "ended"}),
     "ended": frozenset({"pending"}),
     "pending": frozenset({"judged"}),
-    "judged": frozenset(),
+    "judged": frozenset({"pending"}),
     "excluded": frozenset(),
 }
 FIRST_TURN_STATES: frozenset[str] = frozenset({"waiting", "excluded"})

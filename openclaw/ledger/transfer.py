@@ -15,7 +15,7 @@ from openclaw.ledger.codec import decode_feedback, decode_turn
 from openclaw.ledger.database import BUSY_TIMEOUT_SECONDS
 from openclaw.ledger.feedback import FeedbackQueries
 from openclaw.ledger.opinion import as_next_state
-from openclaw.ledger.records import Feedback, Turn, VersionSpan
+from openclaw.ledger.records import Feedback, TopK, Turn, VersionSpan
 from openclaw.ledger.turns import FEEDBACK_OF_TURN
 from openclaw.owners import prefixes
 
@@ -58,6 +58,7 @@ class ChangedTurn:
         """
         turn: dict[str, Any] = {
             **values["turn"],
+            "response_topk": None if (topk := values["turn"].get("response_topk")) is None else TopK(**topk),
             "weight_versions": [VersionSpan(**span) for span in values["turn"]["weight_versions"]],
         }
         feedback = tuple(Feedback(**item) for item in values["feedback"])

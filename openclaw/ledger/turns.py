@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from openclaw.ledger.baseline import compared
 from openclaw.ledger.codec import decode_feedback, decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
-from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
+from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
 from openclaw.ledger.opinion import choice_of
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
 from slime.utils.types import Sample
 
 NO_NEXT_STATE = "no_next_state"
+FIRST_NEXT_STATE = ("waiting", "ended")
+"""States of a turn that can get its next state; only feedback makes a judged turn pending again."""
 FEEDBACK_OF_TURN = "SELECT * FROM feedback WHERE turn_id = ? ORDER BY id"
 SESSION_DIGEST_BYTES = 16
+NOT_COUNTED: Mapping[str, object] = {}
+"""Columns of a sample whose reward no later one is compared with (`openclaw.ledger.baseline`)."""
 
 
 def session_digest(session_id: str) -> bytes:
@@ -85,8 +90,12 @@ class TurnQueries(Database):
 
         Raises:
             TransitionError: if the turn already has a next state or is excluded.
+            UnknownRecordError: if the ledger does not hold it.
         """
         with self.transaction() as connection:
+            found = connection.execute("SELECT state FROM turns WHERE id = ?", (turn_id,)).fetchone()
+            if found is not None and found["state"] not in FIRST_NEXT_STATE:
+                raise TransitionError(f"turns {turn_id}: {found['state']} -> pending is not allowed")
             self._set_next_state(connection, turn_id, messages, at, signal)
 
     def feedback(self, turn_id: str) -> list[Feedback]:
@@ -114,19 +123,45 @@ class TurnQueries(Database):
         """Return the session's number of turns, which is the index of the next one."""
         return self.rows("SELECT COUNT(*) AS n FROM turns WHERE session_id = ?", (session_id,))[0]["n"]
 
-    def pending_turns(self, limit: int, exclude: Collection[str] = ()) -> list[PendingTurn]:
-        """Return up to ``limit`` turns that are due for judging, oldest first, except those in ``exclude``."""
+    def gave_sample_before(self, turn: Turn) -> bool:
+        """Return whether the same reply to the same conversation already gave a sample in the turn's session."""
         found = self.rows(
-            "SELECT * FROM turns WHERE state = 'pending' AND not_before <= ? ORDER BY number LIMIT ?",
-            (self.clock(), limit + len(exclude)),
+            "SELECT 1 FROM turns JOIN samples ON samples.turn_id = turns.id WHERE conversation = ? AND session_id = ?"
+            " AND turns.id <> ? AND samples.state <> 'dropped' LIMIT 1",
+            (turn.conversation, turn.session_id, turn.id),
+        )
+        return bool(found)
+
+    def pending_turns(
+        self, limit: int, exclude: Collection[str] = (), session_wait: float | None = None
+    ) -> list[PendingTurn]:
+        """Return up to ``limit`` turns that are due for judging, oldest first, except those in ``exclude``.
+
+        With ``session_wait`` a turn is due once its session has ended, or that many seconds after its next state.
+        """
+        now = self.clock()
+        found = self.rows(
+            "SELECT * FROM turns WHERE state = 'pending' AND not_before <= ? AND (? IS NULL OR next_state_at <= ?"
+            " OR EXISTS (SELECT 1 FROM sessions WHERE id = turns.session_id AND ended_at IS NOT NULL))"
+            " ORDER BY number LIMIT ?",
+            (now, session_wait, now - (session_wait or 0.0), limit + len(exclude)),
         )
         fresh = [row for row in found if row["id"] not in exclude]
-        return [
-            PendingTurn(
-                decode_turn(row), row["judge_attempts"], tuple(self.feedback(row["id"])), self.choices(row["id"])
-            )
-            for row in fresh[:limit]
-        ]
+        return [self._to_judge(row) for row in fresh[:limit]]
+
+    def answered_turns(self, session_id: str, limit: int) -> list[PendingTurn]:
+        """Return the last ``limit`` turns of a session that have a next state and can be judged, oldest first."""
+        found = self.rows(
+            "SELECT * FROM turns WHERE session_id = ? AND state IN ('pending', 'judged') ORDER BY number DESC LIMIT ?",
+            (session_id, limit),
+        )
+        return [self._to_judge(row) for row in reversed(found)]
+
+    def _to_judge(self, row: sqlite3.Row) -> PendingTurn:
+        turn_id = row["id"]
+        return PendingTurn(
+            decode_turn(row), row["judge_attempts"], tuple(self.feedback(turn_id)), self.choices(turn_id)
+        )
 
     def choices(self, turn_id: str) -> int:
         """Return how many choices the request of a turn asked for: its ``n``.
@@ -192,8 +227,10 @@ class TurnQueries(Database):
                 "INSERT INTO verdicts (turn_id, verdict, teacher_log_probs, judged_at) VALUES (?, ?, ?, ?)",
                 (turn_id, json.dumps(verdict.to_dict()), pack_floats(verdict.teacher_log_probs), self.clock()),
             )
-            for sample in samples:
-                self._insert_sample(connection, turn_id, sample)
+            if samples:
+                [row] = connection.execute("SELECT next_state FROM turns WHERE id = ?", (turn_id,))
+                for sample, counted in compared(connection, list(samples), verdict, json.loads(row["next_state"])):
+                    self._insert_sample(connection, turn_id, sample, counted)
 
     def finished_sessions(self, limit: int) -> list[str]:
         """Return sessions that have ended, have no turn to judge and are not closed yet."""
@@ -260,6 +297,8 @@ class TurnQueries(Database):
             signal=signal,
         )
 
-    def _insert_sample(self, connection: sqlite3.Connection, turn_id: str, sample: Sample) -> None:
+    def _insert_sample(
+        self, connection: sqlite3.Connection, turn_id: str, sample: Sample, counted: Mapping[str, object] = NOT_COUNTED
+    ) -> None:
         columns = {"turn_id": turn_id, **encode_sample(sample), "state": "ready", "created_at": self.clock()}
-        self._insert(connection, "samples", columns)
+        self._insert(connection, "samples", {**columns, **counted})

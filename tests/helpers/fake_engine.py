@@ -9,6 +9,7 @@ import httpx
 
 Score = Callable[[Sequence[int]], list[float]]
 TopKOf = Callable[[Sequence[int], int], list[list[tuple[float, int]]]]
+NextOf = Callable[[Sequence[int], float, Sequence[int]], list[float]]
 
 
 class FakeEngine:
@@ -20,6 +21,7 @@ class FakeEngine:
         score: Score | None = None,
         versions: Sequence[str] = ("1",),
         topk: TopKOf | None = None,
+        next_of: NextOf | None = None,
     ) -> None:
         """Script the engine.
 
@@ -28,30 +30,45 @@ class FakeEngine:
             score: log probability of each id; the first is not read.
             versions: weight version of each scoring answer in turn; the last one repeats.
             topk: the K most likely (log probability, id) at each id's position; the first is not read.
+            next_of: log probabilities, at a temperature, of tokens that may follow ids.
         """
+        self._next_of = next_of
         self._topk = topk
         self.payloads: list[dict[str, Any]] = []
         self._answer = answer
         self._score = score
         self._versions = list(versions)
 
+    async def answers(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
     async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
         self.payloads.append(payload)
         if not payload.get("return_logprob"):
             assert self._answer is not None
             return {"text": self._answer(payload), "meta_info": {"finish_reason": {"type": "stop"}}}
+        if wanted := payload.get("token_ids_logprob"):
+            assert self._next_of is not None
+            values = self._next_of(payload["input_ids"], payload["sampling_params"]["temperature"], wanted)
+            row = [[value, token, None] for value, token in zip(values, wanted, strict=True)]
+            return {"text": "", "meta_info": {"output_token_ids_logprobs": [row], "weight_version": self._version()}}
         assert self._score is not None
         ids, start = payload["input_ids"], payload["logprob_start_len"]
         values = self._score(ids)
         entries = [[None, ids[start], None]]
         entries += [[values[position], ids[position], None] for position in range(start + 1, len(ids))]
-        version = self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
-        meta = {"input_token_logprobs": entries, "weight_version": version}
+        meta = {"input_token_logprobs": entries, "weight_version": self._version()}
         if payload.get("top_logprobs_num"):
             assert self._topk is not None
             rows = self._topk(ids, payload["top_logprobs_num"])[start + 1 :]
             meta["input_top_logprobs"] = [None, *([[value, token, None] for value, token in row] for row in rows)]
         return {"text": "", "meta_info": meta}
+
+    def _version(self) -> str:
+        return self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
 
 
 def scripted_transport(replies: Sequence[int | Exception | dict[str, Any]]) -> tuple[httpx.MockTransport, list[Any]]:

@@ -10,6 +10,7 @@ import pytest
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.opinion import Opinion, as_next_state, opinion
 from openclaw.ledger.records import Feedback, Verdict
+from openclaw.training.samples import make_sample
 from tests.unit.gateway.conftest import Stack
 
 USER: list[Any] = [{"role": "user", "content": "Hello?"}]
@@ -64,17 +65,21 @@ async def test_feedback_to_a_turn_of_an_ended_session(stack: Stack, http: httpx.
     assert stack.turns()[0].state == "pending"
 
 
-async def test_feedback_beside_a_next_state_counts_until_the_turn_is_judged(
+async def test_feedback_beside_a_next_state_counts_until_the_turn_is_trained(
     stack: Stack, http: httpx.AsyncClient
 ) -> None:
     turn_id = await reply(stack)
     await reply(stack, [*USER, {"role": "assistant", "content": "Hello you."}, {"role": "user", "content": "More."}])
     assert (await send(http, turn_id, thumbs="up"))["applied"]
     stack.ledger.record_judged(turn_id, Verdict(score=0), [], "score_zero")
-    late = await send(http, turn_id, thumbs="down")
-    assert (late["applied"], late["reason"]) == (False, "already_judged")
-    assert [item.thumbs for item in stack.ledger.feedback(turn_id)] == ["up", "down"]
-    assert stack.metric("openclaw_feedback_total", value="-1", outcome="kept") == 1
+    assert (await send(http, turn_id, thumbs="down"))["applied"]
+    turn = stack.ledger.turn(turn_id)
+    stack.ledger.record_judged(turn_id, Verdict(score=-1), [make_sample(turn, -1.0, score=-1)], None)
+    stack.ledger.claim_samples(0, 1)
+    late = await send(http, turn_id, thumbs="up")
+    assert (late["applied"], late["reason"]) == (False, "already_trained")
+    assert [item.thumbs for item in stack.ledger.feedback(turn_id)] == ["up", "down", "up"]
+    assert stack.metric("openclaw_feedback_total", value="1", outcome="kept") == 1
 
 
 async def test_a_turn_that_is_never_trained_says_why(stack: Stack, http: httpx.AsyncClient) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from slime.utils.paused import pause
 from tests.helpers.mock_engine import logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
 
@@ -127,6 +130,8 @@ async def test_malformed_tool_call_comes_back_as_text(stack: Stack) -> None:
     assert reply.choices[0].message.content == text
     assert reply.choices[0].finish_reason == "stop"
     assert stack.metric("openclaw_malformed_tool_calls_total") == 1
+    [turn] = stack.turns()
+    assert turn.malformed_calls == 1
 
 
 async def test_history_with_calls_reasoning_and_parts_is_rendered(stack: Stack) -> None:
@@ -299,3 +304,19 @@ async def test_reply_carries_the_weight_version(stack: Stack, http: httpx.AsyncC
     response = await http.post("/v1/chat/completions", json={"messages": USER})
     assert response.headers["x-weight-version"] == "7"
     assert response.json()["id"] == response.headers["x-request-id"] == stack.turns()[0].id
+
+
+async def test_a_paused_training_is_shown_while_the_server_serves(
+    stack: Stack, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """Finding B7: a fuse pauses training; whoever looks at the server learns why."""
+    stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
+    assert "training" not in (await http.get("/healthz")).json()
+    assert "openclaw_training_paused 0.0" in (await http.get("/metrics")).text
+    pause(tmp_path, 7, "train/ppo_kl>0.5 (it is 2)")
+    told = (await http.get("/healthz")).json()
+    assert (told["status"], told["training"]) == (
+        "ok",
+        "training is paused since rollout 7: train/ppo_kl>0.5 (it is 2)",
+    )
+    assert "openclaw_training_paused 1.0" in (await http.get("/metrics")).text

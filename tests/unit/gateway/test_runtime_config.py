@@ -30,6 +30,18 @@ def test_values_and_sources() -> None:
     assert config.sources["HOST"] == "default"
 
 
+@pytest.mark.parametrize(("tokens", "seconds"), [(96, 120.0), (4096, 614.4), (8192, 1228.8)])
+def test_the_judge_has_time_for_its_longest_answers(tokens: int, seconds: float) -> None:
+    """Finding A7: 120 s starved long thoughts."""
+    assert RuntimeConfig(prm_max_new_tokens=tokens).judge_seconds == pytest.approx(seconds)
+    assert RuntimeConfig(prm_max_new_tokens=tokens, judge_timeout=5.0).judge_seconds == 5.0
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no rule 'tidy'; use truncated"):
+        RuntimeConfig(hygiene="truncated,tidy").validate()
+
+
 def test_secrets_are_hidden() -> None:
     config = RuntimeConfig.from_env({"SGLANG_API_KEY": "s3cret"})
     assert "s3cret" not in repr(config) + str(config.describe())

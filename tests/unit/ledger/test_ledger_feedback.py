@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from openclaw.ledger.exceptions import FeedbackArrivedError, UnknownRecordError
-from openclaw.ledger.feedback import FeedbackReceipt
+from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
+from openclaw.ledger.feedback import SUPERSEDED, FeedbackReceipt
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
+from openclaw.training.samples import make_sample
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 THUMB = Feedback(turn_id="turn-0", created_at=110.0, thumbs="up")
@@ -51,9 +52,51 @@ def test_no_verdict_is_committed_that_has_not_seen_the_feedback(ledger: Ledger) 
         ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero", feedback_seen=0)
     assert ledger.turn("turn-0").state == "pending"
     ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero", feedback_seen=1)
-    receipt = ledger.record_feedback(replace(THUMB, thumbs="down"), WORDS)
-    assert receipt == FeedbackReceipt(False, False, "judged", "score_zero")
-    assert [item.applied for item in ledger.feedback("turn-0")] == [True, False]
+
+
+@pytest.fixture
+def judged(ledger: Ledger) -> Ledger:
+    """A ledger whose turn was judged +1 and waits as a ready sample."""
+    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
+    turn = ledger.turn("turn-0")
+    ledger.record_judged("turn-0", Verdict(score=1), [make_sample(turn, 1.0, score=1)], None)
+    return ledger
+
+
+def test_feedback_after_judging_replaces_samples_that_wait(judged: Ledger) -> None:
+    """Finding A8: a thumbs-down was ignored though the sample had not been trained."""
+    receipt = judged.record_feedback(replace(THUMB, thumbs="down"), WORDS)
+    assert receipt == FeedbackReceipt(True, False, "pending", None)
+    assert judged.counts()["sample_reasons"] == {SUPERSEDED: 1}
+    assert judged.claim_samples(0, 5) == []
+    [pending] = judged.pending_turns(5)
+    assert [item.thumbs for item in pending.feedback] == ["down"]
+    judged.record_judged(
+        "turn-0", Verdict(score=-1), [make_sample(pending.turn, -1.0, score=-1)], None, feedback_seen=1
+    )
+    [sample] = judged.claim_samples(0, 5)
+    assert sample.reward == -1.0
+    assert (judged.outcome("turn-0").sample, judged.outcome("turn-0").score) == ("leased", -1)
+
+
+def test_feedback_on_a_turn_without_a_sample_has_it_judged_again(ledger: Ledger) -> None:
+    ledger.record_next_state("turn-0", USER_NEXT, 105.0)
+    ledger.record_judged("turn-0", Verdict(score=0), [], "score_zero")
+    assert ledger.record_feedback(THUMB, WORDS).applied
+    assert (ledger.turn("turn-0").state, ledger.turn("turn-0").reason) == ("pending", None)
+    assert ledger.turn("turn-0").next_state == USER_NEXT
+
+
+def test_feedback_after_a_step_used_the_sample_is_kept_only(judged: Ledger) -> None:
+    judged.claim_samples(0, 1)
+    receipt = judged.record_feedback(replace(THUMB, thumbs="down"), WORDS)
+    assert receipt == FeedbackReceipt(False, False, "judged", None)
+    assert [item.applied for item in judged.feedback("turn-0")] == [False]
+
+
+def test_a_judged_turn_gets_no_second_next_state(judged: Ledger) -> None:
+    with pytest.raises(TransitionError, match="judged -> pending"):
+        judged.record_next_state("turn-0", USER_NEXT, 300.0)
 
 
 def test_feedback_to_a_turn_that_is_never_trained_is_kept(ledger: Ledger) -> None:

@@ -51,6 +51,7 @@ def test_sample_comes_back_exactly_with_free_attributes(ledger: Ledger) -> None:
     [found] = ledger.claim_samples(0, 1)
     assert found.metadata.pop("ledger_id") == 1
     assert found.metadata.pop("turn_id") == turn.id
+    assert found.metadata.pop("baseline") == 0.0
     assert found.to_dict() == sample.to_dict()
     assert found.tokens == turn.prompt_ids + turn.response_ids
     assert found.rollout_log_probs == turn.response_logprobs

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from openclaw_hybrid_method import Hybrid
 from openclaw_opd_method import OnPolicyDistillation
 
 from openclaw.config.runtime import RuntimeConfig
@@ -42,6 +43,46 @@ def test_a_hinted_turn_is_a_sample_with_the_teachers_top_k(tmp_path: Path) -> No
     [ids] = [ids for ids in shard.fields["teacher_topk_indices"] if ids is not None]
     torch.testing.assert_close(values, torch.tensor(TOPK.log_probs))
     assert ids.tolist() == TOPK.ids
+
+
+def test_the_policys_own_top_k_goes_from_the_turn_to_the_loss(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    method, teacher = Hybrid(RuntimeConfig()), TopK([[-0.2, -2.0], [-0.4, -1.0], [-1.0, -9.0]], TOPK.ids)
+    ledger.record_turn(make_turn(response_topk=TOPK))
+    ledger.record_next_state("turn-0", USER_NEXT, 102.0)
+    [pending] = ledger.pending_turns(1)
+    assert pending.turn.response_topk == TOPK
+    verdict = Verdict(score=-1, hint="Write plain prose.", teacher_topk=teacher)
+    decision = method.samples(pending.turn, verdict)
+    ledger.record_judged("turn-0", verdict, decision.samples, decision.reason)
+    [sample] = ledger.claim_samples(0, 1)
+    assert (sample.rollout_topk_log_probs, sample.teacher_topk_log_probs) == (TOPK.log_probs, teacher.log_probs)
+    assert sample.teacher_topk_indices == TOPK.ids
+    args = arguments(global_batch_size=1, max_tokens_per_gpu=1000)
+    shard = RolloutShard(split_by_dp(convert(args, [sample]), 1, args)[0])
+    [values] = shard.fields["rollout_topk_log_probs"]
+    torch.testing.assert_close(values, torch.tensor(TOPK.log_probs))
+    row = ledger.rows("SELECT length(topk_log_probs) AS v, length(topk_ids) AS i FROM turns")[0]
+    assert (row["v"], row["i"]) == (3 * 2 * 8, 3 * 2 * 4), "12 K bytes per response token, no padding"
+
+
+@pytest.mark.parametrize(
+    ("topk", "message"),
+    [
+        (TopK(TOPK.log_probs[:2], TOPK.ids[:2]), "for each of 3 response tokens"),
+        (TopK([[-1.0], [-1.0, -2.0], [-1.0]], [[1], [1, 2], [1]]), "one row of K tokens"),
+        (TopK(TOPK.log_probs, [[5, 5], [6, 7], [0, 7]]), "one row of K tokens"),
+        (TopK([[-0.1, float("nan")], *TOPK.log_probs[1:]], TOPK.ids), "not a finite number"),
+    ],
+)
+def test_a_turn_with_another_top_k_is_not_stored(topk: TopK, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ledger(tmp_path / "ledger.sqlite").record_turn(make_turn(response_topk=topk))
+
+
+def test_the_teachers_tokens_are_the_policys() -> None:
+    with pytest.raises(ValueError, match="other tokens than the policy's own top K"):
+        make_sample(make_turn(), 0.0, score=None, teacher_topk=TopK([[-1.0]] * 3, [[1]] * 3), rollout_topk=TOPK)
 
 
 def test_a_top_k_with_holes_is_not_stored(tmp_path: Path) -> None:

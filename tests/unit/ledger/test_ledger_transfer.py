@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from openclaw.ledger.opinion import as_next_state
-from openclaw.ledger.records import Feedback
+from openclaw.ledger.records import Feedback, TopK
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.transfer import ChangedTurn
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
@@ -39,8 +39,10 @@ def test_turns_arrive_as_they_were_recorded(source: Ledger, target: Ledger) -> N
     source.record_turn(make_turn("side", session_id="a", kind="side", index=1))
     source.record_turn(make_turn("excluded", session_id="b", reason="sampling_parameters"))
     judged_sample(source, "judged", session_id="c")
-    assert carry(source, target) == 4
-    for name in ("waiting", "side", "excluded"):
+    topk = TopK([[-0.1, -2.5], [-1.0 / 3.0, -1.5], [-2.5e-7, -3.4028234663852886e38]], [[5, 9], [6, 8], [0, 7]])
+    source.record_turn(make_turn("likeliest", session_id="d", response_topk=topk))
+    assert carry(source, target) == 5
+    for name in ("waiting", "side", "excluded", "likeliest"):
         assert replace(target.turn(name), conversation=None) == replace(source.turn(name), conversation=None)
     arrived = target.turn("judged")
     assert (arrived.state, arrived.next_state) == ("pending", USER_NEXT)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openclaw.exceptions import ConfigError
-from openclaw.ledger.records import Feedback
+from openclaw.ledger.records import Feedback, TopK
 from openclaw.ledger.redact import Redactor
 from openclaw.ledger.secret_finder import looks_random
 from openclaw.ledger.store import Ledger
@@ -131,7 +131,8 @@ def test_turn_with_a_secret_keeps_no_ids_and_is_excluded(tmp_path: Path) -> None
     clean = make_turn()
     assert ledger.record_turn(clean) == clean
     words = [{"role": "user", "content": f"my key is {GITHUB}"}]
-    ledger.record_turn(make_turn("asked", messages=words, conversation=b"\x01" * 16))
+    topk = TopK([[-0.1]] * 3, [[5], [6], [7]])
+    ledger.record_turn(make_turn("asked", messages=words, response_topk=topk, conversation=b"\x01" * 16))
     ledger.record_turn(make_turn("said", response_message={"role": "assistant", "content": GITHUB}))
     ledger.record_turn(make_turn("side", kind="side", messages=words))
     for name in ("asked", "said"):
@@ -140,6 +141,7 @@ def test_turn_with_a_secret_keeps_no_ids_and_is_excluded(tmp_path: Path) -> None
     for name in ("asked", "said", "side"):
         turn = ledger.turn(name)
         assert (turn.prompt_ids, turn.response_ids, turn.response_logprobs, turn.weight_versions) == ([], [], [], [])
+        assert turn.response_topk is None
     assert ledger.turn("side").reason == "side"
     assert ledger.turn("asked").conversation == b"\x01" * 16, "the conversation is recognised as before"
     ledger.record_next_state("turn-0", words, 105.0)
