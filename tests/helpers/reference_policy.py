@@ -56,19 +56,27 @@ def reference_advantages(args: Arguments, batch: dict[str, Any]) -> list[Tensor]
         if args.advantage_estimator == "reinforce_plus_plus_baseline":
             row = [batch["rewards"][i] - args.kl_coef * kl for kl in masked_kl(batch, i)]
         if args.advantage_estimator == "on_policy_distillation":
-            row = (batch["teacher_log_probs"][i] - batch["log_probs"][i]).tolist()
+            row = reference_teacher_term(args, batch, i)
         if args.advantage_estimator == "step_wise":
             steps = zip(batch["step_wise_step_rewards"][i], batch["step_wise_step_token_spans"][i], strict=True)
             score = {t: value for value, (start, end) in steps for t in range(start, end)}
             row = [score.get(t, 0.0) * kept for t, kept in enumerate(mask.tolist())]
         teacher = batch["teacher_log_probs"][i] if args.use_opd else None
         if teacher is not None:
-            distances = (teacher - batch["log_probs"][i]).tolist()
+            distances = reference_teacher_term(args, batch, i)
             row = [a + args.opd_kl_coef * d for a, d in zip(row, distances, strict=True)]
         rows.append(row)
     if args.normalize_advantages:
         rows = whitened(rows, [mask.tolist() for mask in batch["loss_masks"]])
     return [torch.tensor(row, dtype=torch.float64) for row in rows]
+
+
+def reference_teacher_term(args: Arguments, batch: Any, i: int) -> list[float]:
+    """Return the teacher's log probabilities minus those that sample ``i`` was sampled with, within ``--opd-clip``."""
+    sampled = batch.get("rollout_log_probs") or batch["log_probs"]
+    bound = float("inf") if args.opd_clip is None else args.opd_clip
+    pairs = zip(batch["teacher_log_probs"][i].tolist(), sampled[i].tolist(), strict=True)
+    return [max(-bound, min(bound, teacher - behaviour)) for teacher, behaviour in pairs]
 
 
 def reference_generalized_advantages(

@@ -67,9 +67,9 @@ def gradients_of_cases(rank: int, world_size: int, cases: list[dict[str, Any]], 
             randomise_lora(actor)
         captured: dict[str, Tensor] = {}
 
-        def capture(policy, optimizer, schedule, clip_grad, actor=actor, captured=captured):
+        def capture(policy, optimizer, schedule, clip_grad, actor=actor, captured=captured, **hold):
             captured |= full_parameters(actor, lambda parameter: parameter.grad)
-            return original(policy, optimizer, schedule, clip_grad)
+            return original(policy, optimizer, schedule, clip_grad, **hold)
 
         adapters = full_parameters(actor) if args.use_lora else {}
         train_step.apply_gradients = capture
@@ -187,9 +187,9 @@ def ppo_gradients(rank: int, world_size: int, port: int, changes: dict[str, Any]
     captured: list[dict[str, Tensor]] = []
     original = train_step.apply_gradients
 
-    def capture(model, optimizer, schedule, clip_grad):
+    def capture(model, optimizer, schedule, clip_grad, **hold):
         captured.append(whole(model, lambda parameter: parameter.grad))
-        return original(model, optimizer, schedule, clip_grad)
+        return original(model, optimizer, schedule, clip_grad, **hold)
 
     train_step.apply_gradients = capture
     try:

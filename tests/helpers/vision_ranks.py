@@ -23,9 +23,9 @@ def gradients(rank: int, world_size: int, model: str, cases: list[dict[str, Any]
             trainer_ranks.randomise_lora(actor)
         captured: dict[str, torch.Tensor] = {}
 
-        def capture(policy, optimizer, schedule, clip_grad, actor=actor, captured=captured):
+        def capture(policy, optimizer, schedule, clip_grad, actor=actor, captured=captured, **hold):
             captured |= trainer_ranks.full_parameters(actor, lambda parameter: parameter.grad)
-            return original(policy, optimizer, schedule, clip_grad)
+            return original(policy, optimizer, schedule, clip_grad, **hold)
 
         adapters = trainer_ranks.full_parameters(actor) if args.use_lora else {}
         shard = trainer.shards(args, vision_samples.train_data(Path(model)), world_size)[rank]

@@ -145,6 +145,7 @@ class Arguments(FlatArguments):
     reward_key: str | None = None
     use_opd: bool = False
     opd_kl_coef: float = 1.0
+    opd_clip: float | None = None
     opd_teacher: Literal["policy", "prm"] = "policy"
     distill_topk: int = 0
     loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = "policy_loss"
@@ -240,6 +241,8 @@ class Arguments(FlatArguments):
     adam_beta2: float = 0.98
     adam_eps: float = 1e-08
     clip_grad: float = 1.0
+    fuses: list[str] | None = None
+    resume_training: bool = False
     swiglu: bool = False
     num_layers: int | None = None
     hidden_size: int | None = None

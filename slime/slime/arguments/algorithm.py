@@ -58,6 +58,7 @@ ALGORITHM = Group(
             "--use-opd", "add coef * (teacher - old) logprobs to the advantages of samples that have a teacher", bool
         ),
         Option("--opd-kl-coef", "coefficient of --use-opd", float, 1.0),
+        Option("--opd-clip", "largest absolute value of the teacher's term of a token, before its coefficient", float),
         Option(
             "--opd-teacher",
             "teacher that scores hinted replies: the policy itself or the judge's model",
@@ -187,6 +188,11 @@ def _check_terms(args: Arguments) -> list[str]:
         problems.append(
             "--opd-teacher prm needs a judge: add --prm-enable --prm-num-gpus N, or use --opd-teacher policy"
         )
+    if args.opd_clip is not None and args.opd_clip <= 0.0:
+        problems.append(f"--opd-clip {args.opd_clip:g}: give a value above 0, or leave it out for no bound")
+    distils = args.use_opd or args.advantage_estimator == "on_policy_distillation" or args.loss_type == "custom_loss"
+    if args.opd_clip is not None and not distils:
+        problems.append("--opd-clip has no effect without a teacher's term; add --use-opd, or remove it")
     if args.kl_coef and args.kl_loss_coef:
         problems.append("--kl-coef and --kl-loss-coef would count the KL twice; set one of them to 0")
     if args.eps_clip_c is not None and args.eps_clip_c <= 1.0:

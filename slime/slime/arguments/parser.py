@@ -19,6 +19,7 @@ from slime.arguments.critic import CRITIC
 from slime.arguments.dry_run import show_plan
 from slime.arguments.engines import JUDGE
 from slime.arguments.environments import ENVIRONMENTS
+from slime.arguments.fuses import FUSES
 from slime.arguments.help_pages import COMMON, add_help_all, short_help
 from slime.arguments.megatron import MEGATRON
 from slime.arguments.memory_budget import memory_problems
@@ -49,6 +50,7 @@ GROUPS = (
     WEIGHT_SYNC,
     LORA,
     OPTIMIZER,
+    FUSES,
     MODEL_SHAPE,
     MEGATRON,
     TRACKING,

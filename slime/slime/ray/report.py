@@ -12,14 +12,16 @@ from slime.args import Arguments
 from slime.arguments.checkpoint import CONTINUE_VARIABLE, LATEST
 from slime.rollout.eval_metrics import scores
 from slime.tracking.redact import without_secrets
+from slime.utils.fuses import Blown
 
 
 class Step(NamedTuple):
-    """Metrics of one rollout's steps, their seconds, and how long the trainer waited for the batch."""
+    """Metrics of one rollout's steps, their seconds, how long the trainer waited for the batch, and what held it back."""
 
     metrics: dict[str, Any]
     seconds: float
     waited: float
+    refused: Blown | None = None
 
 
 class Trained(NamedTuple):

@@ -289,6 +289,10 @@ class RolloutManager:
         """Tell the data source that engines serve the weights that ``rollout_id`` produced."""
         self._source_hooks.weights_live(rollout_id, version)
 
+    def on_step_refused(self, rollout_id: int, why: str) -> None:
+        """Tell the data source that the batch of ``rollout_id`` was not trained, and never will be."""
+        self._source_hooks.step_refused(rollout_id, why)
+
     def _save_debug_samples(self, rollout_id: int, samples: list[Sample]) -> None:
         template = self.args.save_debug_rollout_data
         if not template:

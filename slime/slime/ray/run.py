@@ -28,7 +28,9 @@ from slime.arguments.placement import describe_placement, start_lines, trainer_w
 from slime.exceptions import ConfigurationError, LostError, NodeLostError, RankLostError, TrainerError
 from slime.observability.metric_utils import TrainSteps, compute_rollout_step, rollout_part
 from slime.ray.cluster import ray_cluster
+from slime.ray.fuses import Fuses
 from slime.ray.gpu_alternation import GpuAlternation, push_is_due
+from slime.ray.mismatch_alarm import MismatchAlarm
 from slime.ray.nodes import check_nodes
 from slime.ray.placement import create_placement, release_placement, with_replacements
 from slime.ray.report import Step, Trained, evaluation_line, say, step_line, times
@@ -41,6 +43,8 @@ from slime.ray.trainer import Trainer
 from slime.rollout.data_source import Story
 from slime.rollout.metrics import staleness
 from slime.utils import logging_utils
+from slime.utils.fuses import Blown
+from slime.utils.metric_names import PAUSED
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.private_files import private_run_folder
 from slime.utils.process import Stopped, StopRequested
@@ -77,6 +81,8 @@ class Run:
         self._restarts = Restarts(None, 0, trains=False)
         self._train_steps = TrainSteps(args)
         self._alternation = GpuAlternation(args, self._ask)
+        self._fuses = Fuses(args)
+        self._mismatch = MismatchAlarm()
 
     @property
     def start_rollout_id(self) -> int:
@@ -117,6 +123,7 @@ class Run:
         if warning := private_run_folder(Path(args.run_dir)):
             say(f"warning: {warning}")
         begin_logs(Path(args.run_dir), resumes=args.resume)  # not before the folders are known to be this run's
+        self._fuses.at_start()
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
         self._resources.callback(self._processes.dispose_manager)
@@ -263,23 +270,51 @@ class Run:
         self.publish(rollout_id, batch, self.step(rollout_id, batch))
 
     def step(self, rollout_id: int, batch: RolloutBatch) -> Step:
-        """Take the steps of one batch without a push; a no-op without a trainer."""
+        """Take the steps of one batch without a push; a no-op without a trainer.
+
+        Waits while training is paused. A step that blows a fuse is not taken, and pauses training.
+        """
         trainer = self._processes.trainer
         if trainer is None:
             return Step({}, 0.0, 0.0)
+        self._wait_while_paused()
         start = time.monotonic()
         batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
         self._alternation.for_trainer(trainer)
-        metrics = trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
-        step = Step(metrics, time.monotonic() - start, waited=start - self._progress.free_since)
+        metrics: dict[str, Any] = {}
+        refused = self._fuses.of_batch(batch["metrics"])
+        if refused is None:
+            metrics = trainer.train(rollout_id, batch["shards"], batch["critic_shards"])
+            refused = self._fuses.of_steps(metrics, batch["metrics"])
+        step = Step(metrics, time.monotonic() - start, waited=start - self._progress.free_since, refused=refused)
         self._progress.stepped(Trained(rollout_id, batch["metrics"], step))
+        if refused is not None:
+            self._pause(rollout_id, refused)
         return step
+
+    def _pause(self, rollout_id: int, cause: Blown) -> None:
+        """Pause training, tell the data source that the batch is not trained, and save, so that a restart agrees."""
+        self._fuses.pause(rollout_id, cause)
+        self._ask("on_step_refused", rollout_id, str(cause))
+        if self.args.save:
+            self.save(rollout_id)
+
+    def _wait_while_paused(self) -> None:
+        """Serve until training is not paused; raise :class:`Stopped` on a signal."""
+        if self._fuses.paused() is None:
+            return
+        while self._fuses.paused() is not None:
+            if self.stop.wait(_POLL_SECONDS):
+                raise Stopped
+            self.recover()
+        say("training goes on")
 
     def publish(self, rollout_id: int, batch: RolloutBatch, step: Step) -> None:
         """Push the weights if a push is due, then report. Also used by a restart that resumes past this rollout."""
-        start, due = time.monotonic(), push_is_due(self.args, rollout_id)
+        start, due = time.monotonic(), step.refused is None and push_is_due(self.args, rollout_id)
         if self._serves_engines():
-            self._hand_over(push=due)
+            # Engines that slept need weights: after a refused step the trainer still has the last good ones.
+            self._hand_over(push=due or (step.refused is not None and self._alternation.engines_sleep))
         self._tell(Trained(rollout_id, batch["metrics"], step), start, live=due and self._serves_engines())
 
     def _tell(self, trained: Trained, start: float, *, live: bool) -> None:
@@ -287,7 +322,9 @@ class Run:
         if live:
             self._ask("on_weights_live", trained.rollout_id, self.weight_version)
         step, seconds = trained.step, self._progress.told() - start
-        self._report(trained.rollout_id, trained.metrics, step.metrics, step.seconds + seconds, step.waited)
+        paused = {PAUSED: float(step.refused is not None)} if self.args.fuses else {}
+        metrics = {**trained.metrics, **paused}
+        self._report(trained.rollout_id, metrics, step.metrics, step.seconds + seconds, step.waited)
 
     def recover(self) -> None:
         """Push the trainer's weights to restarted engines; raise NodeLostError if a machine is lost."""
@@ -340,7 +377,7 @@ class Run:
         """Write a checkpoint at the interval, at the end of an epoch (``--num-epoch``) and at the last rollout."""
         args = self.args
         due = should_run_periodic_action(rollout_id, args.save_interval, self._progress.per_epoch, args.num_rollout)
-        if args.save and due:
+        if args.save and due and self._progress.saved != rollout_id:
             self.save(rollout_id)
 
     def _unsaved(self) -> bool:
@@ -404,3 +441,5 @@ class Run:
         for record in self._train_steps.records(rollout_id, train):
             logging_utils.log(self.args, record, step_key="train/step")
         say(step_line(rollout_id, {**rollout, **train}, self.weight_version))
+        if warning := self._mismatch.line(rollout_id, {**rollout, **train}):
+            say(warning)

@@ -77,6 +77,9 @@ class DataSource(abc.ABC):
     def weights_live(self, rollout_id: int, version: str) -> None:  # noqa: B027
         """Learn that the engines now serve the weights of ``rollout_id``."""
 
+    def step_refused(self, rollout_id: int, why: str) -> None:  # noqa: B027
+        """Learn that the batch of ``rollout_id`` was not trained, because a fuse held its step back."""
+
     def check(self) -> None:  # noqa: B027
         """Raise to end the run; called every few seconds."""
 

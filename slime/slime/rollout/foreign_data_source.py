@@ -11,7 +11,7 @@ from typing import Any
 from slime.rollout.data_source import DataSource
 from slime.utils.types import Sample
 
-OPTIONAL = ("before_rollouts", "story", "mark", "weights_live", "check", "dispose")
+OPTIONAL = ("before_rollouts", "story", "mark", "weights_live", "step_refused", "check", "dispose")
 
 
 class ForeignDataSource(DataSource):

@@ -35,6 +35,8 @@ def rollout_metrics(args: Arguments, samples: Sequence[Sample], seconds: float) 
         "rollout/samples": len(samples),
         "perf/rollout_time": seconds,
     }
+    if args.rollout_max_response_len:
+        metrics["rollout/response_len/of_limit"] = metrics["rollout/response_len/mean"] / args.rollout_max_response_len
     metrics |= {f"rollout/grader_{reason}": count for reason, count in grader_problems(samples).items()}
     cut = sum(CUT in sample.metadata for sample in samples)
     if cut:

@@ -67,7 +67,7 @@ class SampleStreams:
     teacher_log_probs: Annotated[Any, Stream(finite=True, column=True, in_contract=True, logged=True)] = None
     teacher_topk_log_probs: Annotated[Any, Stream(top_k=True, column=True, in_contract=True)] = None
     teacher_topk_indices: Annotated[Any, Stream(dtype="int64", top_k=True, column=True, in_contract=True)] = None
-    rollout_topk_log_probs: Annotated[Any, Stream(top_k=True)] = None
+    rollout_topk_log_probs: Annotated[Any, Stream(top_k=True, column=True)] = None
     train_metadata: Annotated[dict[str, Any] | None, Stream("metadata", per_token=False)] = None
 
 

@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses import LOSSES
+from slime.algorithms.losses.correction import correct, mismatch
 from slime.algorithms.losses.custom import custom_loss
 from slime.algorithms.losses.reduce import make_reducer, sum_of_sample_mean, token_sum
 from slime.args import Arguments
+from slime.backends.trainer import micro_batch
+from slime.backends.trainer.micro_batch import add_metrics
+from slime.backends.trainer.rank import mean_of_steps
 from slime.utils.streams import batch_keys
 from tests.helpers.tolerance import assert_near
 from tests.helpers.trainer import trainer_args
@@ -44,6 +48,64 @@ def test_grpo_broadcasts_the_reward() -> None:
 def test_teacher_term_is_added_where_there_is_a_teacher() -> None:
     assert advantages(TEACHER, use_opd=True, opd_kl_coef=2.0) == [[2.0, 0.0], [-1.0]]
     assert advantages(None, use_opd=True) == [[1.0, 1.0], [-1.0]]
+
+
+def test_the_clip_bounds_the_teachers_term_before_its_coefficient() -> None:
+    """Finding B1: one unlikely token outweighed the reward of the whole batch."""
+    far = [torch.tensor([-16.0, -1.0]), torch.tensor([-0.5])]
+    assert advantages(far, use_opd=True, opd_kl_coef=0.5)[0][0] < -6.0
+    assert advantages(far, use_opd=True, opd_kl_coef=0.5, opd_clip=3.0)[0][0] == 1.0 - 0.5 * 3.0
+    assert advantages(far, advantage_estimator="on_policy_distillation", opd_clip=3.0)[0][0] == -3.0
+
+
+def test_the_teachers_term_is_against_the_policy_that_sampled() -> None:
+    """Finding B10: recomputed log probabilities added the policy's drift since the tokens were sampled."""
+    data = rollout(TEACHER)
+    data["rollout_log_probs"] = [values - 0.75 for values in data["log_probs"]]
+    found = compute_advantages(trainer_args("", use_opd=True), data)[0]
+    plain = advantages(TEACHER, use_opd=True)
+    assert found[0].tolist() == pytest.approx([value + 0.75 for value in plain[0]])
+
+
+def test_the_mismatch_is_between_engine_and_trainer() -> None:
+    """Finding B6: with --use-rollout-logprobs the metric compared the engine's numbers with themselves."""
+    engine = torch.tensor([-1.0, -2.0, -3.0])
+    trainer = torch.tensor([-1.25, -2.0, -9.0])
+    masks = [torch.tensor([1, 1]), torch.tensor([0])]
+    reduce = make_reducer(True, [2, 1], masks)
+    found = mismatch(trainer, engine, masks, reduce)
+    assert float(found["train_rollout_logprob_abs_diff"]) == 0.25
+    assert float(found["train_rollout_logprob_diff_max"]) == 0.25
+    assert float(found["train_rollout_kl"]) == pytest.approx(math.exp(-0.25) - 1.0 + 0.25)
+
+
+def test_with_the_engines_log_probs_as_old_ones_the_mismatch_is_that_of_the_new_ones() -> None:
+    engine, new = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.0])
+    batch: Any = {"loss_masks": [torch.ones(2)], "rollout_log_probs": [engine], "log_probs": [engine]}
+    reduce = make_reducer(True, [2], batch["loss_masks"])
+    metrics = correct(trainer_args("", use_rollout_logprobs=True), batch, new, torch.zeros(2), reduce)[3]
+    assert float(metrics["train_rollout_logprob_abs_diff"]) == 0.5
+
+
+def test_a_largest_value_is_no_sum() -> None:
+    sums: dict[str, torch.Tensor] = {}
+    for value in (0.5, 2.0, 1.0):
+        add_metrics(sums, {"loss": torch.tensor(value), "diff_max": torch.tensor(value)}, torch.device("cpu"))
+    assert {name: float(total) for name, total in sums.items()} == {"loss": 3.5, "diff_max": 2.0}
+    steps = [
+        {"loss": 1.0, "diff_max": 1.0, "lr-pg_0": 0.0, "skipped_steps": 0.0},
+        {"loss": 3.0, "diff_max": 4.0, "lr-pg_0": 0.0, "skipped_steps": 0.0},
+    ]
+    assert (mean_of_steps(steps)["loss"], mean_of_steps(steps)["diff_max"]) == (2.0, 4.0)
+
+
+def test_a_largest_value_is_the_largest_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [{"loss": 1.0, "diff_max": 1.0}, {"loss": 3.0, "diff_max": 4.0}, {}]
+    monkeypatch.setattr(micro_batch.dist, "get_world_size", lambda group: len(ranks))
+    monkeypatch.setattr(
+        micro_batch.dist, "all_gather_object", lambda found, local, group: found.__setitem__(slice(None), ranks)
+    )
+    assert micro_batch.mean_over_ranks({}, 2) == {"loss": 2.0, "diff_max": 4.0}
 
 
 def test_on_policy_distillation_needs_every_teacher() -> None:

@@ -89,6 +89,27 @@ def test_gradients_are_clipped_to_the_flag(
     assert_near(seen, [norm])
 
 
+@pytest.mark.parametrize(("kl", "taken"), [(0.4, True), (0.6, False), (float("nan"), False)])
+def test_a_fuse_holds_back_the_step_before_it_changes_a_weight(
+    words: list[str], matrix: nn.Module, monkeypatch: pytest.MonkeyPatch, kl: float, taken: bool
+) -> None:
+    """Finding B7: the update that shows the collapse must not serve, and nothing has to be undone."""
+    args = parse_args([*words, "--fuses", "train/ppo_kl>0.5"])
+    before = matrix.weight.detach().clone()
+    monkeypatch.setattr(train_step, "mean_over_ranks", lambda sums, denominator: {"ppo_kl": kl})
+    monkeypatch.setattr(train_step.dist, "get_world_size", lambda: 1)
+    shard: Any = SimpleNamespace(global_batch_sizes=[1], micro_batches=[[[0]]])
+    optimizer, schedule = build_optimizer(args, matrix), Schedule(args, 8)
+    loss = (matrix.weight * torch.tensor([[3.0, 4.0]])).sum()
+    metrics = train_step.optimizer_step(
+        args, matrix, optimizer, schedule, shard, 0, torch.device("cpu"), loss_of=lambda *_: (loss, {})
+    )
+    assert torch.equal(matrix.weight.detach(), before) is not taken
+    assert (metrics["fuse_held"], metrics["skipped_steps"], schedule.steps) == (not taken, not taken, int(taken))
+    assert matrix.weight.grad is None
+    assert bool(optimizer.state) is taken, "the moments of a step that was not taken stay as they were"
+
+
 @pytest.mark.parametrize("flags", RATES)
 def test_the_rates_of_the_first_steps(words: list[str], flags: str) -> None:
     schedule = Schedule(parse_args([*words, "--lr", "1", *flags.split()]), 8)

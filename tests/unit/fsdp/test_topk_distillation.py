@@ -189,8 +189,56 @@ def test_a_sample_without_a_teacher_has_no_gradient_and_no_sample_with_one_is_an
     none, logits, _ = batch([False, False])
     with pytest.raises(ValueError, match="needs teacher_topk_log_probs"):
         reduced(topk_distillation_loss, none, logits)
+
+
+def test_the_hybrid_loss_of_a_batch_without_a_teacher_is_the_policy_loss() -> None:
+    """Finding B2: a live batch may hold verdicts without a hint only, which is no reason to stop the run."""
+    data, logits, _ = batch([False, False])
+    loss, metrics = reduced(hybrid_loss, data, logits)
+    assert (float(metrics["opd_loss"]), float(metrics["opd_share"])) == (0.0, 0.0)
+    assert_near(loss, metrics["pg_loss"])
+    mixed, logits, _ = batch([True, False, True])
+    assert_near(reduced(hybrid_loss, mixed, logits)[1]["opd_share"], 2.0)
+    mixed["rollout_topk_log_probs"] = None
     with pytest.raises(ValueError, match="needs rollout_topk_log_probs"):
-        reduced(hybrid_loss, none, logits)
+        reduced(hybrid_loss, mixed, logits)
+    with pytest.raises(ValueError, match="remove --use-opd"):
+        reduced(hybrid_loss, data, logits, use_opd=True)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_teacher_that_is_the_sampling_policy_teaches_nothing(temperature: float) -> None:
+    data, logits, _ = batch([True, True])
+    end = 0
+    for n, (tokens, response) in enumerate(zip(data["unconcat_tokens"], data["response_lengths"], strict=True)):
+        end += len(tokens)
+        own = torch.log_softmax(logits[0, end - response - 1 : end - 1].double() / temperature, -1)
+        on_support = own.gather(-1, data["teacher_topk_indices"][n]).float()
+        data["teacher_topk_log_probs"][n] = data["rollout_topk_log_probs"][n] = on_support
+        data["advantages"][n] = torch.zeros(response)
+    logits.requires_grad_()
+    loss, metrics = reduced(hybrid_loss, data, logits, rollout_temperature=temperature)
+    assert float(metrics["opd_loss"]) == 0.0
+    [gradient] = torch.autograd.grad(loss, logits)
+    assert not gradient.any()
+
+
+def test_a_token_that_the_policy_gave_no_probability_teaches_nothing() -> None:
+    """The engine gives such a token the lowest float, whose ratio overflows."""
+    old = torch.tensor([[0.0, -3.4028234663852886e38]])
+    new = torch.tensor([[-0.1, -3.0]], requires_grad=True)
+    losses, _ = support_surrogate(trainer_args(""), new, old, torch.tensor([[-0.5, -1.0]]))
+    [gradient] = torch.autograd.grad(losses.sum(), new)
+    assert_near(losses.detach(), [0.5 * math.exp(-0.1)])
+    assert_near(gradient[0], [0.5 * math.exp(-0.1), 0.0])
+
+
+def test_the_bounds_of_the_hybrid_surrogate() -> None:
+    old, teacher = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.5 * math.exp(-3.0), 0.5]]).log()
+    new = old + torch.tensor([[5.0, 0.0]])
+    assert_near(support_surrogate(trainer_args(""), new, old, teacher)[0], [0.5 * math.exp(5.0)], magnitude=148.0)
+    assert_near(support_surrogate(trainer_args("", eps_clip_c=3.0), new, old, teacher)[0], [0.5 * 3.0])
+    assert_near(support_surrogate(trainer_args("", opd_clip=0.25), old, old, teacher)[0], [0.5 * 0.25])
 
 
 def test_the_hybrid_surrogate_by_hand() -> None:

@@ -65,7 +65,7 @@ def compute_advantages(
         if rollout.get("values") is not None:
             returns = [advantage + value for advantage, value in zip(advantages, rollout["values"], strict=True)]
     if args.use_opd:
-        advantages = add_opd_term(advantages, rollout, args.opd_kl_coef)
+        advantages = add_opd_term(advantages, rollout, args.opd_kl_coef, args.opd_clip)
     if args.normalize_advantages:
         advantages = whiten(advantages, rollout["loss_masks"], sum_over_ranks)
     return advantages, returns

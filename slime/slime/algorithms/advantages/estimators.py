@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from slime.algorithms.advantages.returns import discounted_returns, token_rewards
+from slime.algorithms.advantages.terms import teacher_terms
 from slime.args import Arguments
 
 
@@ -109,9 +110,10 @@ def step_wise(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
 
 
 def on_policy_distillation(args: Arguments, rollout: dict[str, Any]) -> list[Tensor]:
-    """Return ``[R_i]`` per sample from ``teacher_log_probs`` and ``log_probs``; every sample needs a teacher.
+    """Return ``[R_i]`` per sample from ``teacher_log_probs`` and the behaviour's; every sample needs a teacher.
 
-    On-policy distillation: a token's advantage is its log probability under the teacher minus that under the old policy.
+    On-policy distillation: a token's advantage is its log probability under the teacher minus the one it was sampled with,
+    within ``--opd-clip`` (:func:`slime.algorithms.advantages.terms.teacher_terms`).
 
     ``A_t = log pi_teacher(a_t) - log pi_old(a_t)``: the policy gradient of the reverse KL to the teacher (Agarwal et
     al. 2024; Lu, "On-Policy Distillation", 2025). The teacher may be the same model with a hint in its prompt.
@@ -123,7 +125,7 @@ def on_policy_distillation(args: Arguments, rollout: dict[str, Any]) -> list[Ten
             f"--advantage-estimator on_policy_distillation needs teacher_log_probs, which are missing on {missing}; "
             "if only some samples have a teacher, use --advantage-estimator grpo --use-opd"
         )
-    return [t - old for t, old in zip(teacher, rollout["log_probs"], strict=True)]
+    return [term for term in teacher_terms(rollout, args.opd_clip) if term is not None]
 
 
 def custom_advantages(

@@ -9,20 +9,39 @@ import torch
 from torch import Tensor
 
 
-def add_opd_term(advantages: list[Tensor], rollout: Mapping[str, Any], coef: float) -> list[Tensor]:
-    """Return new advantages ``[R_i]`` that include the teacher's term.
+def teacher_terms(rollout: Mapping[str, Any], clip: float | None) -> list[Tensor | None]:
+    """Return ``clip(log pi_teacher(a_t) - log pi_behaviour(a_t), -C, C)`` ``[R_i]`` per sample; None without a teacher.
 
-    ``A_t += coef * (log pi_teacher(a_t) - log pi_old(a_t))``, from ``teacher_log_probs`` (None for a sample without a
-    teacher) and ``log_probs``. A sample without a teacher keeps its advantage. This combines reward and on-policy
-    distillation (OpenClaw-RL, arXiv 2603.10165, ``A_t = w_rl r + w_opd (log pi_T - log pi_old)``).
+    From ``teacher_log_probs`` and the log probabilities that the tokens were sampled with: ``rollout_log_probs``, or
+    ``log_probs`` if the rollout has none. Recomputed log probabilities would add the policy's drift since then. One
+    unlikely token has an unbounded term, which would outweigh the rewards of a whole batch; ``clip`` is ``--opd-clip``,
+    None leaves the terms as they are.
     """
     teacher = rollout.get("teacher_log_probs")
+    sampled = rollout.get("rollout_log_probs")
+    behaviour = rollout["log_probs"] if sampled is None else sampled
     if teacher is None:
+        return [None] * len(behaviour)
+    return [None if t is None else _bounded(t - b.to(t.device), clip) for t, b in zip(teacher, behaviour, strict=True)]
+
+
+def _bounded(values: Tensor, clip: float | None) -> Tensor:
+    return values if clip is None else values.clamp(-clip, clip)
+
+
+def add_opd_term(
+    advantages: list[Tensor], rollout: Mapping[str, Any], coef: float, clip: float | None = None
+) -> list[Tensor]:
+    """Return new advantages ``[R_i]`` that include the teacher's term.
+
+    ``A_t += coef * clip(log pi_teacher(a_t) - log pi_behaviour(a_t))``, see `teacher_terms`. A sample without a teacher
+    keeps its advantage. This combines reward and on-policy distillation (OpenClaw-RL, arXiv 2603.10165, ``A_t = w_rl r +
+    w_opd (log pi_T - log pi_old)``).
+    """
+    if rollout.get("teacher_log_probs") is None:
         return list(advantages)
-    return [
-        a if t is None else a + coef * (t - old)
-        for a, t, old in zip(advantages, teacher, rollout["log_probs"], strict=True)
-    ]
+    terms = teacher_terms(rollout, clip)
+    return [a if term is None else a + coef * term for a, term in zip(advantages, terms, strict=True)]
 
 
 _EPSILON = 1e-8

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slime.algorithms.losses.reduce import Reducer, rebuild_reducer, sequence_mean
 from slime.args import Arguments
+from slime.utils.metric_names import LARGEST
 from slime.utils.misc import is_tuple, load_function
 from slime.utils.streams import TrainBatch
 
@@ -55,10 +56,32 @@ def off_policy_mask(
     return torch.cat([1.0 - ((a < 0) & far).float() for a, far in zip(advantages, moved, strict=True)])
 
 
+def mismatch(trainer: Tensor, engine: Tensor, masks: Sequence[Tensor], reduce: Reducer) -> dict[str, Tensor]:
+    """Return how far the trainer's log probabilities ``[sum R_i]`` of the sampled tokens are from the engine's.
+
+    ``train_rollout_logprob_abs_diff`` is the mean of ``|d|`` with ``d = log pi_trainer(a_t) - log pi_engine(a_t)``,
+    ``train_rollout_logprob_diff_max`` the largest over the step, and ``train_rollout_kl`` estimates KL(engine || trainer)
+    by ``exp(d) - 1 - d`` (Schulman, "Approximating KL Divergence", 2020). A sample of older weights differs by their age,
+    too.
+    """
+    difference = (trainer - engine).detach()
+    trained = torch.cat([mask.bool() for mask in masks]).to(difference.device)
+    largest = difference.abs()[trained].max() if trained.any() else difference.new_zeros(())
+    return {
+        "train_rollout_logprob_abs_diff": reduce(difference.abs()),
+        "train_rollout_kl": reduce(difference.exp() - 1.0 - difference),
+        f"train_rollout_logprob_diff{LARGEST}": largest,
+    }
+
+
 def correct(
-    args: Arguments, batch: TrainBatch, losses: Tensor, reduce: Reducer
+    args: Arguments, batch: TrainBatch, new: Tensor, losses: Tensor, reduce: Reducer
 ) -> tuple[Tensor, list[Tensor], Reducer, dict[str, Tensor]]:
-    """Return the losses ``[sum R_i]``, the masks, the reducer for these masks, and the reduced metrics."""
+    """Return the losses ``[sum R_i]``, the masks, the reducer for these masks, and the reduced metrics.
+
+    ``new`` are the log probabilities of the step's own weights. With ``--use-rollout-logprobs`` the old ones are the
+    engine's, so only the new ones tell trainer from engine.
+    """
     masks = batch["loss_masks"]
     sampled = batch.get("rollout_log_probs")
     if sampled is None:
@@ -67,7 +90,7 @@ def correct(
             raise ValueError(f"{flag} needs rollout_log_probs on every sample; request logprobs from the engine")
         return losses, masks, reduce, {}
     old, rollout = torch.cat(batch["log_probs"]), torch.cat(sampled)
-    metrics = {"train_rollout_logprob_abs_diff": reduce((old - rollout).abs())}
+    metrics = mismatch(new if args.use_rollout_logprobs else old, rollout, masks, reduce)
     if args.custom_tis_function_path:
         corrected, kept, found = _custom(args, batch, losses)
         metrics |= {name: reduce(_flat(value)) for name, value in found.items()}

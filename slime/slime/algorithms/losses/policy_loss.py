@@ -74,7 +74,7 @@ def policy_loss(
         kept = off_policy_mask(log_probs, batch["log_probs"], batch["advantages"], batch["loss_masks"], args.opsm_delta)
         losses = losses * kept
         metrics["opsm_clipfrac"] = reduce(1.0 - kept)
-    losses, masks, reduce, found = correct(args, batch, losses, reduce)
+    losses, masks, reduce, found = correct(args, batch, new, losses, reduce)
     metrics |= found
     pg_loss = policy_reducer(args, batch, masks, reduce)(losses)
     entropy_mean = reduce(torch.cat(entropy))

@@ -18,7 +18,7 @@ Use: ``--loss-type custom_loss --custom-loss-function-path slime.algorithms.loss
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -113,7 +113,11 @@ def support_ids(batch: TrainBatch) -> list[Tensor]:
 
     Padding repeats the response token. A sample without a teacher has padding only.
     """
-    _, supports = _given(batch)
+    return padded_support(batch, _given(batch)[1])
+
+
+def padded_support(batch: TrainBatch, supports: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return ids ``[R, K]`` per sample, padded to the largest K of ``supports``, at least 1; see `support_ids`."""
     width = max((ids.size(-1) for ids in supports if ids is not None), default=1)
     tokens = predicted_ids(batch["unconcat_tokens"], batch["total_lengths"], batch["response_lengths"])
     found: list[Tensor] = []

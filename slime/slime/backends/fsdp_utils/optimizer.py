@@ -49,9 +49,11 @@ def start_moments(optimizer: torch.optim.AdamW) -> None:
 
 
 def apply_gradients(
-    model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, clip_grad: float
+    model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule, clip_grad: float, *, hold: bool = False
 ) -> tuple[float, float, bool]:
     """Clip to the global norm ``clip_grad`` (0 or less: no clipping), step, and clear the gradients.
+
+    ``hold``: take no step.
 
     Returns:
         The norm before clipping, the learning rate, and whether the step was taken.
@@ -60,7 +62,8 @@ def apply_gradients(
     norm = torch.nn.utils.get_total_norm(gradients)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     rate = schedule.lr()
-    taken = bool(torch.isfinite(norm))
+    finite = bool(torch.isfinite(norm))
+    taken = finite and not hold
     if taken:
         if clip_grad > 0:
             torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_grad, norm)
@@ -68,7 +71,7 @@ def apply_gradients(
             group["lr"] = rate
         optimizer.step()
         schedule.steps += 1
-    else:
+    elif not finite:
         logger.error("gradient norm is %s: skipping this optimizer step, the weights stay unchanged", norm.item())
     optimizer.zero_grad(set_to_none=True)
     return float(norm), rate, taken

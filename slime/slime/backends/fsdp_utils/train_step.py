@@ -17,10 +17,12 @@ from torch import Tensor
 from slime.args import Arguments
 from slime.backends.fsdp_utils.model import PolicyModel
 from slime.backends.fsdp_utils.optimizer import apply_gradients
-from slime.backends.trainer.micro_batch import Metrics, mean_over_ranks, micro_batch_loss, model_input
+from slime.backends.trainer.hold import held_back
+from slime.backends.trainer.micro_batch import Metrics, add_metrics, mean_over_ranks, micro_batch_loss, model_input
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import RolloutShard
 from slime.backends.trainer.schedule import Schedule
+from slime.utils.metric_names import HELD
 
 LossOfMicroBatch = Callable[[Arguments, Any, RolloutShard, list[int], torch.device], tuple[Tensor, dict[str, Tensor]]]
 
@@ -82,8 +84,8 @@ def optimizer_step(
     for indices in shard.micro_batches[step]:
         loss, metrics = loss_of(args, model, shard, indices, device)
         (loss * (dist.get_world_size() / denominator)).backward()
-        for name, value in metrics.items():
-            sums[name] = sums.get(name, torch.zeros((), device=device)) + value
+        add_metrics(sums, metrics, device)
     result = mean_over_ranks(sums, denominator)
-    norm, rate, taken = apply_gradients(model, optimizer, schedule, args.clip_grad)
+    result |= held_back(args, result)
+    norm, rate, taken = apply_gradients(model, optimizer, schedule, args.clip_grad, hold=bool(result.get(HELD)))
     return result | {"grad_norm": norm, "lr-pg_0": rate, "skipped_steps": float(not taken)}

@@ -53,9 +53,11 @@ def build_optimizer(args: Arguments, model: Any, *, device: torch.device) -> Any
 
 
 def apply_gradients(
-    model: Any, optimizer: Any, schedule: Schedule, clip_grad: float, *, device: torch.device
+    model: Any, optimizer: Any, schedule: Schedule, clip_grad: float, *, device: torch.device, hold: bool = False
 ) -> tuple[float, float, bool]:
     """Clip to the global norm ``clip_grad`` (0 or less: no clipping), step, and clear the gradients.
+
+    ``hold``: take no step.
 
     Returns:
         The norm before clipping, the learning rate, and whether the step was taken.
@@ -66,7 +68,7 @@ def apply_gradients(
     with model_device(device):
         optimizer.prepare_grads()
         norm = float(optimizer.get_grad_norm())
-        taken = math.isfinite(norm)
+        taken = math.isfinite(norm) and not hold
         if taken:
             for part in getattr(optimizer, "chained_optimizers", [optimizer]):
                 decoupled = part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8
@@ -76,7 +78,7 @@ def apply_gradients(
                 group["lr"] = rate
             optimizer.step_with_ready_grads()
             schedule.steps += 1
-        else:
+        elif not math.isfinite(norm):
             logger.error("gradient norm is %s: skipping this optimizer step, the weights stay unchanged", norm)
         optimizer.zero_grad()
         model.zero_grad_buffer()

@@ -23,11 +23,13 @@ from slime.backends.megatron_utils.model import unwrapped
 from slime.backends.megatron_utils.optimizer import apply_gradients
 from slime.backends.megatron_utils.parallel import groups
 from slime.backends.megatron_utils.schedule import Around, run
-from slime.backends.trainer.micro_batch import Metrics, mean_over_ranks, micro_batch_loss, model_input
+from slime.backends.trainer.hold import held_back
+from slime.backends.trainer.micro_batch import Metrics, add_metrics, mean_over_ranks, micro_batch_loss, model_input
 from slime.backends.trainer.packing import MicroBatch
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.logprobs.context_parallel import own_place
+from slime.utils.metric_names import HELD
 
 LossOfHidden = Callable[[list[int], Tensor], tuple[Tensor, dict[str, Tensor]]]
 """Function from samples and their last-stage hidden states to their summed loss and metrics."""
@@ -143,8 +145,7 @@ def backward_pass(
     found = run(args, model, inputs, finish, device=device, forward_only=False, around=around)
     sums: dict[str, Tensor] = {}
     for metrics in found:
-        for name, value in metrics.items():
-            sums[name] = sums.get(name, torch.zeros((), device=device)) + value
+        add_metrics(sums, metrics, device)
     ranks = groups().get_data_parallel_group(with_context_parallel=in_parts)
     return from_last_stage(mean_over_ranks(sums, denominator, ranks))
 
@@ -164,5 +165,7 @@ def optimizer_step(
 ) -> Metrics:
     """Take optimizer step ``step`` of the shard and return its metrics, equal on all ranks; see :func:`backward_pass`."""
     result = backward_pass(args, model, shard, step, device, loss_of, in_parts=in_parts, around=around)
-    norm, rate, taken = apply_gradients(model, optimizer, schedule, args.clip_grad, device=device)
+    result |= held_back(args, result)
+    hold = bool(result.get(HELD))
+    norm, rate, taken = apply_gradients(model, optimizer, schedule, args.clip_grad, device=device, hold=hold)
     return result | {"grad_norm": norm, "lr-pg_0": rate, "skipped_steps": float(not taken)}

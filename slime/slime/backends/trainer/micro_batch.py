@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from slime.args import Arguments
 from slime.backends.trainer.packing import MicroBatch, build
 from slime.backends.trainer.rollout_data import IMAGES, RolloutShard
 from slime.logprobs.response_rows import ResponseRows
+from slime.utils.metric_names import is_largest
 from slime.utils.misc import load_function
 from slime.utils.streams import TrainBatch
 
@@ -134,10 +135,21 @@ def value_micro_batch_loss(
     return value_loss(args, batch, inputs.per_sample(values), reducer_of(args, batch, inputs.response_lengths))
 
 
+def add_metrics(sums: dict[str, Tensor], metrics: Mapping[str, Tensor], device: torch.device) -> None:
+    """Add the metrics of a micro-batch in place; of a largest value (`is_largest`) keep the larger one."""
+    for name, value in metrics.items():
+        so_far = sums.get(name, torch.zeros((), device=device))
+        sums[name] = torch.maximum(so_far, value) if is_largest(name) else so_far + value
+
+
 def mean_over_ranks(sums: dict[str, Tensor], denominator: int, group: dist.ProcessGroup | None = None) -> Metrics:
-    """Sum each metric over the ranks of ``group`` and divide; a rank without samples contributes nothing."""
+    """Sum each metric over the ranks of ``group`` and divide; a rank without samples contributes nothing.
+
+    A largest value (`is_largest`) is the largest of all ranks.
+    """
     local = {name: float(value) for name, value in sums.items()}
     gathered: list[Metrics | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, local, group=group)
     names = sorted({name for metrics in gathered if metrics for name in metrics})
-    return {name: sum(metrics.get(name, 0.0) for metrics in gathered if metrics) / denominator for name in names}
+    found = {name: [metrics[name] for metrics in gathered if metrics and name in metrics] for name in names}
+    return {name: max(values) if is_largest(name) else sum(values) / denominator for name, values in found.items()}

@@ -33,6 +33,7 @@ from slime.backends.trainer.wandb_folders import remove_at_the_end
 from slime.checkpoints.checkpoint_folder import read_meta
 from slime.exceptions import CheckpointError, TrainerError
 from slime.utils.forwarded_environment import own_of_machine
+from slime.utils.metric_names import is_largest
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +217,7 @@ def mean_of_steps(steps: list[Metrics]) -> Metrics:
     result = {}
     for name in names:
         values = [step[name] for step in steps if name in step]
-        result[name] = sum(values) / len(values)
+        result[name] = max(values) if is_largest(name) else sum(values) / len(values)
     if steps:
         result["lr-pg_0"] = steps[-1]["lr-pg_0"]
         result["skipped_steps"] = sum(step["skipped_steps"] for step in steps)

@@ -1,0 +1,189 @@
+"""A fuse holds back the step, pauses training, keeps serving; a restart stays paused until someone resumes (finding B7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.args import Arguments
+from slime.exceptions import RankLostError
+from slime.observability.metric_utils import STEPS
+from slime.ray import run as run_module
+from slime.ray.fuses import Fuses
+from slime.ray.report import Step, Trained
+from slime.ray.run import Run
+from slime.utils import logging_utils
+from slime.utils.fuses import blown
+from slime.utils.metric_names import PAUSED
+from slime.utils.paused import pause, paused, resume
+from slime.utils.process import Stopped
+from tests.unit.ray.test_run_restart import Remote, World, loop, steps, world
+
+__all__ = ["world"]  # a fixture
+
+BAD = 2
+BOUND = ["train/ppo_kl>0.5", "rollout/response_len/of_limit>0.9"]
+
+
+def make_run(world: World, monkeypatch: pytest.MonkeyPatch, *, where: str = "loss", fuses: Any = BOUND) -> Run:
+    """Return a run whose rollout `BAD` blows a fuse: of its ``loss`` or of its ``batch``."""
+    from tests.unit.ray import test_run_restart
+
+    run = test_run_restart.make_run(world, interval=10, rollouts=5)
+    run.args.fuses = fuses
+    run._fuses = Fuses(run.args)
+    manager: Any = run._processes.manager
+    monkeypatch.setattr(run_module, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(
+        manager,
+        "on_step_refused",
+        Remote(lambda rollout_id, why: world.log.append(f"refused {rollout_id}: {why}")),
+        raising=False,
+    )
+    monkeypatch.setattr(manager, "generate", Remote(lambda rollout_id: batch(rollout_id, where)))
+    train = test_run_restart.Trainer.train
+
+    def held(self: Any, rollout_id: int, shards: Any, critic_shards: Any) -> dict[str, Any]:
+        train(self, rollout_id, shards, critic_shards)
+        step = {"train/ppo_kl": 0.7 if where == "loss" and rollout_id == BAD else 0.1}
+        # the trainer's own decision, slime.backends.trainer.hold
+        return {STEPS: [{**step, "train/fuse_held": float(blown(self.args.fuses, step) is not None)}]}
+
+    monkeypatch.setattr(test_run_restart.Trainer, "train", held)
+    return run
+
+
+def batch(rollout_id: int, where: str) -> dict[str, Any]:
+    share = 0.95 if where == "batch" and rollout_id == BAD else 0.2
+    metrics = {"rollout/response_len/of_limit": share}
+    return {"shards": [f"batch {rollout_id}"], "critic_shards": [], "metrics": metrics}
+
+
+def resumes_after(run: Run, monkeypatch: pytest.MonkeyPatch, looks: int) -> list[int]:
+    """Let someone resume the run at its ``looks``-th look for restarted engines; return a counter of the looks."""
+    seen: list[int] = []
+
+    def recover() -> None:
+        seen.append(1)
+        if len(seen) == looks:
+            resume(run.args.run_dir)
+
+    monkeypatch.setattr(run, "recover", recover)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("loss", "train/ppo_kl>0.5 (it is 0.7)"),
+        ("batch", "rollout/response_len/of_limit>0.9 (it is 0.95)"),
+    ],
+)
+def test_a_blown_fuse_pauses_and_nothing_of_it_serves(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str, why: str
+) -> None:
+    run = make_run(world, monkeypatch, where=where)
+    looks = resumes_after(run, monkeypatch, 3)
+    run.repeat(loop)
+    asked = [line.split(" on ")[0] for line in steps(world)]
+    trained = [0, 1, 2, 3, 4] if where == "loss" else [0, 1, 3, 4]
+    assert asked == [f"trainer 1 train {number}" for number in trained]
+    assert f"refused {BAD}: {why}" in world.log
+    begin, end = world.log.index(f"refused {BAD}: {why}"), world.log.index("trainer 1 train 3 on batch 3")
+    assert world.log[begin + 1 : end] == [
+        f"trainer 1 save {BAD}", f"manager 1 save {BAD}", f"trainer 1 publish {BAD}", f"trainer 1 published {BAD}",
+    ]  # fmt: skip
+    assert [line for line in world.log if " live " in line] == [f"manager 1 live {n} 1" for n in (0, 1, 3, 4)]
+    assert len(looks) >= 3, "engines are looked after during the pause"
+    said = capsys.readouterr().out
+    assert f"training is paused since rollout {BAD}: {why}; the last good weights keep serving" in said
+    assert f"to go on: openclaw-rl resume {run.args.run_dir}" in said
+    assert "training goes on" in said
+    assert paused(run.args.run_dir) is None
+
+
+def test_without_the_flag_nothing_is_held_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(world, monkeypatch, fuses=None)
+    run.repeat(loop)
+    assert len([line for line in world.log if " live " in line]) == 5
+    assert paused(run.args.run_dir) is None
+
+
+def test_a_signal_ends_a_paused_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(world, monkeypatch)
+    monkeypatch.setattr(run, "stop", Stops())
+    with pytest.raises(Stopped):
+        run.repeat(loop)
+    assert paused(run.args.run_dir) is not None
+
+
+class Stops:
+    """Asks to stop once somebody waits for it."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+
+def test_a_rank_that_dies_during_the_pause_starts_again_and_stays_paused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(world, monkeypatch)
+    looks: list[int] = []
+
+    def recover() -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            raise RankLostError("training rank 1 died", "save")
+        if len(looks) == 4:
+            resume(run.args.run_dir)
+
+    monkeypatch.setattr(run, "recover", recover)
+    run.repeat(loop)
+    assert len(looks) >= 4
+    after = world.log[world.log.index("trainer 1 killed") :]
+    assert [line.split(" on ")[0] for line in after if " train " in line] == ["trainer 2 train 3", "trainer 2 train 4"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "stays"),
+    [
+        ({"resume": True}, True),
+        ({"resume": True, "resume_training": True}, False),
+        ({"resume": False}, False),
+    ],
+)
+def test_a_restart_stays_paused_until_the_flag_or_a_new_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: dict[str, Any], stays: bool
+) -> None:
+    pause(tmp_path, 7, "train/ppo_kl>0.5 (it is 2)")
+    fuses = Fuses(Arguments(**{"run_dir": str(tmp_path), "resume_training": False, "fuses": None, **flags}))
+    fuses.at_start()
+    assert (fuses.paused() is not None) is stays
+    assert ("training is paused since rollout 7" in capsys.readouterr().out) is stays
+
+
+def test_a_fuse_without_its_metric_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fuses = Fuses(Arguments(run_dir=str(tmp_path), fuses=["train/ppo_kl>1", "rollout/reward<0"]))
+    for _ in range(2):
+        assert fuses.of_steps({STEPS: [{"train/loss": 1.0}]}, {"rollout/reward": 1.0}) is None
+    told = capsys.readouterr().out
+    assert told.count("--fuses looks at train/ppo_kl, which neither the batch nor the loss reports") == 1
+    assert "rollout/reward" not in told
+
+
+def test_the_tracker_learns_of_the_pause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    args = Arguments(
+        fuses=BOUND, run_dir=str(tmp_path), rollout_batch_size=8, n_samples_per_prompt=1, global_batch_size=8
+    )
+    run = Run(args)
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(logging_utils, "log", lambda args, metrics, step_key: told.append(metrics))
+    cause = blown(BOUND, {"train/ppo_kl": 1.0})
+    for refused in (None, cause):
+        run._tell(Trained(1, {}, Step({}, 0.0, 0.0, refused)), 0.0, live=False)
+    assert [each[PAUSED] for each in told] == [0.0, 1.0]
