@@ -1,11 +1,11 @@
 """The Combine loss as a custom loss function, for ``--loss-type custom_loss``.
 
-    A[k] = advantage[k] + w_opd * (log pi_T(a[k]) - log pi_old(a[k]))
+    A[k] = advantage[k] + w_opd * clip(log pi_T(a[k]) - log pi_old(a[k]), -C, C)
     loss = PPO clip(log pi - log pi_old, A) + kl_loss_coef * KL(pi, pi_ref) - entropy_coef * entropy
 
 Guarantees: the same loss and gradient as the built-in loss with ``--use-opd --opd-kl-coef w_opd``; use only one of them.
 ``advantage`` comes from the estimator: for GRPO without normalisation, the sample's reward, which includes ``w_rl``.
-``w_opd`` is ``OPENCLAW_COMBINE_W_OPD``. A sample without teacher log-probabilities has only the first term.
+``w_opd`` is ``OPENCLAW_COMBINE_W_OPD``, and ``C`` is ``--opd-clip``. A sample without teacher log-probabilities has only the first term.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from openclaw_combine_method import Config
 
-from slime.algorithms.advantages.terms import add_opd_term
+from slime.algorithms.advantages.terms import teacher_terms
 from slime.algorithms.losses.custom import from_response_rows
 from slime.algorithms.losses.policy_loss import policy_loss_of_logits
 from slime.args import Arguments
@@ -48,7 +48,10 @@ def combine_loss_function(
         )
     if args.use_tis:
         raise ValueError("--use-tis has no effect with combine_loss; drop --use-tis or --loss-type custom_loss")
-    distances = add_opd_term([torch.zeros_like(values) for values in batch["log_probs"]], batch, 1.0)
+    terms = teacher_terms(batch, args.opd_clip)
+    distances = [
+        torch.zeros_like(old) if term is None else term for term, old in zip(terms, batch["log_probs"], strict=True)
+    ]
     weight = own_config().w_opd
     advantages = [a + weight * d for a, d in zip(batch["advantages"], distances, strict=True)]
     loss, metrics = policy_loss_of_logits(args, {**batch, "advantages": advantages}, logits, sum_of_sample_mean)

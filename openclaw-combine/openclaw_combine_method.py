@@ -1,10 +1,11 @@
 """Combine: the next state's sign for the whole reply, plus the hint's correction of each token.
 
-    A[k] = w_rl * r + w_opd * (log pi_T(a[k] | s + hint) - log pi_old(a[k] | s))
+    A[k] = w_rl * r + w_opd * clip(log pi_T(a[k] | s + hint) - log pi_old(a[k] | s), -C, C)
 
 Guarantees: at most one sample per turn. It has the first term if r is +1 or -1, and the second term if there is a hint;
 without both there is no sample. The sample's reward includes ``w_rl`` (``OPENCLAW_COMBINE_W_RL``). The trainer applies
-``w_opd`` (``OPENCLAW_COMBINE_W_OPD``) through ``--use-opd --opd-kl-coef`` or `combine_loss`.
+``w_opd`` (``OPENCLAW_COMBINE_W_OPD``) through ``--use-opd --opd-kl-coef`` or `combine_loss`. ``C`` is ``--opd-clip``: one token
+that the hint forbids otherwise outweighs the reward of a whole reply (measured, see instructions/learning_figures.md).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from openclaw.config.method_config import MethodConfig, variable
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.method import JudgePlan, SampleDecision
 from openclaw.training.samples import make_sample
@@ -43,7 +45,7 @@ class Config(MethodConfig):
         """Return the flags for GRPO without normalisation, plus the teacher's term."""
         return (
             *("--advantage-estimator", "grpo", "--disable-rewards-normalization"),
-            *("--use-opd", "--opd-kl-coef", str(self.w_opd), "--eps-clip-high", "0.28"),
+            *("--use-opd", "--opd-kl-coef", str(self.w_opd), "--opd-clip", "0.5", "--eps-clip-high", "0.28"),
         )
 
 
@@ -54,18 +56,28 @@ class Combine:
 
     def __init__(self, config: RuntimeConfig, own: Config = Config()) -> None:
         self._votes = config.prm_m or DEFAULT_VOTES
-        self._w_rl = own.w_rl
+        if own.w_rl == own.w_opd == 0:
+            raise ConfigError(
+                "OPENCLAW_COMBINE_W_RL=0 and OPENCLAW_COMBINE_W_OPD=0 leave nothing to learn; set one above 0"
+            )
+        self._w_rl, self._distils = own.w_rl, own.w_opd > 0
 
     def judges(self) -> JudgePlan:
-        """Return both judges and the teacher."""
-        return JudgePlan(prm_votes=self._votes, hint_votes=self._votes, needs_teacher=True)
+        """Return the judges of the terms with a weight, and the teacher."""
+        return JudgePlan(
+            prm_votes=self._votes if self._w_rl else 0,
+            hint_votes=self._votes if self._distils else 0,
+            needs_teacher=self._distils,
+        )
 
     def samples(self, turn: Turn, verdict: Verdict) -> SampleDecision:
         """Return one sample with the terms that the verdict supports."""
         score = verdict.score or 0
-        teacher = verdict.teacher_log_probs
+        teacher = verdict.teacher_log_probs if self._distils else None
         if self._w_rl * score == 0 and teacher is None:
-            return SampleDecision(reason="no_teacher_log_probs" if verdict.hint else "score_zero_no_hint")
+            return SampleDecision(
+                reason="no_teacher_log_probs" if verdict.hint and self._distils else "score_zero_no_hint"
+            )
         metadata = {"hint": verdict.hint} if verdict.hint else {}
         sample = make_sample(turn, self._w_rl * score, score=score, teacher_log_probs=teacher, metadata=metadata)
         return SampleDecision([sample])

@@ -1,9 +1,9 @@
 """On-policy distillation: the target of each token is the policy's own distribution given the hint.
 
-    A[k] = log pi_T(a[k] | s + hint) - log pi_old(a[k] | s)
+    A[k] = clip(log pi_T(a[k] | s + hint) - log pi_old(a[k] | s), -C, C)
 
 Guarantees: a turn gives a sample if a hint was accepted and the teacher scored the reply under it; otherwise it gives a
-reason. The estimator is ``on_policy_distillation``, so the reward does not affect the gradient. With ``--distill-topk``
+reason. The estimator is ``on_policy_distillation``, so the reward does not affect the gradient. ``C`` is ``--opd-clip``. With ``--distill-topk``
 the sample also has the teacher's top K, for `topk_distillation_loss`.
 """
 
@@ -21,7 +21,7 @@ from slime.utils.types import Sample
 
 DEFAULT_VOTES = 1
 ESTIMATOR = ("--advantage-estimator", "on_policy_distillation")
-CLIP = ("--eps-clip-high", "0.28")
+CLIP = ("--eps-clip-high", "0.28", "--opd-clip", "1.0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The runtime for live traffic, in rooms. A room imports only rooms below it; `lint-imports` checks this.
 
 * ``__main__``: the command ``openclaw-rl``, which runs the others by name.
-* ``chat``, ``inspect``, ``server``: commands.
+* ``chat``, ``inspect``, ``resume``, ``server``: commands.
 * ``launch``: a launch script's variables become a plan.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.

@@ -56,7 +56,14 @@ class JudgeError(OpenClawError):
 
 
 class EngineUnavailableError(JudgeError):
-    """The engine was unreachable, timed out or answered 5xx; the turn is judged again later."""
+    """The engine was unreachable, timed out or answered 5xx; the turn is judged again later.
+
+    ``retry_after`` is how many seconds it asked to be left alone.
+    """
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineRefusedError(JudgeError):

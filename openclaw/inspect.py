@@ -26,6 +26,7 @@ from slime.utils.private_files import private_folder
 
 PREVIEW = 60
 SHOWN_LOCAL = "local"
+SCORED_BY = {"judge": "score", "feedback": "user ", "rule": "rule "}
 
 
 def clock(seconds: float | None) -> str:
@@ -47,7 +48,7 @@ def turn_line(record: TurnRecord) -> str:
     """Return one line about a turn."""
     turn, verdict = record.turn, record.verdict
     score = "-" if verdict is None or verdict.score is None else f"{verdict.score:+d}"
-    word = "score" if verdict is None or verdict.score_source == "judge" else "user "
+    word = "score" if verdict is None else SCORED_BY[verdict.score_source]
     outcome = "; ".join(step_text(sample) for sample in record.samples) or turn.reason or turn.state
     if turn.state == "pending" and record.judge_error:
         outcome = f"pending after {record.judge_attempts} failed attempts: {preview(record.judge_error, PREVIEW)}"
@@ -61,7 +62,8 @@ def turn_line(record: TurnRecord) -> str:
 def sample_line(record: SampleRecord) -> str:
     """Return one line about a sample."""
     sample = record.sample
-    teacher = "teacher" if sample.teacher_log_probs is not None else "-"
+    taught = sample.teacher_log_probs is not None or sample.teacher_topk_indices is not None
+    teacher = "teacher" if taught else "-"
     versions = ",".join(sample.weight_versions) or "-"
     return (
         f"sample {record.id:<6} turn {record.turn_id:20} reward {sample.reward:+.2f}  {sample.response_length:5} tokens"

@@ -30,6 +30,11 @@ SHARE_OF_A_KEY = 4
 HOST_NAME = re.compile(r"[a-z0-9_.-]+|[0-9a-f:]*:[0-9a-f:.]*")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 
+HYGIENE_RULES = ("truncated", "repetition", "duplicate", "off_language", "malformed_call", "asks_back")
+ANSWERS_IN_TIME = 3
+SLOW_JUDGE_TOKENS_PER_SECOND = 20.0
+LEAST_JUDGE_SECONDS = 120.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig(RuntimeVariables):
@@ -83,6 +88,9 @@ class RuntimeConfig(RuntimeVariables):
                 f"PRM_MAX_NEW_TOKENS={self.prm_max_new_tokens} leaves no room for a prompt in "
                 f"CONTEXT_LENGTH={self.context_length}; lower the first or raise the second"
             )
+        self._check_judge()
+        if unknown := [rule for rule in listed(self.hygiene) if rule not in HYGIENE_RULES]:
+            raise ConfigError(f"OPENCLAW_HYGIENE: there is no rule {unknown[0]!r}; use {', '.join(HYGIENE_RULES)}")
         if self.method and "." not in self.method:
             raise ConfigError(f"OPENCLAW_METHOD={self.method!r} names no module; write module.attribute")
         for host in listed(self.allowed_hosts):
@@ -97,6 +105,28 @@ class RuntimeConfig(RuntimeVariables):
                     f"OPENCLAW_ALLOWED_ORIGINS: {origin!r} is not an origin; write scheme://host or "
                     "scheme://host:port, for example https://chat.example.org"
                 )
+
+    def _check_judge(self) -> None:
+        """Raise ConfigError if the variables name no judge, or two."""
+        if self.judge_base_url and self.judge_class:
+            raise ConfigError("OPENCLAW_JUDGE_BASE_URL and OPENCLAW_JUDGE_CLASS both name a judge; set one of them")
+        if bool(self.judge_base_url) != bool(self.judge_model):
+            raise ConfigError("OPENCLAW_JUDGE_BASE_URL and OPENCLAW_JUDGE_MODEL belong together; set both or none")
+        if self.judge_base_url and not self.judge_base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"OPENCLAW_JUDGE_BASE_URL={self.judge_base_url!r} is no HTTP URL; write https://HOST/v1")
+        if self.judge_api_key and not self.judge_base_url:
+            raise ConfigError("OPENCLAW_JUDGE_API_KEY is the key of OPENCLAW_JUDGE_BASE_URL, which is not set; set it")
+        if self.judge_class and "." not in self.judge_class:
+            raise ConfigError(f"OPENCLAW_JUDGE_CLASS={self.judge_class!r} names no module; write module.Class")
+        if self.judged_elsewhere and self.opd_teacher == "prm":
+            raise ConfigError(
+                "OPENCLAW_OPD_TEACHER=prm needs a judge engine of the run; set policy, or unset the other judge"
+            )
+
+    @property
+    def judged_elsewhere(self) -> bool:
+        """Return whether an endpoint or a class judges, so that the run needs no judge engine."""
+        return bool(self.judge_base_url or self.judge_class)
 
     def require(self, *fields: str) -> None:
         """Raise ConfigError if one of ``fields`` has no value."""
@@ -124,6 +154,12 @@ class RuntimeConfig(RuntimeVariables):
     def train_token_limit(self) -> int:
         """Return the most tokens, prompt plus reply, of a turn that can be trained."""
         return self.max_train_tokens or self.context_length
+
+    @property
+    def judge_seconds(self) -> float:
+        """Return the seconds that judging a turn may take: long enough for three of the longest answers."""
+        answers = ANSWERS_IN_TIME * self.prm_max_new_tokens / SLOW_JUDGE_TOKENS_PER_SECOND
+        return self.judge_timeout or max(LEAST_JUDGE_SECONDS, answers)
 
     @property
     def concurrent_per_key(self) -> int | None:

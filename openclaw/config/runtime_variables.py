@@ -107,8 +107,23 @@ class RuntimeVariables(EnvironmentConfig):
     policy_url: str | None = variable("OPENCLAW_POLICY_URL", None, "URL of the policy engine or its router")
     judge_url: str | None = variable("OPENCLAW_JUDGE_URL", None, "URL of the judge engine")
     tokenizer: str | None = variable("OPENCLAW_TOKENIZER", None, "folder or name of the policy's tokenizer")
+    judge_base_url: str | None = variable(
+        "OPENCLAW_JUDGE_BASE_URL",
+        None,
+        "OpenAI-compatible endpoint that judges instead of an engine of the run, like https://HOST/v1; it reads the conversations",
+    )
+    judge_model: str | None = variable("OPENCLAW_JUDGE_MODEL", None, "model that OPENCLAW_JUDGE_BASE_URL is asked for")
+    judge_api_key: str | None = variable("OPENCLAW_JUDGE_API_KEY", None, "key of OPENCLAW_JUDGE_BASE_URL", secret=True)
+    judge_class: str | None = variable(
+        "OPENCLAW_JUDGE_CLASS",
+        None,
+        "Python class that judges instead of an engine, as module.Class with score(prompt, response, next_state)",
+    )
     judge_tokenizer: str | None = variable("OPENCLAW_JUDGE_TOKENIZER", None, "folder or name of the judge's tokenizer")
     ledger: str | None = variable("OPENCLAW_LEDGER", None, "file of the ledger (SQLite)")
+    run_dir: str | None = variable(
+        "OPENCLAW_RUN_DIR", None, "folder of the run; the gateway shows whether its training is paused"
+    )
     method: str | None = variable("OPENCLAW_METHOD", None, "learning method as module.attribute")
     eval_mode: bool = variable(
         "OPENCLAW_EVAL_MODE", False, "1: record turns with the reason 'evaluation', and never judge or train them"
@@ -177,13 +192,41 @@ class RuntimeVariables(EnvironmentConfig):
     majority_vote_threshold: float = variable(
         "MAJORITY_VOTE_THRESHOLD", 0.6, "least share of valid votes for a majority", maximum=1.0, above=0.0
     )
+    judge_quorum: float = variable(
+        "OPENCLAW_JUDGE_QUORUM",
+        0.5,
+        "least share of valid votes among those asked for; with fewer the turn has no score",
+        maximum=1.0,
+        above=0.0,
+    )
+    judge_grammar: bool = variable(
+        "OPENCLAW_JUDGE_GRAMMAR",
+        True,
+        "1: the judge's engine ends every answer in one of the allowed boxes; 0 for an engine without a grammar back end",
+    )
     judge_prompts: Literal["full", "brief"] = variable(
         "OPENCLAW_JUDGE_PROMPTS", "full", "wording of the judge's prompts; brief is for tiny judges"
     )
     judge_concurrency: int = variable("OPENCLAW_JUDGE_CONCURRENCY", 8, "most turns judged at a time", minimum=1)
-    judge_timeout: float = variable("OPENCLAW_JUDGE_TIMEOUT", 120.0, "seconds that judging a turn may take", above=0.0)
+    judge_timeout: float | None = variable(
+        "OPENCLAW_JUDGE_TIMEOUT",
+        None,
+        "seconds that judging a turn may take; default: 120, or three answers of PRM_MAX_NEW_TOKENS at 20 tokens/s",
+        above=0.0,
+    )
+    judge_attempts: int = variable(
+        "OPENCLAW_JUDGE_ATTEMPTS",
+        8,
+        "failed attempts after which a turn is given up while the judge answers others; an outage gives up no turn",
+        minimum=1,
+    )
     min_response_tokens: int = variable(
         "OPENCLAW_MIN_RESPONSE_TOKENS", 8, "fewest tokens of a reply that is trained", minimum=1
+    )
+    hygiene: str = variable(
+        "OPENCLAW_HYGIENE",
+        "truncated,repetition,duplicate,malformed_call,asks_back",
+        "rules, separated by commas, that keep turns out of training or correct their score: truncated, repetition, duplicate, off_language, malformed_call, asks_back",
     )
     max_train_tokens: int | None = variable(
         "OPENCLAW_MAX_TRAIN_TOKENS",
@@ -193,6 +236,17 @@ class RuntimeVariables(EnvironmentConfig):
     )
     opd_teacher: Literal["policy", "prm"] = variable(
         "OPENCLAW_OPD_TEACHER", "policy", "engine whose model is the teacher"
+    )
+    max_tool_turns: int = variable(
+        "OPENCLAW_MAX_TOOL_TURNS",
+        8,
+        "of the turns in a row that only tools react to, this many are trained (reason tool_turns for the others); 0: all",
+        minimum=0,
+    )
+    baseline: bool = variable(
+        "OPENCLAW_BASELINE",
+        True,
+        "1: subtract the mean of earlier rewards from a reward, for users and for tools; 0: a reward is its advantage",
     )
     owner_share: float = variable(
         "OPENCLAW_OWNER_SHARE",

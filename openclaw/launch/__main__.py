@@ -140,7 +140,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = [problem for problem in plan.problems if of_machine(problem)]
     wrong = [problem for problem in plan.problems if not of_machine(problem)]
     if of_method := plan_problems(plan):
-        wrong += [*of_method, f"fix the method, then check it: python -m openclaw.method check {options.method}"]
+        wrong += [
+            *of_method,
+            f"if it is the method's fault, mend and check it: python -m openclaw.method check {options.method}",
+        ]
     if options.verbose:
         print(describe_in_full(plan))
     elif options.dry_run:

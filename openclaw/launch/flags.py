@@ -22,6 +22,9 @@ from slime.arguments.model_shape import shape_flags
 from slime.exceptions import ConfigurationError
 
 DEFAULT_VOTES = 1
+DUAL_CLIP = 3.0
+"""Bounds the loss of a token with a negative advantage: without it a reply that the policy has since learned to give weighs e^5."""
+NO_FUSES = "off"
 # Flags that need the trainer's own pass for old log probabilities, which --use-rollout-logprobs skips.
 OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})
 MEGATRON_RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
@@ -88,7 +91,7 @@ def flag_sections(inputs: FlagInputs) -> dict[str, tuple[str, ...]]:
             *("--sglang-mem-fraction-static", v["mem_fraction_static"]),
             *("--sglang-context-length", inputs.runtime.context_length),
         ],
-        "PRM_ARGS": _judge_flags(inputs),
+        "PRM_ARGS": _judge_flags(inputs) if inputs.own.asks_judge and not inputs.runtime.judged_elsewhere else [],
         "LORA_ARGS": _lora_flags(v) if v["use_lora"] else [],
         "WANDB_ARGS": ["--use-wandb", "--wandb-project", v["wandb_project"], "--wandb-group", inputs.name]
         if v["use_wandb"]
@@ -157,9 +160,10 @@ def _method_flags(inputs: FlagInputs) -> Words:
     v, kl = inputs.values, inputs.values["kl_loss_coef"]
     return [
         *inputs.own.launch_flags(),
-        *("--eps-clip", v["ppo_clip_ratio"], "--opd-teacher", inputs.runtime.opd_teacher),
+        *("--eps-clip", v["ppo_clip_ratio"], "--eps-clip-c", DUAL_CLIP, "--opd-teacher", inputs.runtime.opd_teacher),
         *([] if OWN_PASS.intersection(inputs.extra) else ["--use-rollout-logprobs"]),
-        *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "low_var_kl"] if kl else []),
+        *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "k3"] if kl else []),
+        *(["--fuses", *fuses] if (fuses := str(v["fuses"]).split()) and fuses != [NO_FUSES] else []),
     ]
 
 

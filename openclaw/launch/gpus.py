@@ -16,10 +16,12 @@ from slime.arguments.machines import OWN_CLUSTER
 GPU_ROLES = ("actor", "rollout", "prm")
 
 
-def gpus_of_roles(variables: Mapping[str, Resolved]) -> tuple[dict[str, int], tuple[int, ...] | None]:
+def gpus_of_roles(
+    variables: Mapping[str, Resolved], *, judge: bool = True
+) -> tuple[dict[str, int], tuple[int, ...] | None]:
     """Return the GPU count per role, and the listed GPU numbers in the order actor, rollout, judge.
 
-    The second value is None if the user gave counts.
+    The second value is None if the user gave counts. Without ``judge`` the judge has no GPU, whatever its variable says.
 
     Raises:
         ConfigError: only some roles have a list, two roles share a GPU, or the numbers do not ascend.
@@ -28,6 +30,9 @@ def gpus_of_roles(variables: Mapping[str, Resolved]) -> tuple[dict[str, int], tu
     parsed = [parse_gpus(entry.variable.name, str(entry.value)) for entry in entries]
     counts = {role: count for role, (count, _) in zip(GPU_ROLES, parsed, strict=True)}
     lists = [numbers for _, numbers in parsed]
+    if not judge:
+        counts["prm"] = 0
+        lists[GPU_ROLES.index("prm")] = () if lists[0] is not None else None
     if all(numbers is None for numbers in lists):
         return counts, None
     if any(numbers is None for numbers in lists):

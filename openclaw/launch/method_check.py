@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from openclaw.config.method_config import CONFIG_CLASS, MethodConfig, declared_configs
+from openclaw.config.method_config import CONFIG_CLASS, MethodConfig, config_of, declared_configs
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.launch.methods import REPOSITORY, declaration_problems, find_folder, imported, method_file, recommended
 from openclaw.launch.plan import Plan
 from openclaw.launch.profiles import PROFILES
+from openclaw.method import Method
 from openclaw.method.check import CLAUSES, MethodCheck
 from openclaw.method.loading import build_method, raised, resolve
 from openclaw.training.live import LiveRollout
@@ -53,7 +54,24 @@ def method_problems(path: str, config: RuntimeConfig, environment: Mapping[str, 
         method = build_method(path, config, environment)
     except ConfigError as error:
         return [str(error)]
-    return [f"{path}: {broken}" for broken in MethodCheck(method).run(config.temperature)]
+    broken = [f"{path}: {each}" for each in MethodCheck(method).run(config.temperature)]
+    return broken or (_vote_problems(method, config) if isinstance(method, Method) else [])
+
+
+def _vote_problems(method: Method, config: RuntimeConfig) -> list[str]:
+    """Return the settings of votes that have no effect on this method, and a declaration that leaves it without a judge."""
+    plan, own = method.judges(), config_of(type(method))
+    if plan.asks_judge and own is not None and not own.asks_judge:
+        return [f"{own.__module__}.{own.__name__}.asks_judge is False, but judges() asks for votes; remove the line"]
+    if not plan.asks_judge and config.judged_elsewhere:
+        name = "OPENCLAW_JUDGE_CLASS" if config.judge_class else "OPENCLAW_JUDGE_BASE_URL"
+        return [f"{name} has no effect: {method.name} asks no judge; unset it"]
+    threshold = config.sources.get("MAJORITY_VOTE_THRESHOLD", "default")
+    votes = plan.prm_votes
+    if threshold == "default" or votes > 1:
+        return []
+    why = "with one vote; set PRM_M=3, or unset it" if votes else "on a method that asks for no score; unset it"
+    return [f"{threshold}={config.majority_vote_threshold:g} has no effect {why}"]
 
 
 def folder_problems(folder: Path, environment: Mapping[str, str]) -> list[str]:

@@ -86,7 +86,8 @@ def make_plan(
     check_names(environment, found)
     variables = _launch_variables(found, profile, model, environment)
     live = _live_settings(found, profile, environment)
-    counts, ids = gpus_of_roles(variables)
+    own_judge = found.config.asks_judge and not live.runtime.judged_elsewhere
+    counts, ids = gpus_of_roles(variables, judge=own_judge)
     values = _with_paths(variables) | ({} if ids is None else {"num_gpus": len(ids)})
     inputs = FlagInputs(
         name=name or f"{profile.name}-{Path(method).name}",
@@ -115,6 +116,7 @@ def _read_plan(
     sections = flag_sections(inputs)
     args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model))
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
+    problems += settings_problems(live.runtime)
     check_nodes(inputs.values, ids, child)
     if ids is not None:
         check_listed(args)
@@ -213,9 +215,16 @@ def _read_flags(
     parser.prog, parser.further_flags = "launch", own_flags
     args, wrong = read_arguments(parser, words)
     problems = [with_variables(with_download(problem, usual)) for problem in wrong]
-    if found.declared and (unfed := unfed_loss(args, found.without_topk)):
+    if found.declared and (unfed := unfed_loss(args, found.without_topk, student_topk=found.student_topk)):
         problems.append(unfed)
     return args, [*problems, *check_asynchronous(args, "a method on live conversations")]
+
+
+def settings_problems(runtime: RuntimeConfig) -> list[str]:
+    """Return why a run with these settings of the runtime would serve, but never train."""
+    if runtime.top_p < 1:
+        return [f"OPENCLAW_TOP_P={runtime.top_p:g}: turns sampled with top_p below 1 are never trained; unset it"]
+    return []
 
 
 def usual_model(profile: Profile, model: str | None) -> str:

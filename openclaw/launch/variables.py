@@ -13,6 +13,12 @@ from openclaw.config.environment_config import EnvironmentConfig, variable
 from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
 
+DEFAULT_FUSES = (
+    "train/ppo_kl>0.5 train/ppo_kl<-0.5 train/entropy_loss<0.01 train/entropy_loss>5"
+    " rollout/response_len/of_limit>0.9 openclaw/degenerate_share>0.5"
+)
+"""Far from any healthy step: tiny runs stay within 0.006 of KL, 0.098 to 0.37 nats and a third of the longest reply."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchVariables(EnvironmentConfig):
@@ -72,6 +78,11 @@ class LaunchVariables(EnvironmentConfig):
         "do not train on replies sampled more than this many updates ago (reason stale); default: no bound",
         minimum=0,
     )
+    fuses: str = variable(
+        "OPENCLAW_FUSES",
+        DEFAULT_FUSES,
+        "bounds on metrics, separated by spaces, beyond which training pauses and serving goes on; off: none",
+    )
     gradient_checkpointing: bool = variable("USE_GRADIENT_CHECKPOINTING", True, "recompute activations")
     max_tokens_per_gpu: int = variable(
         "MAX_TOKENS_PER_GPU", 32768, "tokens per micro-batch and training GPU", minimum=16
@@ -94,7 +105,6 @@ LAUNCH_VARIABLES = LaunchVariables.variables()
 # Variables of other guides without a meaning here, and what to use instead.
 REPLACED: dict[str, str] = {
     "GRAD_ACCUM_STEPS": "gradients accumulate over the whole batch; MAX_TOKENS_PER_GPU bounds a micro-batch",
-    "MAJORITY_VOTE_THRESHOLD": "the majority of the votes decides; unset it",
     "VALUE_CLIP": "no method here has a critic; unset it",
     "RESUME_CKPT": "write SAVE_CKPT=FOLDER RESUME=1 with the folder that holds the checkpoints",
     "DATA_PATH": "training from recorded conversations is not implemented yet; unset it",

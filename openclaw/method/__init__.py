@@ -5,7 +5,16 @@ Guarantees: stateless; imports neither torch nor Ray. ``python -m openclaw.metho
 
 from __future__ import annotations
 
-from openclaw.method.interface import JudgePlan, Method, SampleDecision, TeacherContext
+from openclaw.method.interface import HintChoice, JudgePlan, Method, SampleDecision, SessionPlan, TeacherContext
 from openclaw.method.loading import load_method, method_config
 
-__all__ = ["JudgePlan", "Method", "SampleDecision", "TeacherContext", "load_method", "method_config"]
+__all__ = [
+    "HintChoice",
+    "JudgePlan",
+    "Method",
+    "SampleDecision",
+    "SessionPlan",
+    "TeacherContext",
+    "load_method",
+    "method_config",
+]

@@ -8,15 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from openclaw.ledger.records import Turn, Verdict, VersionSpan, Vote
+from openclaw.ledger.records import TopK, Turn, Verdict, VersionSpan, Vote
 from openclaw.method.interface import JudgePlan
 
 HINT = "Answer in one sentence, without bold type."
 RESPONSE_LOGPROBS = (-0.25, -1.5, -0.03125, -2.0, -0.5, -0.125, -3.0, -0.0625)
 
 
-def canned_turn(temperature: float) -> Turn:
-    """Return a pending reply of eight tokens, followed by a user's message."""
+def canned_topk(count: int, difference: float = 0.0) -> TopK:
+    """Return the policy's ``count`` likeliest tokens at each position of the canned reply, or a teacher's numbers of them."""
+    first = len(RESPONSE_LOGPROBS)
+    values = [[-0.5 * (n + 1) - difference for n in range(count)] for _ in RESPONSE_LOGPROBS]
+    return TopK(values, [[21 + position + n for n in range(count)] for position in range(first)])
+
+
+def canned_turn(temperature: float, topk: int = 0) -> Turn:
+    """Return a pending reply of eight tokens, followed by a user's message; ``topk`` as in `JudgePlan.student_topk`."""
     length = len(RESPONSE_LOGPROBS)
     return Turn(
         id="canned-turn",
@@ -37,6 +44,7 @@ def canned_turn(temperature: float) -> Turn:
         state="pending",
         next_state=[{"role": "user", "content": "No bold please, write it again."}],
         next_state_at=102.0,
+        response_topk=canned_topk(topk) if topk else None,
     )
 
 
@@ -50,6 +58,7 @@ def other_turns(turn: Turn) -> Iterator[tuple[str, Turn]]:
     }
     for name, message in reactions.items():
         yield f"{name} as the next state", replace(turn, next_state=[message])
+    yield "a thumb without words", replace(turn, next_state=[], signal="feedback")
     call = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
     reply = {"role": "assistant", "content": None, "tool_calls": [call]}
     yield "a tool call as the reply", replace(turn, response_message=reply, finish_reason="tool_calls")
@@ -77,7 +86,8 @@ def canned_verdicts(plan: JudgePlan) -> Iterator[tuple[str, Verdict]]:
                     score=score,
                     hint=hint,
                     votes=tuple(votes),
-                    teacher_log_probs=log_probs,
+                    teacher_log_probs=None if plan.student_topk else log_probs,
+                    teacher_topk=canned_topk(plan.student_topk, 0.25) if plan.student_topk and log_probs else None,
                     teacher_versions=("1",) if log_probs else (),
                     score_source="judge" if plan.prm_votes or score is None else "feedback",
                 ),

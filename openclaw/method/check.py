@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from openclaw.ledger.records import JudgedTurn, Turn, Verdict
 from openclaw.method.canned import canned_turn, canned_verdicts, other_turns
-from openclaw.method.interface import JudgePlan, SampleDecision
+from openclaw.method.interface import JudgePlan, SampleDecision, SessionPlan
 from openclaw.method.loading import missing_parts, raised
 from slime.exceptions import SampleError
 from slime.utils.types import Sample
@@ -29,6 +29,7 @@ CLAUSES = {
     "method-7": "returns from session_samples() a list of pairs: the id of one of the turns, and a sample",
     "method-8": "returns from teacher_context() a list of messages, or None; ValueError also means none",
     "method-9": "gives a sample for at least one verdict",
+    "method-10": "returns from session.questions() a list of prompts, each a list of messages, for every kind of turns",
 }
 
 
@@ -62,7 +63,7 @@ class MethodCheck:
         if missing := missing_parts(self._method):
             self._report("method-1", "; ".join(missing))
         plan = self._check_plan() if self._has("judges") else None
-        turn = canned_turn(temperature)
+        turn = canned_turn(temperature, plan.student_topk if plan else 0)
         judged: list[JudgedTurn] = []
         # Without a plan nobody knows which verdicts it gets, so it gets those of all judges.
         verdicts = list(canned_verdicts(plan or JudgePlan(prm_votes=1, hint_votes=1, needs_teacher=True)))
@@ -80,6 +81,8 @@ class MethodCheck:
         if self._has("session_samples"):
             self._check_session(judged)
             self._check_session([item for item in judged if item.turn.reason is not None])
+        if plan is not None and plan.session is not None:
+            self._check_questions(plan.session, turn)
         if not self._gave_sample and not self._broken:
             self._report("method-9", f"it gave reasons only: {', '.join(sorted({str(j.turn.reason) for j in judged}))}")
         return self.broken
@@ -117,6 +120,18 @@ class MethodCheck:
             return
         if messages is not None and not _are_messages(messages):
             self._report("method-8", f"for {name} it returned {messages!r:.80}")
+
+    def _check_questions(self, session: SessionPlan, turn: Turn) -> None:
+        others = other_turns(turn)
+        sessions = {"one turn": [turn], **{f"two turns, and {named}": [turn, other] for named, other in others}}
+        for named, turns in sessions.items():
+            shown = f"for a session of {named}, it"
+            failed, prompts = self._call("method-10", session.questions, shown, turns)
+            wrong = not failed and not (
+                isinstance(prompts, list) and all(map(_are_messages, cast("list[Any]", prompts)))
+            )
+            if wrong:
+                self._report("method-10", f"{shown} returned {prompts!r:.80}")
 
     def _check_decision(self, turn: Turn, verdict: Verdict, name: str) -> SampleDecision | None:
         """Call `samples` twice; return the first decision."""

@@ -8,13 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from openclaw.ledger.records import JudgedTurn, Message, Turn, Verdict
 from slime.utils.types import Sample
 
 TeacherContext = Callable[[Turn, Verdict], Sequence[Message] | None]
 """Returns the teacher's messages in place of the request's; None: this turn has no teacher."""
+SessionQuestions = Callable[[Sequence[Turn]], Sequence[Sequence[Message]]]
+"""Returns the hint judge's prompts about a session's turns, which come oldest first; none: the session gives no hint."""
+HintChoice = Literal["sequence_optimal", "token_optimal", "shortest"]
+"""How one of several hints is chosen, see `openclaw.judge.overlap`."""
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """One hint for all turns of a session, from the whole session.
+
+    Its turns are judged when the session has ended. The prompts are asked in order until one of them gives a hint, which
+    then is the hint of each turn's verdict.
+
+    Attributes:
+        questions: builds the prompts. It gets the turns that have a next state, feedback in words included.
+        longest_wait: seconds from a turn's next state until the turn is judged although its session goes on.
+    """
+
+    questions: SessionQuestions
+    longest_wait: float
 
 
 @dataclass(frozen=True)
@@ -27,19 +47,35 @@ class JudgePlan:
         needs_teacher: whether a teacher scores the reply.
         teacher_context: builds its messages; default: the request with the hint appended. If it raises `ValueError`,
             the error is counted and the turn has no teacher.
+        session: replaces the hint judge's question about each turn by one about the whole session.
+        student_topk: how many of the policy's most likely tokens the gateway keeps at each position of a reply; the
+            teacher then scores these instead of the reply's own tokens (`openclaw.judge.support`). 0: none.
+        hint_choice: with ``student_topk``, which of several hints the teacher reads; otherwise it is the longest.
     """
 
     prm_votes: int = 0
     hint_votes: int = 0
     needs_teacher: bool = False
     teacher_context: TeacherContext | None = None
+    session: SessionPlan | None = None
+    student_topk: int = 0
+    hint_choice: HintChoice = "sequence_optimal"
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether any judge votes."""
+        return self.prm_votes + self.hint_votes > 0
 
     def __post_init__(self) -> None:
+        if self.session is not None and not self.hint_votes:
+            raise ValueError("session asks the hint judge; set hint_votes")
+        if self.student_topk and not self.needs_teacher:
+            raise ValueError("student_topk is for a teacher; set needs_teacher=True")
         if self.teacher_context is not None:
             if not self.needs_teacher:
                 raise ValueError("teacher_context is for a teacher; set needs_teacher=True")
             return
-        if self.prm_votes + self.hint_votes < 1:
+        if not self.asks_judge:
             raise ValueError("a method needs at least one judge vote; set prm_votes or hint_votes")
         if self.needs_teacher and not self.hint_votes:
             raise ValueError(

@@ -94,6 +94,7 @@ async def serve(config: RuntimeConfig) -> None:
             registry,
             renderer=renderer,
             on_pending=judge.notify if judge else lambda: None,
+            topk=judge.student_topk if judge else 0,
         )
         app = create_app(service, registry, keyring, slots)
         server = GatewayServer(app, config, service.metrics)

@@ -45,23 +45,32 @@ def runtime_environment(
     K is an error: turns sampled at another temperature cannot be trained, and a loss would miss its teacher tokens.
 
     Raises:
-        ValueError: the run has no judge engine, values conflict, or no turn could be trained.
+        ValueError: the method asks a judge and the run has none, values conflict, or no turn could be trained.
         ConfigError: a variable has an invalid value.
     """
-    if not args.prm_router_ip:
-        raise ValueError("judging needs a judge engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH")
+    caller = RuntimeConfig.from_env(environment)
+    own_judge = bool(args.prm_router_ip) and not caller.judged_elsewhere
+    judged = own_judge or caller.judged_elsewhere
+    if not judged and load_method(method_path, caller, environment).judges().asks_judge:
+        raise ValueError(
+            "judging needs a judge engine; add --prm-enable --prm-num-gpus 1 --prm-model-path PATH, or set "
+            "OPENCLAW_JUDGE_BASE_URL or OPENCLAW_JUDGE_CLASS"
+        )
+    judge = {
+        "OPENCLAW_JUDGE_URL": f"http://{args.prm_router_ip}:{args.prm_router_port}",
+        "OPENCLAW_JUDGE_TOKENIZER": str(args.prm_model_path or args.hf_checkpoint),
+    }
     decided = {
         "OPENCLAW_METHOD": method_path,
         "OPENCLAW_POLICY_URL": f"http://{args.sglang_router_ip}:{args.sglang_router_port}",
-        "OPENCLAW_JUDGE_URL": f"http://{args.prm_router_ip}:{args.prm_router_port}",
+        **(judge if own_judge else {}),
         "OPENCLAW_TOKENIZER": str(args.hf_checkpoint),
-        "OPENCLAW_JUDGE_TOKENIZER": str(args.prm_model_path or args.hf_checkpoint),
         "OPENCLAW_LEDGER": str(ledger_path(args, environment)),
+        "OPENCLAW_RUN_DIR": str(Path(args.run_dir).absolute()),
         "OPENCLAW_OPD_TEACHER": args.opd_teacher,
         "OPENCLAW_DISTILL_TOPK": str(args.distill_topk),
         "OPENCLAW_TEMPERATURE": str(args.rollout_temperature),
     }
-    caller = RuntimeConfig.from_env(environment)
     for name, (field, flag, value) in {
         "OPENCLAW_TEMPERATURE": ("temperature", "--rollout-temperature", args.rollout_temperature),
         "OPENCLAW_OPD_TEACHER": ("opd_teacher", "--opd-teacher", args.opd_teacher),

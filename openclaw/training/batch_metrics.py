@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.opinion import WEIGHT
 from openclaw.ledger.store import Ledger
 from openclaw.owners import owner_of, root
 from slime.utils.types import Sample
+
+DEGENERATE = ("truncated", "repetition")
+"""Reasons of `openclaw.judge.hygiene` that show a policy falling apart; such replies are in no batch."""
 
 
 def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> dict[str, float]:
@@ -20,7 +24,7 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
     """
     counts = ledger.counts()
     stale = [sample.metadata["staleness"] for sample in samples]
-    hinted = [sample for sample in samples if sample.teacher_log_probs is not None]
+    hinted = [s for s in samples if s.teacher_log_probs is not None or s.teacher_topk_indices is not None]
     owners = Counter(root(owner_of(sample.session_id or "")) for sample in samples)
     metrics = {
         "openclaw/staleness_min": float(min(stale)),
@@ -29,6 +33,8 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
         "openclaw/corrected_stale": 0.0 if bound is None else float(sum(age > bound for age in stale)),
         "openclaw/hinted_share": len(hinted) / len(samples),
         "openclaw/feedback_scored_share": sum(WEIGHT in sample.metadata for sample in samples) / len(samples),
+        "openclaw/baseline": sum(sample.metadata.get(BASELINE, 0.0) for sample in samples) / len(samples),
+        "openclaw/degenerate_share": ledger.degenerate_share(DEGENERATE),
         "openclaw/owners": float(len(owners)),
         "openclaw/largest_owner_share": max(owners.values()) / len(samples),
         "openclaw/queue_depth": float(counts["samples"].get("ready", 0)),

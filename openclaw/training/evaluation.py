@@ -10,8 +10,9 @@ from functools import cache, lru_cache
 from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
-from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question, together
-from openclaw.judge.votes import majority
+from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, together
+from openclaw.judge.interface import Question
+from openclaw.judge.votes import has_quorum, majority
 from slime.args import Arguments
 from slime.rollout import sglang_rollout
 from slime.utils.processing_utils import load_tokenizer
@@ -52,18 +53,20 @@ async def judge_reward(args: Arguments, sample: Sample | list[Sample], **kwargs:
         )
     config = runtime_config()
     engine = EngineHttp(
-        f"http://{args.prm_router_ip}:{args.prm_router_port}", timeout=config.judge_timeout, concurrency=args.prm_m
+        f"http://{args.prm_router_ip}:{args.prm_router_port}", timeout=config.judge_seconds, concurrency=args.prm_m
     )
     judge = JudgeClient(
         engine,
         load_judge_tokenizer(args.prm_model_path or args.hf_checkpoint),
         config.judge_prompts,
-        JudgeSampling(args.prm_temperature, max_new_tokens=args.prm_max_new_tokens),
+        JudgeSampling(args.prm_temperature, max_new_tokens=args.prm_max_new_tokens, grammar=config.judge_grammar),
     )
     try:
-        question = Question.about({"content": sample.response}, next_state)
+        question = Question.about([], {"content": sample.response}, next_state)
         votes = await judge.votes("prm", question, args.prm_m)
     finally:
         await engine.close()
+    if not has_quorum(votes, config.judge_quorum):
+        return {"score": 0.0, "acc": 0.0, "reason": "no_quorum"}
     score = majority([vote.value for vote in votes], config.majority_vote_threshold)
     return {"score": float(score), "acc": float(score > 0), "reason": "judged"}

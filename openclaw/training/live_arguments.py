@@ -11,12 +11,11 @@ from slime.utils.misc import load_function
 
 def check_arguments(args: Arguments, method_path: str) -> None:
     """Raise ValueError for arguments that do not fit training on judged turns."""
-    path = args.custom_loss_function_path
-    problem = (
-        unfed_loss(args, without_topk(method_path), getattr(load_function(path), "__module__", None)) if path else None
-    )
-    if problem:
-        raise ValueError(problem)
+    if path := args.custom_loss_function_path:
+        module, own = getattr(load_function(path), "__module__", None), method_config(method_path)
+        kept = own is not None and own.keeps_student_topk
+        if problem := unfed_loss(args, without_topk(method_path), module, student_topk=kept):
+            raise ValueError(problem)
     if problems := check_asynchronous(args, "a method on live conversations"):
         raise ValueError(problems[0])
     if args.n_samples_per_prompt != 1:

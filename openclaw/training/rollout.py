@@ -9,13 +9,16 @@ trained with an importance weight and counted. The driver's bring-up starts the 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.quota import Quota
 from openclaw.ledger.store import Ledger
@@ -39,7 +42,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.2
 LEDGER_PAUSE_SECONDS = 2.0
-STALE = "stale"
+STALE, FUSE = "stale", "fuse"
 T = TypeVar("T")
 
 
@@ -55,6 +58,7 @@ class LedgerDataSource(DataSource):
         self.args = args
         self.ledger = Ledger(ledger_path(args))
         self.quota = Quota.from_env()
+        self.compares = compares_rewards()
         self.judge_errors = JudgeErrors(self.ledger, str(Path(args.run_dir) / RUNTIME_LOG_NAME))
         self.stopped = threading.Event()
         self._runtime: RuntimeSupervisor | None = None
@@ -128,6 +132,11 @@ class LedgerDataSource(DataSource):
         trained = now if trained_at is None else trained_at
         until_available(lambda: self.ledger.record_step(rollout_id, str(version), trained, now), self.stopped)
 
+    def step_refused(self, rollout_id: int, why: str) -> None:
+        """Drop the samples of a batch whose step a fuse held back; the reason is `FUSE`."""
+        count = until_available(lambda: self.ledger.drop_leased(rollout_id, FUSE), self.stopped)
+        logger.error("rollout %d: %d samples are dropped, because its step was not taken: %s", rollout_id, count, why)
+
     def check(self) -> None:
         """Log the judge side's last error; raise RuntimeFailedError if the runtime process has failed.
 
@@ -194,11 +203,16 @@ def collect(
             until_available(partial(ledger.drop_sample, sample_id, STALE, rollout_id), source.stopped)
         dropped += len(stale)
         if not stale and len(samples) == wanted:  # fewer if a session was deleted meanwhile
-            return [prepare(sample, version) for sample in samples], dropped
+            return [prepare(sample, version, source.compares) for sample in samples], dropped
         if stale:
             logger.warning(
                 "rollout %d: dropped %d stale samples, more than %s updates old", rollout_id, len(stale), bound
             )
+
+
+def compares_rewards(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether rewards are compared with earlier ones, as ``OPENCLAW_BASELINE`` says."""
+    return bool(RuntimeVariables.declared("baseline").read(environment)[0])
 
 
 def wait_for_samples(source: LedgerDataSource, rollout_id: int, count: int, supervisor: RuntimeSupervisor) -> None:
@@ -244,8 +258,13 @@ def is_stale(sample: Sample, live_version: str | None, bound: int | None) -> boo
     return bound is not None and staleness(sample, live_version) > bound
 
 
-def prepare(sample: Sample, live_version: str | None) -> Sample:
-    """Set a leased sample's group indices for the trainer; every turn is its own group."""
+def prepare(sample: Sample, live_version: str | None, compares: bool) -> Sample:
+    """Return a leased sample as the trainer reads it; every turn is its own group.
+
+    ``compares``: subtract the baseline of earlier rewards (`openclaw.ledger.baseline`) from its reward.
+    """
+    if compares:
+        sample.reward -= sample.metadata.get(BASELINE, 0.0)
     sample.index = sample.group_index = sample.metadata["ledger_id"]
     sample.metadata["staleness"] = staleness(sample, live_version)
     return sample

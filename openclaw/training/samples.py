@@ -20,6 +20,7 @@ def make_sample(
     score: int | None,
     teacher_log_probs: Sequence[float] | None = None,
     teacher_topk: TopK | None = None,
+    rollout_topk: TopK | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Sample:
     """Return the sample that trains all response tokens of ``turn`` with ``reward``.
@@ -29,9 +30,15 @@ def make_sample(
         reward: the number that becomes the advantage of each token (Binary RL) or its first term (Combine).
         score: the PRM's verdict, logged as raw reward; None if the PRM was not asked.
         teacher_log_probs: one per response token, or None for a sample without a distillation term.
-        teacher_topk: the teacher's most likely tokens at each position, for a top-K loss.
+        teacher_topk: tokens at each position with the teacher's log-probabilities, for a top-K loss.
+        rollout_topk: the same tokens with the log-probabilities of the policy that sampled the reply.
         metadata: further data of the method.
+
+    Raises:
+        ValueError: ``teacher_topk`` and ``rollout_topk`` are about different tokens.
     """
+    if rollout_topk is not None and (teacher_topk is None or teacher_topk.ids != rollout_topk.ids):
+        raise ValueError(f"turn {turn.id}: the teacher scored other tokens than the policy's own top K")
     return Sample(
         prompt=turn.messages,
         tokens=[*turn.prompt_ids, *turn.response_ids],
@@ -44,6 +51,7 @@ def make_sample(
         teacher_log_probs=None if teacher_log_probs is None else list(teacher_log_probs),
         teacher_topk_log_probs=None if teacher_topk is None else teacher_topk.log_probs,
         teacher_topk_indices=None if teacher_topk is None else teacher_topk.ids,
+        rollout_topk_log_probs=None if rollout_topk is None else rollout_topk.log_probs,
         session_id=turn.session_id,
         status=Sample.Status.TRUNCATED if turn.finish_reason == "length" else Sample.Status.COMPLETED,
         metadata={

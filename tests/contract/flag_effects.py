@@ -50,6 +50,8 @@ EFFECTS = {
     f"{CORE}/test_machines.py::test_a_run_is_in_the_cluster_of_its_job": "ray-address",
     f"{RAY}/test_nodes.py::test_the_flags_of_several_machines_reach_ray": """num-nodes num-gpus-per-node
         head-address node-timeout forward-env""",
+    f"{TRAINING}::test_a_fuse_holds_back_the_step_before_it_changes_a_weight": "fuses",
+    f"{RAY}/test_run_fuses.py::test_a_restart_stays_paused_until_the_flag_or_a_new_run": "resume-training",
     f"{RAY}/test_run_restart.py::test_a_rank_that_dies_in_the_first_push_ends_a_run_without_restarts": (
         "max-trainer-restarts"
     ),
@@ -148,6 +150,7 @@ EFFECTS = {
     f"{FSDP}/test_advantage_estimators.py::test_reinforce_plus_plus_is_that_of_plain_floats": """advantage-estimator
         normalize-advantages gamma kl-coef""",
     f"{BY_HAND}::test_teacher_term_is_added_where_there_is_a_teacher": "use-opd opd-kl-coef",
+    f"{BY_HAND}::test_the_clip_bounds_the_teachers_term_before_its_coefficient": "opd-clip",
     f"{BRIDGE}/test_rollout_bridge.py::test_an_argument_reaches_the_runtime": "hf-checkpoint opd-teacher distill-topk",
     f"{FSDP}/test_ppo.py::test_advantages_are_those_of_a_recursion": "lambd",
     f"{FSDP}/test_ppo.py::test_the_value_loss_is_that_of_float64": "value-clip",

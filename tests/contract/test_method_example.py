@@ -56,7 +56,7 @@ def test_the_example_is_accepted(folder: Path, capsys: pytest.CaptureFixture[str
     assert main(["check", str(folder)]) == 0
     text = capsys.readouterr().out
     assert text.startswith(
-        f"accepted {folder}: 9 clauses; to watch it learn on this CPU: bash openclaw-combine/run_tiny_cpu.sh"
+        f"accepted {folder}: 10 clauses; to watch it learn on this CPU: bash openclaw-combine/run_tiny_cpu.sh"
     )
 
 
@@ -71,7 +71,7 @@ def test_the_example_inherits_binary_rl(folder: Path) -> None:
         "rollout_batch_size",
     ):
         assert getattr(own, flag) == getattr(rl, flag), flag
-    assert own.lr == 2e-4
+    assert own.lr == 3e-4
 
 
 def test_the_demo_takes_a_folder(
@@ -91,7 +91,10 @@ def test_the_demo_takes_a_folder(
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("nope", "--method nope: use combine, opd"), ("opd_topk", "a variant, which the demo does not run; use opd")],
+    [
+        ("nope", "--method nope: use combine, hybrid, oel, opd"),
+        ("opd_topk", "a variant, which the demo does not run; use opd"),
+    ],
 )
 def test_the_demo_refuses_another_name(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -237,8 +237,22 @@ def test_a_folder_that_declares_nothing_brings_its_flags(folder: Path) -> None:
 @pytest.mark.parametrize("room", ["openclaw", "slime/slime", "scripts"])
 def test_no_room_names_a_method(room: str, repository: Path) -> None:
     """Names of classes, modules, variables and ``--method`` of the built-in methods stand in their folders only."""
-    names = ("BinaryRL", "OnPolicyDistillation", "openclaw_rl_method", "openclaw_opd_method", "openclaw_combine_method")
-    variables = ("COMBINE_W_", "RL_SESSION_WEIGHT", '"combine"', '"opd"', '"opd_topk"')
+    names = (
+        "BinaryRL",
+        "OnPolicyDistillation",
+        "SelfDistillation",
+        "ExperientialLearning",
+        "openclaw_rl_method",
+        "openclaw_opd_method",
+        "openclaw_combine_method",
+        "openclaw_hybrid_method",
+        "openclaw_sdpo",
+        "openclaw_oel",
+        "openclaw-oel",
+        "openclaw-sdpo",
+    )
+    variables = ("COMBINE_W_", "OPENCLAW_HYBRID_", "OPENCLAW_OEL_", "OPENCLAW_SDPO_")
+    variables += ('"combine"', '"hybrid"', '"opd"', '"opd_topk"', '"sdpo"', '"oel"')
     for path in (repository / room).rglob("*.py"):
         text = path.read_text()
         assert [name for name in (*names, *variables) if name in text] == [], path

@@ -52,7 +52,10 @@ class PolicyAndJudge(MockEngine):
                 entries = [[None, ids[start], None], *([-len(ids) / 100, token, None] for token in ids[start + 1 :])]
                 return {"text": "", "meta_info": {"input_token_logprobs": entries, "weight_version": self.version}}
             question = self._tokenizer.decode(payload["input_ids"])
-            return {"text": HINT_ANSWER if "extract hints" in question else "\\boxed{-1}", "meta_info": {}}
+            return {
+                "text": HINT_ANSWER if "extract hints" in question else "\\boxed{-1}",
+                "meta_info": {"finish_reason": {"type": "stop"}},
+            }
 
         @app.post("/abort_request")
         async def abort(request: Request) -> dict[str, Any]:

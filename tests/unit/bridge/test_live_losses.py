@@ -9,6 +9,7 @@ import pytest
 
 from openclaw.launch.profiles import PROFILES
 from openclaw.launch.resolve import make_plan
+from openclaw.method import method_config
 from openclaw.training.live_arguments import check_arguments, without_topk
 from openclaw.training.live_losses import HYBRID_MODULE, TOPK_MODULE, unfed_loss
 from slime.args import Arguments
@@ -16,6 +17,7 @@ from tests.helpers.rollout_args import rollout_args
 
 HYBRID, TOPK = f"{HYBRID_MODULE}.hybrid_loss", f"{TOPK_MODULE}.forward_topk_distillation_loss"
 ALIAS = "topk_distillation_loss.topk_distillation_loss_function"
+HYBRID_METHOD = "openclaw_hybrid_method.Hybrid"
 OPD, COMBINE = "openclaw_opd_method.OnPolicyDistillation", "openclaw_combine_method.Combine"
 MINE = "builtins.object"
 """A method that declares nothing."""
@@ -30,8 +32,11 @@ def arguments(path: str, topk: int) -> Arguments:
     ("method", "path", "topk", "says"),
     [
         (OPD, HYBRID, 4, "rollout_topk_log_probs"),
-        (COMBINE, HYBRID, 4, "turns of conversations do not have it"),
-        (MINE, HYBRID, 4, "use openclaw-opd with --distill-topk 50"),
+        (COMBINE, HYBRID, 4, "this method's samples do not have"),
+        (MINE, HYBRID, 4, "use --method hybrid, or a method with JudgePlan(student_topk"),
+        (HYBRID_METHOD, HYBRID, 0, "add --distill-topk 64"),
+        (HYBRID_METHOD, HYBRID, 64, None),
+        (HYBRID_METHOD, TOPK, 64, "openclaw-hybrid does not store"),
         (COMBINE, TOPK, 50, "openclaw-combine does not store"),
         (RL, ALIAS, 50, "openclaw-rl does not store"),
         (OPD, TOPK, 0, "add --distill-topk 50"),
@@ -43,7 +48,9 @@ def arguments(path: str, topk: int) -> Arguments:
     ],
 )
 def test_what_a_method_feeds(method: str, path: str, topk: int, says: str | None) -> None:
-    problem = unfed_loss(arguments(path, topk), without_topk(method))
+    own = method_config(method)
+    kept = own is not None and own.keeps_student_topk
+    problem = unfed_loss(arguments(path, topk), without_topk(method), student_topk=kept)
     assert problem is None if says is None else problem is not None and says in problem and path in problem
 
 
@@ -56,6 +63,8 @@ def test_the_loss_is_refused_before_anything_starts(tmp_path: Path) -> None:
     args.loss_type, args.custom_loss_function_path = "custom_loss", HYBRID
     with pytest.raises(ValueError, match="needs the policy's own top K"):
         check_arguments(args, OPD)
+    args.distill_topk = 64
+    check_arguments(args, HYBRID_METHOD)
     args.custom_loss_function_path = f"{__name__}.renamed"
     with pytest.raises(ValueError, match=f"{__name__}.renamed needs the teacher's top K"):
         check_arguments(args, COMBINE)
@@ -74,9 +83,10 @@ def __getattr__(name: str) -> Any:
 def test_the_plan_names_it(method: str) -> None:
     flags = ["--loss-type", "custom_loss", "--custom-loss-function-path", HYBRID]
     plan = make_plan(PROFILES["gpu8"], method, None, flags, {})
-    assert [problem for problem in plan.problems if "turns of conversations do not have it" in problem]
+    assert [problem for problem in plan.problems if "this method's samples do not have" in problem]
 
 
-def test_the_plan_of_the_top_k_method_has_its_loss_fed() -> None:
-    plan = make_plan(PROFILES["gpu8"], "opd_topk", None, [], {})
+@pytest.mark.parametrize("method", ["opd_topk", "hybrid"])
+def test_the_plan_of_a_top_k_method_has_its_loss_fed(method: str) -> None:
+    plan = make_plan(PROFILES["gpu8"], method, None, [], {})
     assert not [problem for problem in plan.problems if "top K" in problem]

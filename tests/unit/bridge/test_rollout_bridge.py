@@ -27,7 +27,7 @@ from openclaw.training.judge_errors import JudgeErrors
 from openclaw.training.rollout import LedgerDataSource, LiveRollout, staleness
 from slime.args import Arguments
 from slime.utils.types import Sample
-from tests.helpers.ledger_records import failed_turn, judged_sample
+from tests.helpers.ledger_records import USER_NEXT, failed_turn, judged_sample, make_turn
 from tests.helpers.rollout_args import rollout_args
 
 DEADLINE = 20.0
@@ -420,7 +420,7 @@ def test_contradicting_temperature_and_missing_judge_are_refused(args: Arguments
         runtime_environment(args, "m.M", {"OPENCLAW_TOP_P": "0.9"})
     args.prm_router_ip = None
     with pytest.raises(ValueError, match="--prm-enable"):
-        runtime_environment(args, "m.M", {})
+        runtime_environment(args, "openclaw_rl_method.BinaryRL", {})
 
 
 def test_dead_runtime_is_started_again_and_counted(tmp_path: Path) -> None:
@@ -521,3 +521,49 @@ def test_a_port_that_is_left_soon_is_waited_for() -> None:
 )
 def test_address_of_the_gateway_in_a_url(host: str, expected: str) -> None:
     assert reachable_host(host) == expected
+
+
+def test_the_trainer_gets_rewards_compared_with_earlier_ones(
+    args: Arguments, source: LedgerDataSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding B4: without a baseline happy traffic is imitated at full weight, for ever."""
+    for number in range(4):
+        judged_sample(source.ledger, f"turn-{number}")
+    first = claim(args, source, 0)
+    rewards = [group[0].reward for group in first.samples]
+    assert rewards[0] == 1.0
+    assert 0 < rewards[1] < 1.0
+    assert first.metrics["openclaw/baseline"] == pytest.approx((1 - rewards[1]) / 2)
+    assert [group[0].metadata["raw_reward"] for group in first.samples] == [1.0, 1.0]
+    monkeypatch.setenv("OPENCLAW_BASELINE", "0")
+    plain = LedgerDataSource(args)
+    assert [rollout.prepare(sample, None, plain.compares).reward for sample in plain.ledger.claim_samples(1, 2)] == [
+        1.0,
+        1.0,
+    ]
+
+
+def test_the_samples_of_a_refused_step_are_dropped_for_good(args: Arguments, source: LedgerDataSource) -> None:
+    """Finding B7: the batch whose step a fuse held back is neither trained nor handed out again, also after a restart."""
+    for number in range(4):
+        judged_sample(source.ledger, f"turn-{number}")
+    claim(args, source, 0)
+    source.step_refused(0, "train/ppo_kl>0.5 (it is 2)")
+    assert source.ledger.counts()["sample_reasons"] == {"fuse": 2}
+    source.save(0)
+    again = LedgerDataSource(args)
+    again.load(0)
+    assert again.ledger.counts()["samples"] == {"dropped": 2, "ready": 2}
+    assert ids(claim(args, source, 1)) == [3, 4]
+    again.load(-1)
+    assert again.ledger.ready_count() == 4, "a checkpoint before the pause undoes the drop"
+
+
+def test_the_share_of_replies_that_fall_apart(args: Arguments, source: LedgerDataSource) -> None:
+    for number, reason in enumerate(["truncated", "repetition", "score_zero"]):
+        source.ledger.record_turn(make_turn(f"without-{number}"))
+        source.ledger.record_next_state(f"without-{number}", USER_NEXT, 102.0)
+        source.ledger.record_judged(f"without-{number}", Verdict(), [], reason)
+    for number in range(5):
+        judged_sample(source.ledger, f"turn-{number}")
+    assert claim(args, source, 0).metrics["openclaw/degenerate_share"] == 2 / 8

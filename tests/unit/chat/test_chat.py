@@ -73,14 +73,15 @@ def test_thumbs_and_words_reach_the_last_reply(gateway: StandInServer, talk: Tal
     assert text.count("noted: thumbs down") == 2
 
 
-def test_a_thumb_on_a_judged_reply_is_only_stored(gateway: StandInServer, talk: Talk) -> None:
+def test_a_thumb_on_a_trained_reply_is_only_stored(gateway: StandInServer, talk: Talk) -> None:
     def typed(chat: Chat) -> Iterator[str]:
         yield "One."
         yield "+"
         judge(gateway, 1)
+        gateway.ledger.claim_samples(0, 1)
         yield "-"
 
-    assert "stored, but not learned from: already_judged" in talk(gateway.url, typed)[1]
+    assert "stored, but not learned from: already_trained" in talk(gateway.url, typed)[1]
 
 
 def test_a_verdict_is_shown_when_it_arrives_and_then_the_weights(gateway: StandInServer, talk: Talk) -> None:

@@ -112,7 +112,7 @@ def test_a_file_of_flags_is_left_to_the_trainer(tmp_path: Path) -> None:
     assert "--config" in made.sections["CUSTOM_ARGS"]
 
 
-@pytest.mark.parametrize("name", [*OF_ENVIRONMENTS, *OF_NODES, "MAJORITY_VOTE_THRESHOLD"])
+@pytest.mark.parametrize("name", [*OF_ENVIRONMENTS, *OF_NODES])
 def test_a_variable_that_means_nothing_here_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*unset it"):
         make_plan(GPU8, "rl", None, [], {name: "7"})

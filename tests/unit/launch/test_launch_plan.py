@@ -360,7 +360,7 @@ def test_the_tiny_profile(method: str, tmp_path: Path) -> None:
     assert (args.actor_num_gpus_per_node, args.rollout_num_gpus, args.prm_num_gpus) == (1, 1, 1)
     assert (args.num_rollout, args.save_interval, args.serve_when_done) == (5, 4, True)
     assert (args.rollout_max_context_len, args.rollout_max_response_len, args.prm_max_new_tokens) == (2048, 160, 96)
-    assert (args.rollout_temperature, args.kl_loss_type, args.use_kl_loss) == (0.6, "low_var_kl", True)
+    assert (args.rollout_temperature, args.kl_loss_type, args.use_kl_loss) == (0.6, "k3", True)
     assert args.max_weight_staleness is None
     assert tiny.environment["OPENCLAW_JUDGE_PROMPTS"] == "brief"
     assert args.run_dir == str(tmp_path / "run")
@@ -390,5 +390,15 @@ def test_a_method_folder_dropped_in_is_enough(tmp_path: Path) -> None:
     found = plan(str(folder), "--rollout-function-path", "my_rollout.generate")
     assert found.environment["PYTHONPATH"].startswith(f"{folder}{os.pathsep}")
     assert found.args.rollout_function_path == "my_rollout.generate"
-    with pytest.raises(ConfigError, match="use combine, opd, opd_topk, rl, or the path of a method folder"):
+    with pytest.raises(
+        ConfigError, match="use combine, hybrid, oel, opd, opd_topk, rl, sdpo, or the path of a method folder"
+    ):
         plan("openclaw-nowhere")
+
+
+def test_a_live_run_has_fuses_unless_the_variable_says_otherwise(tmp_path: Path) -> None:
+    model = config_only(tmp_path / "model")
+    assert "train/ppo_kl>0.5" in (plan(model=model).args.fuses or [])
+    assert plan(model=model, OPENCLAW_FUSES="train/ppo_kl>2 a<1").args.fuses == ["train/ppo_kl>2", "a<1"]
+    assert plan(model=model, OPENCLAW_FUSES="off").args.fuses is None
+    assert any("no fuse" in problem for problem in plan(model=model, OPENCLAW_FUSES="nonsense").problems)

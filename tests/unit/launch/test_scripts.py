@@ -22,19 +22,27 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT)) for path in ROOT.glob("openclaw-*/run_*.sh") if path.parent.name != "openclaw-test"
 )
-DEMOS = [script for script in SCRIPTS if script.endswith("run_tiny_cpu.sh")]
+DEMOS = [script for script in SCRIPTS if "/run_tiny_cpu" in script]
 GPU_SCRIPTS = [script for script in SCRIPTS if script not in DEMOS]
 # Scripts that start something else than a run of the launcher, each with the words that it cannot do without.
-EXAMPLE, EVALUATION, SERVER = (
+EXAMPLE, EVALUATION, SERVER, JUDGE = (
     "extensions/example-method/run_tiny_cpu.sh",
     "openclaw-test/run_eval.sh",
     "openclaw-test/launch_user_llm.sh",
+    "openclaw-test/run_judge_eval.sh",
 )
-OTHERS = {EXAMPLE: "", EVALUATION: "--model-path m --eval-tasks conversation", SERVER: "--model-path m --device cpu"}
+OTHERS = {
+    EXAMPLE: "",
+    EVALUATION: "--model-path m --eval-tasks conversation",
+    SERVER: "--model-path m --device cpu",
+    JUDGE: "--judge-base-url http://host/v1 --judge-model m",
+}
 NOT_LAUNCHING = ("scripts/", "slime/scripts/models/", "tests/")
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
 SMALL = {"qwen3_1_7b": "qwen3-1.7B"}
 VARIANTS = {"rl": ("", "_lora"), "opd": ("", "_lora", "_topk", "_topk_lora"), "combine": ("", "_lora")}
+ONE_MODEL = ("sdpo", "oel")
+HYBRIDS = {f"openclaw-combine/run_qwen3_4b_openclaw_hybrid{ending}.sh" for ending in ("", "_lora")}
 WRAPPERS = (
     "openclaw-rl/run_binary_rl.sh",
     "openclaw-opd/run_opd_training.sh",
@@ -81,7 +89,13 @@ def test_every_script_that_guides_name_is_there() -> None:
             for ending in endings:
                 assert f"openclaw-{method}/run_{model}_openclaw_{method}{ending}.sh" in GPU_SCRIPTS
         assert f"openclaw-{method}/run_qwen3_1_7b_openclaw_{method}_24gb.sh" in GPU_SCRIPTS
+    for method in ONE_MODEL:
+        for ending in ("", "_lora"):
+            assert f"openclaw-{method}/run_qwen3_4b_openclaw_{method}{ending}.sh" in GPU_SCRIPTS
+        assert f"openclaw-{method}/run_tiny_cpu.sh" in DEMOS
     assert set(WRAPPERS) <= set(GPU_SCRIPTS)
+    assert set(GPU_SCRIPTS) >= HYBRIDS
+    assert set(DEMOS) >= {"openclaw-combine/run_tiny_cpu_hybrid.sh", "openclaw-hybrid/run_tiny_cpu.sh"}
 
 
 @pytest.mark.parametrize("script", GPU_SCRIPTS)
@@ -131,7 +145,8 @@ def test_the_demo_shows_its_plan(
     assert demo.main() == 0
     output = capsys.readouterr().out
     assert re.search(r"^demo +16 updates, 8 sessions at once", output, re.MULTILINE)
-    assert f"method {script.split('/')[0].removeprefix('openclaw-')}, profile tiny_cpu" in output
+    method = "hybrid" if script.endswith("_hybrid.sh") else script.split("/")[0].removeprefix("openclaw-")
+    assert f"method {method}, profile tiny_cpu" in output
     assert output.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 

@@ -69,7 +69,15 @@ def built_in(args: Arguments, batch: dict[str, Any], logits: torch.Tensor, reduc
 
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize(
-    "changes", [{}, {"use_kl_loss": True}, {"entropy_coef": 0.05}, {"use_rollout_logprobs": True}, {"opd_kl_coef": 0.0}]
+    "changes",
+    [
+        {},
+        {"use_kl_loss": True},
+        {"entropy_coef": 0.05},
+        {"use_rollout_logprobs": True},
+        {"opd_kl_coef": 0.0},
+        {"opd_clip": 0.1},
+    ],
 )
 def test_same_loss_and_gradient(changes: dict[str, Any], per_token: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments(**changes)

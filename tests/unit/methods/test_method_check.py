@@ -12,7 +12,7 @@ import pytest
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.hygiene import Limits, defect
 from openclaw.ledger.records import Verdict
-from openclaw.method import JudgePlan, SampleDecision, load_method
+from openclaw.method import JudgePlan, SampleDecision, SessionPlan, load_method
 from openclaw.method.canned import canned_turn, canned_verdicts
 from openclaw.method.check import CLAUSES, MethodCheck
 from openclaw.training.samples import make_sample
@@ -48,6 +48,8 @@ def test_a_good_method_and_those_of_the_repository() -> None:
         "openclaw_rl_method.BinaryRL",
         "openclaw_opd_method.OnPolicyDistillation",
         "openclaw_combine_method.Combine",
+        "openclaw_sdpo_method.SelfDistillation",
+        "openclaw_oel_method.ExperientialLearning",
     ):
         assert MethodCheck(load_method(path, CONFIG, {})).run(CONFIG.temperature) == []
 
@@ -84,8 +86,17 @@ def needs_a_text_as_reply(self: Any, turn: Any, verdict: Verdict) -> Any:
     return Good().samples(turn, verdict)
 
 
+def needs_a_message(self: Any, turn: Any, verdict: Verdict) -> Any:
+    assert turn.next_state[-1]["role"]
+    return Good().samples(turn, verdict)
+
+
 def with_context(context: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self: JudgePlan(prm_votes=1, needs_teacher=True, teacher_context=context)
+
+
+def with_questions(questions: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self: JudgePlan(hint_votes=1, session=SessionPlan(questions, 60.0))
 
 
 COUNTER = itertools.count()
@@ -101,6 +112,7 @@ COUNTER = itertools.count()
         ("method-3", {"samples": fails_without_a_hint}),
         ("method-3", {"samples": looks_for_a_word}),
         ("method-3", {"samples": needs_a_text_as_reply}),
+        ("method-3", {"samples": needs_a_message}),
         ("method-4", {"samples": lambda self, turn, verdict: None}),
         ("method-5", {"samples": bad_sample(reward=float("nan"))}),
         ("method-5", {"samples": bad_sample(tokens=[1, 2])}),
@@ -120,6 +132,9 @@ COUNTER = itertools.count()
                 "session_samples": lambda self, judged: [],
             },
         ),
+        ("method-10", {"judges": with_questions(lambda turns: "text")}),
+        ("method-10", {"judges": with_questions(lambda turns: [[]])}),
+        ("method-10", {"judges": with_questions(lambda turns: [turns[0].messages, turns[1].messages])}),
     ],
 )
 def test_a_method_that_breaks_a_clause(clause: str, parts: dict[str, Any]) -> None:
@@ -141,7 +156,7 @@ def test_every_clause_is_tried_in_one_pass() -> None:
         samples=lambda self, turn, verdict: None,
         session_samples=lambda self, judged: None,
     ) == ["method-1", "method-2", "method-4", "method-7"]
-    assert list(CLAUSES) == [f"method-{number}" for number in range(1, 10)]
+    assert list(CLAUSES) == [f"method-{number}" for number in range(1, 11)]
 
 
 def test_a_field_that_a_turn_lacks_is_answered_with_those_it_has() -> None:

@@ -6,7 +6,6 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-import openclaw_rl_method
 import pytest
 from openclaw_combine_method import Combine, Config
 from openclaw_opd_method import OnPolicyDistillation
@@ -15,7 +14,7 @@ from openclaw_rl_method import BinaryRL
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import ConfigError
 from openclaw.ledger.records import JudgedTurn, Verdict
-from openclaw.method import JudgePlan, Method, SampleDecision, load_method
+from openclaw.method import JudgePlan, Method, SampleDecision, SessionPlan, load_method
 from tests.helpers.ledger_records import USER_NEXT, make_turn
 
 TURN = make_turn(next_state=USER_NEXT, next_state_at=102.0)
@@ -80,6 +79,16 @@ def test_combine_weighs_the_score_once_and_logs_it_raw() -> None:
     assert outcome(without.samples(TURN, Verdict(score=-1))) == "score_zero_no_hint"
 
 
+def test_combine_asks_only_for_the_terms_with_a_weight() -> None:
+    """Finding B11: a weight of 0 asked the teacher all the same and gave samples without a gradient."""
+    scored = Combine(CONFIG, Config(w_opd=0.0))
+    assert scored.judges() == JudgePlan(prm_votes=1)
+    assert outcome(scored.samples(TURN, Verdict(score=0, hint=HINT, teacher_log_probs=TEACHER))) == "score_zero_no_hint"
+    assert Combine(CONFIG, Config(w_rl=0.0)).judges() == JudgePlan(hint_votes=1, needs_teacher=True)
+    with pytest.raises(ConfigError, match="nothing to learn"):
+        Combine(CONFIG, Config(w_rl=0.0, w_opd=0.0))
+
+
 @pytest.mark.parametrize(
     ("method", "plan", "votes"),
     [
@@ -98,29 +107,8 @@ def judged(turn_id: str, reason: str | None, score: int = 0) -> JudgedTurn:
     return JudgedTurn(replace(TURN, id=turn_id, state="judged", reason=reason), Verdict(score=score))
 
 
-def test_session_of_zeros_contributes_its_last_scored_turn() -> None:
-    session = [judged("a", "score_zero"), judged("b", "score_zero"), judged("c", "too_short")]
-    [(turn_id, sample)] = BinaryRL(CONFIG).session_samples(session)
-    assert (turn_id, sample.reward) == ("b", openclaw_rl_method.Config().session_weight)
-    assert sample.reward > 0
-    assert sample.metadata["raw_reward"] == 0.0
-
-
-@pytest.mark.parametrize(
-    "session",
-    [[], [judged("a", "score_zero"), judged("b", None, 1)], [judged("a", "too_short")], [judged("a", "aborted")]],
-)
-def test_session_that_contributed_or_was_never_scored_gives_nothing_more(session: list[JudgedTurn]) -> None:
-    assert BinaryRL(CONFIG).session_samples(session) == []
-
-
-def test_session_guarantee_can_be_turned_off() -> None:
-    method = BinaryRL(CONFIG, openclaw_rl_method.Config(session_weight=0.0))
-    assert method.session_samples([judged("a", "score_zero")]) == []
-
-
-@pytest.mark.parametrize("method", [OnPolicyDistillation, Combine])
-def test_other_methods_take_nothing_from_a_session(method: Any) -> None:
+@pytest.mark.parametrize("method", [BinaryRL, OnPolicyDistillation, Combine])
+def test_a_session_without_any_score_trains_nothing(method: Any) -> None:
     assert method(CONFIG).session_samples([judged("a", "score_zero")]) == []
 
 
@@ -136,6 +124,8 @@ def test_truncated_reply_is_marked() -> None:
         ("openclaw_rollout", "generate_rollout_openclaw"),
         ("openclaw_opd_rollout", "generate_rollout_openclaw_opd"),
         ("openclaw_combine_rollout", "generate_rollout_openclaw_combine"),
+        ("openclaw_sdpo_rollout", "generate_rollout_openclaw_sdpo"),
+        ("openclaw_oel_rollout", "generate_rollout_openclaw_oel"),
     ],
 )
 def test_rollout_file_names_a_method_that_loads(module: str, name: str) -> None:
@@ -160,6 +150,8 @@ def test_plans_and_decisions_say_what_is_missing() -> None:
         JudgePlan(prm_votes=1, needs_teacher=True)
     with pytest.raises(ValueError, match="needs_teacher=True"):
         JudgePlan(prm_votes=1, teacher_context=lambda turn, verdict: turn.messages)
+    with pytest.raises(ValueError, match="set hint_votes"):
+        JudgePlan(prm_votes=1, session=SessionPlan(lambda turns: [], 60.0))
     with pytest.raises(ValueError, match="either samples or a reason"):
         SampleDecision()
 
