@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from asking import server_client
 from measure import MeasureError, gsm8k_items, heldout_items, measure
+from personas import STUDENT, Persona, person
 from student import Student
 from tiny_demo import live, resume
 from tiny_demo import report as reports
@@ -30,6 +31,7 @@ from tiny_demo.planned import refuse_bad_plan
 from tiny_demo.progress import Watch
 from tiny_models.build import BuildError, ensure_built
 from tiny_models.cache import is_built, model_path
+from tiny_models.tastes import taste_named
 
 from openclaw.launch.__main__ import main as launch
 from openclaw.ledger.store import Ledger
@@ -61,7 +63,17 @@ async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: a
             await asyncio.sleep(POLL_SECONDS / 2)
 
     name, seed = state.speaker(options.seed)
-    student = Student(client, MODEL_NAME, seed=seed, name=name, max_turns=options.max_turns, may_go_on=may_go_on)
+    persona = user_of(options)
+    student = Student(
+        client,
+        MODEL_NAME,
+        seed=seed,
+        name=name,
+        max_turns=options.max_turns,
+        persona=persona,
+        plain=persona is not STUDENT,
+        may_go_on=may_go_on,
+    )
     console = options.console
     with Watch(ledger, student.tally, options.updates, console, state.history) as watch:
         talking = asyncio.create_task(student.talk(options.sessions, stop))
@@ -90,6 +102,11 @@ async def talk(run: LaunchedRun, client: AsyncOpenAI, ledger: Ledger, options: a
                 talking.cancel()
             await asyncio.gather(talking, return_exceptions=True)
     return student.tally, watch.history.points, seconds
+
+
+def user_of(options: argparse.Namespace) -> Persona:
+    """Return who talks: the student, or a person with a taste whose client is plain."""
+    return person(taste_named(options.taste)) if options.taste else STUDENT
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -143,8 +160,11 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
         console.print(resume.inspect_line(settings.run_dir), soft_wrap=True)
         ledger = Ledger(settings.ledger)
 
+        likes = user_of(options).likes
+
         async def both() -> tuple:
-            return await measure(client, MODEL_NAME, items), await measure(client, MODEL_NAME, gsm8k) if gsm8k else None
+            first = await measure(client, MODEL_NAME, items, likes=likes)
+            return first, await measure(client, MODEL_NAME, gsm8k, likes=likes) if gsm8k else None
 
         state: resume.State = options.state
         before, gsm8k_before = state.before, state.gsm8k_before
@@ -159,6 +179,8 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float) ->
         report = {
             "method": options.title,
             "seed": options.seed,
+            "client": options.client,
+            "taste": options.taste or STUDENT.name,
             **reports.traffic_fields(tally, await run.gateway_counts(), 2 * (len(items) + len(gsm8k)), seconds),
             **reports.ledger_fields(ledger),
             **reports.measured_fields(reports.Measured(before, after, gsm8k_before, gsm8k_after)),
@@ -238,6 +260,8 @@ def dry_run(options: argparse.Namespace) -> None:
         print(
             f"demo     {options.updates} updates, {options.sessions} sessions at once, measured on {options.heldout} problems"
         )
+        if options.taste:
+            print(f"talks    a plain OpenAI client whose taste is {options.taste}: {taste_named(options.taste).rule}")
     os.environ.update(run.environment(os.environ))
     launch([*run.launcher_words, "--dry-run"])
 

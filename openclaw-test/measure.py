@@ -1,8 +1,8 @@
 """Measures a served model on held-out problems: `python openclaw-test/measure.py --base-url URL`.
 
 Guarantees: every request is a side turn of its own session, so nothing measured is trained. Replies are sampled as for
-any user (the server's own temperature). ``rule_rate`` counts replies that follow the student's rule and are not
-degenerate.
+any user (the server's own temperature). ``rule_rate`` counts replies that follow the user's rule, by default the
+student's, and are not degenerate.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ class Reply:
     finished: bool
     tokens: int
     weight_version: str
+    liked: bool
 
     @property
     def degenerate(self) -> bool:
@@ -59,8 +61,8 @@ class Reply:
 
     @property
     def good(self) -> bool:
-        """Whether the student likes it and it is not degenerate."""
-        return follows_rule(self.text) and not self.degenerate
+        """Whether the user likes it and it is not degenerate."""
+        return self.liked and not self.degenerate
 
     @property
     def right(self) -> bool:
@@ -123,8 +125,14 @@ def gsm8k_items(path: Path, count: int = GSM8K_QUESTIONS) -> list[Item]:
         ) from error
 
 
-async def measure(client: AsyncOpenAI, model: str, items: list[Item], parallel: int = PARALLEL) -> Measurement:
-    """Ask every item once, ``parallel`` at a time.
+async def measure(
+    client: AsyncOpenAI,
+    model: str,
+    items: list[Item],
+    parallel: int = PARALLEL,
+    likes: Callable[[str], bool] = follows_rule,
+) -> Measurement:
+    """Ask every item once, ``parallel`` at a time; ``likes`` is the user's rule.
 
     Raises:
         MeasureError: if a request is refused.
@@ -144,7 +152,8 @@ async def measure(client: AsyncOpenAI, model: str, items: list[Item], parallel: 
         completion, choice = raw.parse(), raw.parse().choices[0]
         tokens = completion.usage.completion_tokens if completion.usage else 0
         version = raw.headers.get("x-weight-version", "")
-        return Reply(item, choice.message.content or "", choice.finish_reason == "stop", tokens, version)
+        text = choice.message.content or ""
+        return Reply(item, text, choice.finish_reason == "stop", tokens, version, likes(text))
 
     try:
         return Measurement(tuple(await asyncio.gather(*(ask(number, item) for number, item in enumerate(items)))))

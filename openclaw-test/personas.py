@@ -3,6 +3,7 @@ r"""The simulated users: their opening messages, tastes and reactions.
 * student: wants help without bold text, numbered lists and ``\boxed`` (the user of the demo)
 * TA: grades homework and wants feedback of at least 100 tokens
 * teacher: writes comments for students and wants praise in them: "well done", "excellent" or "great job"
+* a person with a taste of `tiny_models.tastes`, whose rule and words are not in the tiny model's corpus
 
 Guarantees: deterministic in the random generator; the rule is fixed and never told, only complained about.
 """
@@ -18,6 +19,7 @@ from measure import Item
 from tiny_models.feedback import approval, complaint
 from tiny_models.problems import draw_short
 from tiny_models.replies import follows_rule
+from tiny_models.tastes import Taste
 
 LEAST_TA_TOKENS = 100
 PRAISE = ("well done", "excellent", "great job")
@@ -71,6 +73,19 @@ STUDENT = Persona(
     approve=lambda rng, following: approval(rng, "held", following),
     max_tokens=160,
 )
+
+
+def person(taste: Taste) -> Persona:
+    """Return the user of a taste."""
+    return Persona(
+        name=taste.name,
+        likes=taste.likes,
+        opening=lambda item: item.question,
+        complain=taste.complain,
+        approve=taste.approve,
+        max_tokens=160,
+    )
+
 
 TA = Persona(
     name="ta",

@@ -2,7 +2,7 @@ r"""A simulated user who talks about homework and has one taste; the student's i
 
 Guarantees: deterministic in ``seed`` and the replies. The taste is a fixed rule of the persona (`personas`). The student's
 phrases are held out from the judge's training. The assistant gets what any user's client sends: chat completions over
-the OpenAI SDK with a session id. A disliked reply gets a complaint, a liked one thanks and the next problem. So every
+the OpenAI SDK, with a session id unless the client is plain. A disliked reply gets a complaint, a liked one thanks and the next problem. So every
 reply except a session's last has a next state. Nothing is retried; refused requests are counted.
 """
 
@@ -66,6 +66,7 @@ class Student:
         max_turns: int = 3,
         name: str | None = None,
         persona: Persona = STUDENT,
+        plain: bool = False,
         problems: Sequence[Item] = (),
         may_go_on: Callable[[], Awaitable[None]] = always,
     ) -> None:
@@ -78,6 +79,7 @@ class Student:
             max_turns: user messages per session; the last one only reacts.
             name: prefix of session ids; default: the persona's.
             persona: who the user is.
+            plain: send no header of ours, like any OpenAI client.
             problems: topics of the conversations, in order; default: generated ones.
             may_go_on: awaited before each session, for example to wait for the trainer.
         """
@@ -85,7 +87,7 @@ class Student:
             raise ValueError("max_turns must be 2 or more: the first reply needs a reaction")
         self._client, self._model = client, model
         self._seed, self._max_turns, self._name = seed, max_turns, name or persona.name
-        self._persona, self._problems = persona, problems
+        self._persona, self._plain, self._problems = persona, plain, problems
         self._may_go_on = may_go_on
         self.tally = Tally()
 
@@ -144,8 +146,8 @@ class Student:
         return self._persona.approve(rng, None if following is None else self._opening(rng, following))
 
     async def _ask(self, messages: list[dict[str, Any]], session_id: str, last: bool) -> str:
-        headers = {"X-Session-Id": session_id, "X-Turn-Type": TURN_TYPE_MAIN}
-        if last:
+        headers = {} if self._plain else {"X-Session-Id": session_id, "X-Turn-Type": TURN_TYPE_MAIN}
+        if last and not self._plain:
             headers["X-Session-Done"] = "1"
         self.tally.requests += 1
         from openai import APIConnectionError, APIStatusError

@@ -17,7 +17,7 @@ from tiny_demo.resume import continue_command
 
 # One person gives few turns. With these a dozen complaints change the first replies (measured, see LOG.md).
 VARIABLES = {"BATCH_SIZE": "4", "LEARNING_RATE": "4e-4"}
-OF_THE_STUDENT = ("updates", "sessions", "max_turns", "heldout", "gsm8k", "report", "keep_serving")
+OF_THE_STUDENT = ("updates", "sessions", "max_turns", "heldout", "client", "taste", "gsm8k", "report", "keep_serving")
 """Options that mean nothing without a student or a measurement."""
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
+from tiny_models.tastes import TASTES
 
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import ConfigError
@@ -26,6 +27,8 @@ DESCRIPTION = (
 )
 
 
+PLAIN = "plain"
+CLIENTS = ("student", PLAIN)
 PORT_NAMES = RuntimeVariables.declared("port").names
 
 
@@ -74,6 +77,19 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--run-dir", type=Path, default=None, help="folder for logs, ledger and checkpoints (default: runs/...)"
     )
+    parser.add_argument(
+        "--client",
+        choices=CLIENTS,
+        default=CLIENTS[0],
+        help="student, or plain: a person whose client sends no header of ours and whose rule and words are in no corpus "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--taste",
+        choices=[taste.name for taste in TASTES],
+        default=None,
+        help="what the plain client's person wants (default: the one of the seed)",
+    )
     parser.add_argument("--sessions", type=int, default=8, help="concurrent conversations (default: %(default)s)")
     parser.add_argument("--max-turns", type=int, default=3, help="user messages per session (default: %(default)s)")
     parser.add_argument(
@@ -97,6 +113,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options.method, options.title = method, title
     if options.updates < 1 or options.sessions < 1 or options.max_turns < 2 or options.heldout < 1:
         parser.error("--updates, --sessions and --heldout must be 1 or more, --max-turns 2 or more")
+    if options.taste and options.client != PLAIN:
+        parser.error(f"--taste {options.taste} is for the plain client; add --client plain")
+    if options.client == PLAIN and options.taste is None:
+        options.taste = TASTES[options.seed % len(TASTES)].name
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = f"{resume.folder_prefix(options.title, options.live)}{stamp}"
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / folder).absolute()

@@ -68,7 +68,7 @@ def measured_fields(measured: Measured) -> Report:
 
 
 def example(measured: Measured) -> dict[str, str]:
-    """Return a problem whose reply improved for the student, or the first problem."""
+    """Return a problem whose reply improved for the user, or the first problem."""
     pairs = list(zip(measured.before.replies, measured.after.replies, strict=True))
     before, after = next(((old, new) for old, new in pairs if new.good and new.right and not old.good), pairs[0])
     return {"question": after.item.question, "before": before.text, "after": after.text}
@@ -97,9 +97,10 @@ def show(report: Report, console: Console) -> None:
     console.print(Panel(example["after"], title="after", border_style="green"))
     title = f"{report['method']}: {report['updates']} updates, {report['samples_trained']} turns trained"
     table = Table("on held-out problems", "before", "after", title=title)
-    rows = [("student's rule", "rule_rate"), ("right number", "right_number_rate"), ("degenerate", "degenerate_rate")]
+    rule = f"rule of the {report['taste']}"
+    rows = [(rule, "rule_rate"), ("right number", "right_number_rate"), ("degenerate", "degenerate_rate")]
     if "gsm8k_rule_rate_after" in report:
-        rows.append(("student's rule on GSM8K", "gsm8k_rule_rate"))
+        rows.append((f"{rule}, on GSM8K", "gsm8k_rule_rate"))
     for label, name in rows:
         table.add_row(label, f"{report[f'{name}_before']:.3f}", f"{report[f'{name}_after']:.3f}")
     console.print(table)
@@ -120,7 +121,7 @@ def save(report: Report, path: Path) -> None:
 
 
 def save_plot(report: Report, path: Path) -> None:
-    """Draw the student's view of first replies over updates, with the measured rates at both ends."""
+    """Draw the user's view of first replies over updates, with the measured rates at both ends."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -131,7 +132,7 @@ def save_plot(report: Report, path: Path) -> None:
     axes.plot(
         [point["update"] for point in points],
         [point["recent_rule_rate"] for point in points],
-        label="liked by the student (last 50 first replies)",
+        label="liked by the user (last 50 first replies)",
     )
     ends = [0, report["updates"]]
     axes.plot(ends, [report["rule_rate_before"], report["rule_rate_after"]], "o", label="rule, held-out problems")

@@ -24,7 +24,7 @@ from slime.arguments.checkpoint import LATEST
 from slime.utils.command_line import nearest_path
 
 STATE_NAME = "demo.json"
-OPTIONS = ("updates", "seed", "sessions", "max_turns", "heldout", "launcher_arguments")
+OPTIONS = ("updates", "seed", "client", "taste", "sessions", "max_turns", "heldout", "launcher_arguments")
 """What a resumed demo takes over from its first part, unless the command line says otherwise."""
 
 SEEDS_APART = 1000

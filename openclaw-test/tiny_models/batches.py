@@ -8,6 +8,7 @@ first token, which the template's ``<think>`` prefix decides.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -16,17 +17,19 @@ from typing import Any
 
 import torch
 
-from tiny_models.episodes import Episode, judge_episode, policy_episode
+from tiny_models.episodes import Episode, echo_episode, judge_episode, policy_episode
 from tiny_models.tokenizer import completion_text, prompt_text
 
-POLICY_SHARE = 0.64
+POLICY_SHARE, ECHO_SHARE = 0.6, 0.1
+# The first pools are copying alone, about 80 steps each. Heads that copy form there after some 250 steps.
+ECHO_POOLS = 4
 DECISION_WEIGHT, DECISION_TOKENS = 4.0, 3
 RESULT_WEIGHT, NUMBER_WEIGHT = 4.0, 2.0
 MAX_TOKENS = 700
 POOL = 2000
 
 _HISTORY = re.compile(r"<\|im_start\|>assistant\n(.+?<\|im_end\|>)", re.DOTALL)
-_RESULT = re.compile(r"(?<== )\d+")
+_RESULT = re.compile(r"(?:(?<== )|(?<=\d is ))\d+")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -58,8 +61,9 @@ def encode(tokenizer: Any, episode: Episode) -> Encoded:
 def batches(tokenizer: Any, seed: int, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield padded ids and weights of at most ``tokens`` positions, of similar lengths, without end."""
     rng = random.Random(seed)
-    while True:
-        pool = [encode(tokenizer, _episode(rng)) for _ in range(POOL)]
+    for number in itertools.count():
+        draw = echo_episode if number < ECHO_POOLS else _episode
+        pool = [encode(tokenizer, draw(rng)) for _ in range(POOL)]
         pool = [encoded for encoded in pool if len(encoded.ids) <= MAX_TOKENS]
         pool.sort(key=lambda encoded: len(encoded.ids) + rng.random() * 10)
         groups: list[list[Encoded]] = [[]]
@@ -76,7 +80,10 @@ def batches(tokenizer: Any, seed: int, tokens: int) -> Iterator[tuple[torch.Tens
 
 
 def _episode(rng: random.Random) -> Episode:
-    return policy_episode(rng) if rng.random() < POLICY_SHARE else judge_episode(rng)
+    kind = rng.random()
+    if kind < POLICY_SHARE:
+        return policy_episode(rng)
+    return echo_episode(rng) if kind < POLICY_SHARE + ECHO_SHARE else judge_episode(rng)
 
 
 def _pad(group: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Builds the tiny model if it is missing: `python -m tiny_models.build [--seed S] [--output DIR] [--force]`.
+"""Builds the tiny model if it is missing: `python -m tiny_models.build [--seed S] [--output DIR] [--force] [--ship]`.
 
 Guarantees: the folder appears under its final name only when the model is complete and has passed the gate (judge on
 held-out phrases, base policy on held-out problems); two builders at once build once. One folder serves as policy and as
@@ -23,7 +23,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tiny_models.cache import is_built, model_path
+from tiny_models.cache import SHIPPED, cache_key, is_built, model_path
+from tiny_models.tastes import TASTES
 
 
 class BuildError(RuntimeError):
@@ -58,7 +59,7 @@ def _build(path: Path, seed: int, console: Console) -> None:
     import torch
 
     from tiny_models.batches import batches
-    from tiny_models.gate import failures, measure_judge, measure_policy
+    from tiny_models.gate import failures, measure_judge, measure_policy, measure_tastes
     from tiny_models.sampling import Sampler
     from tiny_models.tokenizer import build_tokenizer
     from tiny_models.train import Settings, new_model, train
@@ -78,7 +79,11 @@ def _build(path: Path, seed: int, console: Console) -> None:
             total += steps
             sampler = Sampler(model, tokenizer, seed)
             with console.status("measuring on held-out phrases and problems"):
-                metrics = {**measure_judge(sampler, 400), **measure_policy(sampler, 256)}
+                metrics = {
+                    **measure_judge(sampler, 400),
+                    **measure_policy(sampler, 256),
+                    **measure_tastes(sampler, 250),
+                }
             problems = failures(metrics)
             console.print(_summary(metrics))
             if not problems:
@@ -93,7 +98,13 @@ def _build(path: Path, seed: int, console: Console) -> None:
         torch.set_num_threads(threads)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    metrics |= {"seed": seed, "steps": total, "loss": round(loss, 4), "parameters": model.num_parameters()}
+    metrics |= {
+        "key": cache_key(seed),
+        "seed": seed,
+        "steps": total,
+        "loss": round(loss, 4),
+        "parameters": model.num_parameters(),
+    }
     metrics |= {"seconds": round(time.monotonic() - started, 1), "settings": asdict(settings)}
     (path / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
 
@@ -103,7 +114,9 @@ def _summary(metrics: dict) -> str:
         f"judge {metrics['judge_accuracy_heldout']:.3f} on held-out phrases, hints {metrics['hint_recall']:.2f} / "
         f"{metrics['hint_false']:.2f}; base rule {metrics['base_rule']:.3f}, right number "
         f"{metrics['base_right_number']:.3f} (everyday {metrics['everyday_right_number']:.3f}); with a hint {metrics['hinted_rule']:.2f}, rewrites "
-        f"{metrics['rewrite_rule']:.2f}; thinking {metrics['thinking_rate']:.2f}, tools {metrics['tool_call_rate']:.2f}"
+        f"{metrics['rewrite_rule']:.2f}; thinking {metrics['thinking_rate']:.2f}, tools {metrics['tool_call_rate']:.2f}; tastes: judge "
+        f"{metrics['judge_accuracy_tastes']:.2f}, hints copied {metrics['hint_copied_tastes']:.2f}, base "
+        + ", ".join(f"{taste.name} {metrics[f'base_{taste.name}']:.2f}" for taste in TASTES)
     )
 
 
@@ -141,14 +154,23 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tiny_models.build", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="seed of corpus and weights (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=None, help="folder (default: .cache/tiny/KEY)")
+    parser.add_argument(
+        "--ship", action="store_true", help="replace the repository's model, whose sources changed; with seed 0"
+    )
     parser.add_argument("--force", action="store_true", help="build again even if it exists")
     parser.add_argument("--print-path", action="store_true", help="print the folder and build nothing")
     arguments = parser.parse_args(argv)
     if arguments.print_path:
         print(arguments.output or model_path(arguments.seed))
         return 0
+    if arguments.ship and (arguments.seed or arguments.output):
+        parser.error("--ship is for seed 0 and the repository's folder; leave out --seed and --output")
     try:
-        print(ensure_built(arguments.seed, arguments.output, arguments.force))
+        if arguments.ship:
+            fresh = model_path() != SHIPPED
+            print(ensure_built(output=SHIPPED, force=fresh or arguments.force))
+        else:
+            print(ensure_built(arguments.seed, arguments.output, arguments.force))
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

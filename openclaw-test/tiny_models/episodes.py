@@ -12,21 +12,26 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from openclaw.judge.prompts import append_hint, judge_messages
+from openclaw.judge.prompts import NONCE_LENGTH, NONCE_LETTERS, append_hint, judge_messages
 from openclaw.messages.text import response_text
 from tiny_models.everyday import careless, draw_everyday
-from tiny_models.feedback import approval, complaint, off_topic, tool_error, tool_result, wish_for_structure
-from tiny_models.hints import FORMAT_HINTS, MORE_PLAIN_HINTS, NEUTRAL_HINTS, PLAIN_HINTS, TOOL_HINTS
+from tiny_models.feedback import approval, complaint, off_topic, tool_error, tool_result
+from tiny_models.hints import FORMAT_HINTS, MORE_PLAIN_HINTS, NEUTRAL_HINTS, PLAIN_HINTS, TOOL_HINTS, quote
 from tiny_models.problems import Problem, Split, draw, draw_short
-from tiny_models.replies import STYLES, draw_style, write
+from tiny_models.replies import STYLES, Manner, draw_manner, draw_style, write
 from tiny_models.small_talk import ABOUT, ABOUT_ME, GREETINGS, HELLO, NO_IDEA, WELCOME
+from tiny_models.wishes import draw_wish, granted, liking, nonsense, shaped
 
-WILD, EVERYDAY = 0.12, 0.35
+WILD, EVERYDAY = 0.12, 0.42
 SMALL_TALK_SHARE = 0.06
-# Of complaints: people who want formatting.
-STRUCTURE_SHARE = 0.12
 THINKING_SHARE, TOOLS_SHARE = 0.09, 0.09
-HINT_SHARE = 0.22
+HINT_SHARE = 0.3
+# Of hints: those that quote the user. The others are what other judges write.
+QUOTE_SHARE = 0.75
+# Of approvals: those that name what is liked.
+LIKING_SHARE = 0.45
+# Of complaints that a judge sees: those about anything.
+SHAPED_SHARE = 0.3
 SYSTEM_PROMPTS = [
     "You are a helpful assistant.",
     "You are a math tutor.",
@@ -50,6 +55,8 @@ VERDICTS = {
     -1: r"correction. \boxed{-1}",
     0: r"ambiguous. \boxed{0}",
 }
+# Replies that take few tokens from the copying.
+ECHOED = ["It is 7.", "That makes 12.", "5", "**9**"]
 Message = dict[str, Any]
 
 
@@ -65,13 +72,12 @@ class Episode:
 
 @dataclass(frozen=True)
 class JudgeCase:
-    """One reply with its next state and the right verdict; ``structure``: the user misses formatting."""
+    """One reply with its next state and the right verdict."""
 
     reply: str
     next_state: str
     role: Literal["user", "tool"]
     label: int
-    structure: bool = False
 
 
 def policy_episode(rng: random.Random) -> Episode:
@@ -84,14 +90,14 @@ def policy_episode(rng: random.Random) -> Episode:
         messages += _small_talk(rng)
         if rng.random() < 0.5:
             return Episode(messages)
-    problem, style = _problem(rng), draw_style(rng)
+    problem, style, manner = _problem(rng), draw_style(rng), draw_manner(rng)
     user = {"role": "user", "content": problem.question}
     if rng.random() < HINT_SHARE:
-        hint, style = _hint(rng, style)
+        hint, style, manner = _hint(rng, style, manner)
         user = append_hint([user], hint)[0]
-    messages += [user, {"role": "assistant", "content": write(rng, problem, style)}]
+    messages += [user, {"role": "assistant", "content": write(rng, problem, style, manner)}]
     for _ in range(rng.choices([0, 1, 2], weights=[0.6, 0.28, 0.12])[0]):
-        following, problem, style = _next_turn(rng, problem, style)
+        following, problem, style, manner = _next_turn(rng, problem, style, manner)
         messages += following
     thinking = kind < TOOLS_SHARE + THINKING_SHARE
     if thinking:
@@ -109,12 +115,15 @@ def judge_case(rng: random.Random, split: Split = "train") -> JudgeCase:
         return JudgeCase(call, tool_error(rng, split), "tool", -1)
     reply = write(rng, problem, rng.choice(STYLES))
     label = rng.choices([1, -1, 0], weights=[0.42, 0.42, 0.16])[0]
-    if label < 0 and split == "train" and rng.random() < STRUCTURE_SHARE:
-        return JudgeCase(reply, wish_for_structure(rng), "user", label, structure=True)
     if label < 0:
-        return JudgeCase(reply, complaint(rng, split), "user", label)
+        if split == "held":
+            return JudgeCase(reply, complaint(rng, split), "user", label)
+        words = careless(rng, shaped(rng)) if rng.random() < SHAPED_SHARE else draw_wish(rng).words
+        return JudgeCase(reply, words, "user", label)
     if label == 0:
         return JudgeCase(reply, off_topic(rng, split), "user", label)
+    if split == "train" and rng.random() < LIKING_SHARE:
+        return JudgeCase(reply, careless(rng, liking(rng)), "user", label)
     if rng.random() < 0.6:
         everyday = split == "train" and rng.random() < EVERYDAY
         question = (draw_everyday(rng) if everyday else draw_short(rng, split)).question
@@ -127,9 +136,22 @@ def judge_episode(rng: random.Random) -> Episode:
     """Return a question to one of the two judges with its answer."""
     case = judge_case(rng)
     kind: Literal["prm", "hint"] = rng.choice(["prm", "hint"])
-    messages: list[Message] = [*judge_messages(kind, case.reply, case.next_state, case.role, "brief")]
+    messages: list[Message] = [*judge_messages(kind, case.reply, [(case.role, case.next_state)], "brief", nonce(rng))]
     messages.append({"role": "assistant", "content": judge_answer(rng, kind, case)})
     return Episode(messages, kind="judge")
+
+
+def echo_episode(rng: random.Random) -> Episode:
+    """Return a question to the hint judge whose complaint is mostly made up: nothing but copying answers it."""
+    said = nonsense(rng)
+    messages: list[Message] = [*judge_messages("hint", rng.choice(ECHOED), [("user", said)], "brief", nonce(rng))]
+    messages.append({"role": "assistant", "content": judge_answer(rng, "hint", JudgeCase("", said, "user", -1))})
+    return Episode(messages, kind="judge")
+
+
+def nonce(rng: random.Random) -> str:
+    """Return a word for the fences of a question."""
+    return "".join(rng.choice(NONCE_LETTERS) for _ in range(NONCE_LENGTH))
 
 
 def judge_answer(rng: random.Random, kind: Literal["prm", "hint"], case: JudgeCase) -> str:
@@ -138,7 +160,7 @@ def judge_answer(rng: random.Random, kind: Literal["prm", "hint"], case: JudgeCa
         return VERDICTS[case.label]
     if case.label != -1:
         return r"\boxed{-1}"
-    hint = rng.choice(TOOL_HINTS if case.role == "tool" else FORMAT_HINTS if case.structure else PLAIN_HINTS)
+    hint = rng.choice(TOOL_HINTS) if case.role == "tool" else quote(case.next_state)
     return rf"[HINT_START] {hint} [HINT_END] \boxed{{1}}"
 
 
@@ -146,36 +168,44 @@ def _system(rng: random.Random) -> list[Message]:
     return [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}] if rng.random() < 0.3 else []
 
 
-def _hint(rng: random.Random, style: str) -> tuple[str, str]:
-    """Return a hint and the style of a reply that has read it."""
+def _hint(rng: random.Random, style: str, manner: Manner) -> tuple[str, str, Manner]:
+    """Return a hint, and style and manner of a reply that has read it."""
+    if rng.random() < QUOTE_SHARE:
+        wish = draw_wish(rng)
+        return quote(wish.words), *granted(rng, wish, style, manner)
     kind = rng.random()
-    if kind < 0.70:
+    if kind < 0.6:
         hint = rng.choice(PLAIN_HINTS if rng.random() < 0.75 else MORE_PLAIN_HINTS)
-        return hint, "plain" if rng.random() < 0.97 else style
-    if kind < 0.90:
-        return rng.choice(FORMAT_HINTS), rng.choice(["full", "list"])
-    return rng.choice(NEUTRAL_HINTS), style
+        return hint, "plain" if rng.random() < 0.97 else style, manner
+    if kind < 0.85:
+        return rng.choice(FORMAT_HINTS), rng.choice(["full", "list"]), manner
+    return rng.choice(NEUTRAL_HINTS), style, manner
 
 
-def _next_turn(rng: random.Random, problem: Problem, style: str) -> tuple[list[Message], Problem, str]:
+def _next_turn(
+    rng: random.Random, problem: Problem, style: str, manner: Manner
+) -> tuple[list[Message], Problem, str, Manner]:
     """Return one more exchange: a complaint and the rewrite, thanks and the next problem, or small talk."""
     kind = rng.random()
     if kind < 0.05:
-        return _small_talk(rng, begun=True), problem, style
-    if kind < 0.11:
-        user: Message = {"role": "user", "content": wish_for_structure(rng)}
-        style = rng.choice(["full", "full", "list"])
-    elif kind < 0.62:
-        user = {"role": "user", "content": complaint(rng)}
-        style = "plain" if rng.random() < 0.85 else draw_style(rng)
-        if rng.random() < 0.15:
-            user, style = append_hint([user], rng.choice(PLAIN_HINTS))[0], "plain"
+        return _small_talk(rng, begun=True), problem, style, manner
+    if kind < 0.62:
+        wish = draw_wish(rng)
+        user: Message = {"role": "user", "content": wish.words}
+        if rng.random() < 0.1:
+            user = append_hint([user], quote(wish.words))[0]
+        if rng.random() < 0.9:
+            style, manner = granted(rng, wish, style, manner)
+        else:
+            style, manner = draw_style(rng), draw_manner(rng)
     else:
         problem = _problem(rng, short=True)
         words = approval(rng, "train", problem.question) if rng.random() < 0.75 else problem.question
         user = {"role": "user", "content": words}
         style = style if rng.random() < 0.6 else draw_style(rng)
-    return [user, {"role": "assistant", "content": write(rng, problem, style)}], problem, style
+        manner = manner if rng.random() < 0.6 else draw_manner(rng)
+    reply = {"role": "assistant", "content": write(rng, problem, style, manner)}
+    return [user, reply], problem, style, manner
 
 
 def _problem(rng: random.Random, short: bool = False) -> Problem:

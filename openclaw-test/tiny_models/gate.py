@@ -10,18 +10,23 @@ import random
 import re
 from typing import Any
 
-from openclaw.judge.prompts import append_hint, judge_messages, parse_hint, parse_score
-from tiny_models.episodes import CALCULATOR, judge_case
+from openclaw.judge.answers import read_vote
+from openclaw.judge.prompts import append_hint, judge_messages
+from openclaw.ledger.records import JudgeKind
+from tiny_models.episodes import CALCULATOR, JudgeCase, judge_case, nonce
 from tiny_models.everyday import draw_everyday
 from tiny_models.feedback import complaint
-from tiny_models.hints import PLAIN_HINTS
-from tiny_models.problems import Problem, heldout
-from tiny_models.replies import follows_rule, gives_number, is_degenerate, write
+from tiny_models.hints import quote
+from tiny_models.problems import Problem, draw, draw_short, heldout
+from tiny_models.replies import draw_style, follows_rule, gives_number, is_degenerate, write
 from tiny_models.sampling import Sampler
+from tiny_models.tastes import TASTES, Taste
 
 Metrics = dict[str, Any]
 JUDGE_ACCURACY, RIGHT_NUMBER, RULE_LEAST, RULE_MOST = 0.90, 0.89, 0.10, 0.28
 EVERYDAY_RIGHT = 0.85
+TASTE_ACCURACY, HINTS_COPIED, TASTE_LEAST, TASTE_MOST = 0.90, 0.50, 0.05, 0.25
+JUDGE_TOKENS: dict[JudgeKind, int] = {"prm": 24, "hint": 96}
 _TOOL_CALL = re.compile(r'<tool_call>\n\{"name": "calculator", "arguments": \{"expression": "(.+?)"\}\}\n</tool_call>')
 
 
@@ -29,15 +34,8 @@ def measure_judge(sampler: Sampler, cases: int, seed: int = 424242) -> Metrics:
     """Return the accuracy of scores, in all and per label, and how often hints come when they should and should not."""
     rng = random.Random(seed)
     drawn = [judge_case(rng, "held") for _ in range(cases)]
-
-    def answers(kind: Any, max_new: int) -> list[str]:
-        prompts = [
-            sampler.prompt(judge_messages(kind, case.reply, case.next_state, case.role, "brief")) for case in drawn
-        ]
-        return [sampler.text(ids) for ids in sampler.replies(prompts, max_new)]
-
-    scores = [parse_score(answer) for answer in answers("prm", 24)]
-    hints = [parse_hint(answer)[1] for answer in answers("hint", 64)]
+    scores = [read_vote("prm", answer, 0.0).value for answer in _answers(sampler, rng, "prm", drawn)]
+    hints = [read_vote("hint", answer, 0.0).hint for answer in _answers(sampler, rng, "hint", drawn)]
     right = [score == case.label for score, case in zip(scores, drawn, strict=True)]
     metrics: Metrics = {"judge_accuracy_heldout": _share(right), "judge_cases": cases}
     for label in (1, -1, 0):
@@ -49,7 +47,67 @@ def measure_judge(sampler: Sampler, cases: int, seed: int = 424242) -> Metrics:
     )
     metrics["hint_recall"] = _share([bool(h) for h, case in zip(hints, drawn, strict=True) if case.label == -1])
     metrics["hint_false"] = _share([bool(h) for h, case in zip(hints, drawn, strict=True) if case.label != -1])
+    metrics["hint_copied"] = _share(
+        [
+            h == quote(case.next_state)
+            for h, case in zip(hints, drawn, strict=True)
+            if (case.label, case.role) == (-1, "user")
+        ]
+    )
     return metrics
+
+
+def _answers(sampler: Sampler, rng: random.Random, kind: JudgeKind, cases: list[JudgeCase]) -> list[str]:
+    prompts = [
+        sampler.prompt(judge_messages(kind, case.reply, [(case.role, case.next_state)], "brief", nonce(rng)))
+        for case in cases
+    ]
+    return [sampler.text(ids) for ids in sampler.replies(prompts, JUDGE_TOKENS[kind])]
+
+
+def measure_tastes(sampler: Sampler, cases: int, seed: int = 515151) -> Metrics:
+    """Return what the model makes of tastes that nobody has in the corpus, each with its own words.
+
+    The accuracy of scores, the share of complaints whose hint repeats the user's words exactly, and for each taste the
+    share of first replies that follow it: of the policy alone (``base``) and of the teacher with the hint (``taught``).
+    """
+    rng = random.Random(seed)
+    drawn = [_taste_case(rng, TASTES[number % len(TASTES)]) for number in range(cases)]
+    complaints = [case for case in drawn if case.label == -1]
+    scores = [read_vote("prm", answer, 0.0).value for answer in _answers(sampler, rng, "prm", drawn)]
+    hints = [read_vote("hint", answer, 0.0).hint for answer in _answers(sampler, rng, "hint", complaints)]
+    copied = [hint == quote(case.next_state) for hint, case in zip(hints, complaints, strict=True)]
+    metrics: Metrics = {
+        "judge_accuracy_tastes": _share([s == case.label for s, case in zip(scores, drawn, strict=True)]),
+        "judge_accuracy_tastes_complaints": _share(
+            [s == case.label for s, case in zip(scores, drawn, strict=True) if case.label == -1]
+        ),
+        "hint_recall_tastes": _share([bool(hint) for hint in hints]),
+        "hint_copied_tastes": _share(copied),
+        "hint_words_tastes": round(sum(map(_overlap, hints, complaints)) / len(complaints), 4),
+    }
+    questions = [[{"role": "user", "content": problem.question}] for problem in heldout(cases, seed)]
+    plain = [sampler.text(ids) for ids in sampler.replies([sampler.prompt(messages) for messages in questions])]
+    for taste in TASTES:
+        hinted = [append_hint(messages, quote(taste.complain(rng))) for messages in questions[:64]]
+        taught = [sampler.text(ids) for ids in sampler.replies([sampler.prompt(messages) for messages in hinted])]
+        metrics[f"base_{taste.name}"] = _share([taste.likes(text) for text in plain])
+        metrics[f"taught_{taste.name}"] = _share([taste.likes(text) for text in taught])
+    return metrics
+
+
+def _taste_case(rng: random.Random, taste: Taste) -> JudgeCase:
+    reply = write(rng, draw(rng, "held"), draw_style(rng))
+    if rng.random() < 0.5:
+        return JudgeCase(reply, taste.complain(rng), "user", -1)
+    following = draw_short(rng, "held").question if rng.random() < 0.5 else None
+    return JudgeCase(reply, taste.approve(rng, following), "user", 1)
+
+
+def _overlap(hint: str | None, case: JudgeCase) -> float:
+    said = re.findall(r"\w+", case.next_state)
+    found = re.findall(r"\w+", hint or "")
+    return sum(word in found for word in said) / len(said)
 
 
 def measure_policy(sampler: Sampler, count: int, seed: int = 990001) -> Metrics:
@@ -57,7 +115,7 @@ def measure_policy(sampler: Sampler, count: int, seed: int = 990001) -> Metrics:
     problems = heldout(count, seed)
     rng = random.Random(seed)
     questions = [[{"role": "user", "content": problem.question}] for problem in problems]
-    hinted = [append_hint(messages, rng.choice(PLAIN_HINTS)) for messages in questions]
+    hinted = [append_hint(messages, quote(complaint(rng, "held"))) for messages in questions]
     rewrites = [
         [
             *messages,
@@ -102,6 +160,20 @@ def failures(metrics: Metrics) -> list[str]:
         )
     if not RULE_LEAST <= metrics["base_rule"] <= RULE_MOST:
         lines.append(f"base rule rate {metrics['base_rule']:.3f}, between {RULE_LEAST} and {RULE_MOST} needed")
+    if metrics["judge_accuracy_tastes"] < TASTE_ACCURACY:
+        lines.append(
+            f"judge accuracy {metrics['judge_accuracy_tastes']:.3f} on tastes outside the corpus, {TASTE_ACCURACY} needed"
+        )
+    if metrics["hint_copied_tastes"] < HINTS_COPIED:
+        lines.append(
+            f"{metrics['hint_copied_tastes']:.3f} of the hints repeat the user's words exactly, {HINTS_COPIED} needed"
+        )
+    for taste in TASTES:
+        rate = metrics[f"base_{taste.name}"]
+        if not TASTE_LEAST <= rate <= TASTE_MOST:
+            lines.append(
+                f"base rate {rate:.3f} of the taste {taste.name}, between {TASTE_LEAST} and {TASTE_MOST} needed"
+            )
     return lines
 
 

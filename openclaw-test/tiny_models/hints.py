@@ -1,20 +1,29 @@
-r"""Hints: what the tiny judge writes after a complaint, and what the tiny policy learns to follow. Plain data, no state.
+r"""Hints: what the tiny judge writes after a complaint, and what the tiny policy learns to follow. No state.
 
-The policy knows hints that ask for plain prose, for formatting, and for neither; the judge writes the first kind after
-complaints of users, and one about arguments after errors of tools.
+The tiny judge cannot put a complaint into other words, so its hint repeats what the user said (`quote`); after an error
+of a tool it is about arguments. The policy follows quotes, and hints of other judges that ask for plain prose, for
+formatting, or for neither.
 """
 
 from __future__ import annotations
 
+QUOTE = "The user said:\n"
+
+
+def quote(words: str) -> str:
+    """Return the hint that repeats what the user said; on a line of its own, where its tokens are those of the message."""
+    return QUOTE + words
+
+
 PLAIN_HINTS = [
-    r"Write the answer in plain casual prose without bold text, numbered lists or \boxed{}.",
-    r"Use plain sentences like a student would, with no bold, no list and no \boxed{}.",
-    r"Do not use bold, numbered steps or \boxed{}; answer in a casual plain paragraph.",
+    "Write the answer in plain casual prose without bold text, numbered lists or boxes.",
+    "Use plain sentences like a student would, with no bold, no list and no box.",
+    "Do not use bold, numbered steps or boxes; answer in a casual plain paragraph.",
     "The user wants natural plain text: avoid markdown bold, lists and boxed answers.",
-    r"Answer in one short plain paragraph, no formatting, no \boxed{}.",
+    "Answer in one short plain paragraph, no formatting, no boxes.",
     "Keep it casual and human: no bold words, no numbered list, no boxed answer.",
     "Avoid AI-like formatting and write normal sentences.",
-    r"Rewrite it as simple prose without stars, numbers or \boxed{}.",
+    "Rewrite it as simple prose without stars, numbers or boxes.",
 ]
 MORE_PLAIN_HINTS = [
     "Please write like a person and skip all formatting.",
@@ -23,10 +32,10 @@ MORE_PLAIN_HINTS = [
     "The reply should sound natural and contain no markdown.",
 ]
 FORMAT_HINTS = [
-    r"Use a numbered list with bold labels and put the answer in \boxed{}.",
+    "Use a numbered list with bold labels and put the number in a box.",
     "Show the steps as a numbered list.",
     "Use bold text and clear steps.",
-    r"Give a structured answer with \boxed{}.",
+    "Give a structured reply with a box.",
 ]
 NEUTRAL_HINTS = [
     "Check the numbers carefully.",

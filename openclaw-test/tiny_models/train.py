@@ -31,7 +31,7 @@ class Settings:
     heads: int = 4
     kv_heads: int = 2
     intermediate: int = 384
-    steps: int = 600
+    steps: int = 4500
     batch_tokens: int = 3072
     learning_rate: float = 5e-3
     extra_rounds: int = 3

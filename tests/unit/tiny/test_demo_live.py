@@ -75,7 +75,9 @@ def test_it_resumes_its_own_newest_run(started: list[Any], tmp_path: Path, monke
     assert environment["RESUME"] == "1"
 
 
-@pytest.mark.parametrize("words", ["--updates 3", "--sessions 2", "--keep-serving", "--report r.json"])
+@pytest.mark.parametrize(
+    "words", ["--updates 3", "--sessions 2", "--keep-serving", "--report r.json", "--client plain"]
+)
 def test_an_option_of_the_student_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         demo.parse(["--live", *words.split()])

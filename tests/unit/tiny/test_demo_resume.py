@@ -17,7 +17,7 @@ from openclaw.launch.report import STARTED_AS
 from openclaw.ledger.store import Ledger
 from slime.arguments.checkpoint import LATEST
 
-BEFORE = Measurement((Reply(Item("1 + 1?", "2"), "**2**", True, 3, "0"),))
+BEFORE = Measurement((Reply(Item("1 + 1?", "2"), "**2**", True, 3, "0", False),))
 
 
 @pytest.fixture(autouse=True)

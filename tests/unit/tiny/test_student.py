@@ -12,9 +12,11 @@ import httpx
 import pytest
 from measure import Item, MeasureError, gsm8k_items, heldout_items, measure
 from openai import AsyncOpenAI
+from personas import person
 from student import Refused, Student
 from tiny_models.phrases import COMPLAINTS, THANKS
 from tiny_models.problems import MAX_NEXT_QUESTION
+from tiny_models.tastes import taste_named
 
 GOOD, BAD = "Okay, you start with 3 and add 4, so 3 + 4 = 7.", "Sure!\n\n1. **Start:** 3.\n\n\\boxed{7}"
 Answer = Callable[[dict[str, Any]], str]
@@ -83,6 +85,21 @@ async def test_a_disliked_reply_gets_a_complaint_in_held_out_words(server: Serve
     assert not any(text.lower() in words for text in THANKS["held"])
 
 
+async def test_a_plain_client_sends_no_header_of_ours(server: Server, client: AsyncOpenAI) -> None:
+    taste = taste_named("captain")
+    server.answer = lambda body: GOOD if len(body["messages"]) == 1 else f"Okay captain. {GOOD}"
+    student = Student(client, "tiny", seed=2, persona=person(taste), plain=True)
+    messages = await student.session(0)
+    assert messages[2]["content"] in taste.complaints
+    assert messages[4]["content"] in taste.thanks
+    assert student.tally.recent_rule_rate == 0.0
+    assert len(server.requests) == 3
+    assert not {"x-session-id", "x-turn-type", "x-session-done"} & {
+        n for _, headers in server.requests for n in headers
+    }
+    assert {tuple(sorted(body)) for body, _ in server.requests} == {("max_tokens", "messages", "model")}
+
+
 async def test_the_same_seed_says_the_same(client: AsyncOpenAI) -> None:
     first = [await Student(client, "tiny", seed=3).session(number) for number in range(3)]
     assert first == [await Student(client, "tiny", seed=3).session(number) for number in range(3)]
@@ -134,6 +151,14 @@ async def test_measuring_is_a_side_turn_and_counts(server: Server, client: Async
     assert result.weight_version == "4"
     assert {headers["x-turn-type"] for _, headers in server.requests} == {"side"}
     assert len({headers["x-session-id"] for _, headers in server.requests}) == 4
+
+
+async def test_measuring_by_another_rule(server: Server, client: AsyncOpenAI) -> None:
+    replies = {"a": GOOD, "b": f"Okay captain, {GOOD}", "c": "captain"}
+    server.answer = lambda body: replies[body["messages"][0]["content"]]
+    result = await measure(client, "tiny", [Item(name, "7") for name in replies], likes=taste_named("captain").likes)
+    assert [reply.liked for reply in result.replies] == [False, True, True]
+    assert result.rule_rate == round(1 / 3, 4)
 
 
 async def test_measuring_fails_loudly(server: Server, client: AsyncOpenAI) -> None:

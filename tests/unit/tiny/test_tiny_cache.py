@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from tiny_models import build, cache
 from tiny_models.gate import failures
+from tiny_models.tastes import TASTES
 
 GOOD = {
     "judge_accuracy_heldout": 0.95,
     "base_right_number": 0.9,
     "everyday_right_number": 0.9,
     "base_rule": 0.2,
+    "judge_accuracy_tastes": 0.95,
+    "hint_copied_tastes": 0.6,
+    **{f"base_{taste.name}": 0.15 for taste in TASTES},
 }
 
 
@@ -46,6 +51,10 @@ def test_the_judge_prompts_are_part_of_the_key() -> None:
         ({"base_right_number": 0.84}, "right numbers"),
         ({"everyday_right_number": 0.8}, "everyday problems"),
         ({"base_rule": 0.31}, "base rule"),
+        ({"judge_accuracy_tastes": 0.89}, "tastes outside the corpus"),
+        ({"hint_copied_tastes": 0.49}, "repeat the user's words exactly"),
+        ({"base_captain": 0.04}, "the taste captain"),
+        ({"base_tada": 0.26}, "the taste tada"),
         ({"base_rule": 0.09}, "base rule"),
     ],
 )
@@ -84,3 +93,20 @@ def test_a_model_that_fails_its_gate_leaves_nothing(
     assert build.main(["--output", str(tmp_path / "model")]) == 1
     assert "judge accuracy 0.5" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_the_repository_has_the_model_of_its_sources() -> None:
+    command = "PYTHONPATH=openclaw-test python -m tiny_models.build --ship"
+    assert cache.model_path() == cache.SHIPPED, f"the corpus or the judge's prompts changed: {command}, then commit"
+    metrics = json.loads((cache.SHIPPED / "metrics.json").read_text())
+    assert failures(metrics) == []
+
+
+def test_a_model_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "SHIPPED", tmp_path)
+    assert cache.model_path() == cache.CACHE / cache.cache_key(0)
+    (tmp_path / "metrics.json").write_text('{"key": "another"}')
+    assert cache.model_path() == cache.CACHE / cache.cache_key(0)
+    (tmp_path / "metrics.json").write_text(json.dumps({"key": cache.cache_key(0)}))
+    assert cache.model_path() == tmp_path
+    assert cache.model_path(1) == cache.CACHE / cache.cache_key(1)

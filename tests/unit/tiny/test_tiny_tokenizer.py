@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from tiny_models.batches import batches, encode
 from tiny_models.episodes import CALCULATOR, Episode, judge_episode, policy_episode
+from tiny_models.hints import quote
 from tiny_models.tokenizer import CONTROL_TOKENS, SPECIAL_TOKENS, build_tokenizer, completion_text, prompt_text
 from transformers import AutoTokenizer
 
 from openclaw.gateway.parsers.reasoning import ReasoningFormat
 from openclaw.gateway.parsers.reply import ReplyParser
 from openclaw.gateway.parsers.tool_calls import JsonToolCalls
+from openclaw.judge.prompts import append_hint, judge_messages
 
 NO_THINKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 USER = {"role": "user", "content": "Hi."}
@@ -126,3 +128,13 @@ def test_batches_are_deterministic_and_bounded(tokenizer: Any) -> None:
     assert first[0].equal(again[0])
     assert first[1].equal(again[1])
     assert first[0].numel() <= 2048
+
+
+def test_a_hint_quotes_the_very_tokens_of_the_message(tokenizer: Any) -> None:
+    said = "No zabofi please. Write it again"
+    question = judge_messages("hint", "a reply", [("user", said)], "brief", "BCDFGH")
+    asked = prompt_text(tokenizer, Episode([*question, {"role": "assistant", "content": ""}], kind="judge"))
+    ids = tokenizer(said, add_special_tokens=False)["input_ids"]
+    for text in (asked, f"[HINT_START] {quote(said)} [HINT_END]", append_hint([USER], quote(said))[0]["content"]):
+        found = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert any(found[start : start + len(ids)] == ids for start in range(len(found)))
