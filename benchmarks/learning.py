@@ -1,8 +1,9 @@
 """Does the whole loop learn? Runs the CPU demo once per method and seed and records every report.
 
-`python -m benchmarks.learning [--quick] --json FILE [--methods combine,opd,rl] [--seeds 0,1,2]`. A run is the real thing:
-SGLang, Ray, FSDP2, gateway, judge, ledger, simulated student. A finished (method, seed) pair in FILE is kept, so an
-interrupted benchmark continues where it stopped. Exit status 1 when a run fails; rates are recorded, not judged.
+`python -m benchmarks.learning [--quick] --json FILE [--methods combine,opd,rl] [--seeds 0,1,2] [--client plain]`. A run
+is the real thing: SGLang, Ray, FSDP2, gateway, judge, ledger, simulated user. With `--client plain` the user is a plain
+OpenAI client, with one taste per seed. A finished run in FILE is kept, so an interrupted benchmark continues where it
+stopped. Exit status 1 when a run fails; rates are recorded, not judged.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from pathlib import Path
 
 from benchmarks.machine import REPOSITORY, describe_machine
 
+SCRIPT = "run_tiny_cpu.sh"
+UPDATES = 24
+STUDENT, PLAIN = "student", "plain"
 LEFT_OUT = ("run_dir",)  # means nothing on another machine
 SUMMARY_FIELDS = (
     "rule_rate_before",
@@ -31,6 +35,11 @@ SUMMARY_FIELDS = (
 )
 
 
+def methods_with_a_demo(repository: Path = REPOSITORY) -> list[str]:
+    """Return the names of the method folders that have a demo: those with `run_tiny_cpu.sh`."""
+    return sorted(path.parent.name.removeprefix("openclaw-") for path in repository.glob(f"openclaw-*/{SCRIPT}"))
+
+
 def run_demo(method: str, seed: int, updates: int, extra: list[str]) -> dict:
     """Run the demo of one method with one seed in its own process and return its report.
 
@@ -39,7 +48,7 @@ def run_demo(method: str, seed: int, updates: int, extra: list[str]) -> dict:
     """
     with tempfile.TemporaryDirectory(prefix="learning-") as folder:
         report = Path(folder) / "report.json"
-        script = REPOSITORY / f"openclaw-{method}" / "run_tiny_cpu.sh"
+        script = REPOSITORY / f"openclaw-{method}" / SCRIPT
         command = ["bash", str(script), "--updates", str(updates), "--seed", str(seed), "--report", str(report), *extra]
         subprocess.run(command, cwd=REPOSITORY, check=True)
         result = json.loads(report.read_text())
@@ -47,29 +56,45 @@ def run_demo(method: str, seed: int, updates: int, extra: list[str]) -> dict:
 
 
 def summarise(runs: list[dict]) -> dict:
-    """Return, per method, the median, minimum and maximum over seeds of the fields people compare."""
+    """Return, per method and client, the mean, median, minimum and maximum over seeds of the fields people compare."""
     summary: dict = {}
-    for method in sorted({run["method"] for run in runs}):
-        reports = [run for run in runs if run["method"] == method]
-        summary[method] = {"seeds": [run["seed"] for run in reports], "updates": reports[0]["updates"]}
+    for title in sorted(set(map(_title, runs))):
+        reports = [run for run in runs if _title(run) == title]
+        summary[title] = {
+            "seeds": [run["seed"] for run in reports],
+            "tastes": [run["taste"] for run in reports],
+            "updates": reports[0]["updates"],
+        }
         for field in SUMMARY_FIELDS:
             values = [run[field] for run in reports if run.get(field) is not None]
             if values:
-                summary[method][field] = {
+                summary[title][field] = {
+                    "mean": round(statistics.mean(values), 4),
                     "median": round(statistics.median(values), 4),
                     "min": round(min(values), 4),
                     "max": round(max(values), 4),
                 }
-        summary[method]["refused_requests"] = sum(run["refused_requests"] for run in reports)
+        summary[title]["refused_requests"] = sum(run["refused_requests"] for run in reports)
     return summary
+
+
+def _title(run: dict) -> str:
+    return run["method"] if run["client"] == STUDENT else f"{run['method']}, {run['client']} client"
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
-    parser.add_argument("--methods", default="combine,opd,rl", help="comma-separated (default: %(default)s)")
+    methods_found = ",".join(methods_with_a_demo())
+    parser.add_argument("--methods", default=methods_found, help="comma-separated (default: %(default)s)")
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--updates", type=int, default=16, help="optimizer steps per run (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="optimizer steps per run (default: %(default)s)")
+    parser.add_argument(
+        "--client",
+        choices=(STUDENT, PLAIN),
+        default=STUDENT,
+        help="who talks: the student, or a plain OpenAI client with one taste per seed (default: %(default)s)",
+    )
     parser.add_argument("--gsm8k", default=None, help="GSM8K JSON file; adds its rule rates")
     parser.add_argument("--quick", action="store_true", help="one method, one seed, two updates: checks that it runs")
     parser.add_argument("--json", required=True, type=Path, help="file for the figures")
@@ -79,10 +104,11 @@ def main() -> None:
     if arguments.quick:
         methods, seeds, updates = methods[:1], seeds[:1], 2
     runs: list[dict] = json.loads(arguments.json.read_text())["runs"] if arguments.json.exists() else []
-    extra = ["--gsm8k", arguments.gsm8k] if arguments.gsm8k else []
+    extra = ["--client", arguments.client, *(["--gsm8k", arguments.gsm8k] if arguments.gsm8k else [])]
     for seed in map(int, seeds):
         for method in methods:
-            if any((run["method"], run["seed"], run["updates"]) == (method, seed, updates) for run in runs):
+            wanted = (method, seed, updates, arguments.client)
+            if any((run["method"], run["seed"], run["updates"], run["client"]) == wanted for run in runs):
                 print(f"{method} seed {seed}: already in {arguments.json}", flush=True)
                 continue
             started = time.perf_counter()
