@@ -49,8 +49,8 @@ fast() {
     return "$status"
 }
 
-# The tiny model comes first, by itself: it takes five minutes on two idle cores, and no test's time-out pays for it. Then the
-# longest; conftest.py says what stays in one process.
+# The tiny model comes first, by itself: it is there unless its sources changed, and then no test's time-out pays for it. Then
+# the longest; conftest.py says what stays in one process.
 integration() {
     PYTHONPATH=openclaw-test python -m tiny_models.build
     "${PYTEST[@]}" faulthandler_timeout=1500 tests/integration tests/gpu --no-loadscope-reorder --durations 25

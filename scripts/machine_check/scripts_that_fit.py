@@ -13,7 +13,8 @@ from pathlib import Path
 
 from machine_check.facts import Gpu
 
-FOLDERS = ("openclaw-combine", "openclaw-opd", "openclaw-rl")
+CPU_SCRIPT = "run_tiny_cpu.sh"
+"""The script that makes a folder a method's."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Kind:
 
 # The first pattern that matches counts. Cards show a few percent less than their name: 24 GB as 22700 (L4) to 24564 MiB.
 KINDS = (
-    Kind("run_tiny_cpu.sh", 0, 0, "no GPU"),
+    Kind("run_tiny_cpu*.sh", 0, 0, "no GPU"),
     Kind("run_*_24gb.sh", 1, 22_000, "1 GPU of 24 GB"),
     Kind("run_*_fp8.sh", 8, 38_000, "8 GPUs of 40 GB with FP8", (8, 9)),
     Kind("run_qwen3_8b_*_lora.sh", 4, 38_000, "4 GPUs of 40 GB"),
@@ -46,7 +47,8 @@ def kind_of(script: Path) -> Kind:
 
 def launch_scripts(root: Path) -> list[Path]:
     """Return every launch script of the method folders, relative to the repository."""
-    return [path.relative_to(root) for folder in FOLDERS for path in sorted((root / folder).glob("run_*.sh"))]
+    folders = sorted(path.parent for path in root.glob(f"openclaw-*/{CPU_SCRIPT}"))
+    return [path.relative_to(root) for folder in folders for path in sorted(folder.glob("run_*.sh"))]
 
 
 def suits(kind: Kind, gpus: Sequence[Gpu]) -> bool:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from openclaw.ledger.baseline import mean_of
 from openclaw.training.rollout import LedgerDataSource, LiveRollout
 from slime.args import Arguments
 from slime.utils.http_utils import find_available_port, is_port_available
@@ -107,11 +108,11 @@ async def test_conversations_become_batches_across_a_kill(
         await asyncio.to_thread(source.dispose)
     assert output.metrics["openclaw/runtime_restarts"] == 1.0
     assert sorted(sample.session_id for [sample] in output.samples) == ["first", "second"]
+    assert sorted(sample.reward for [sample] in output.samples) == [-1.0, -1.0 - mean_of([-1.0])]
     for [sample] in output.samples:
         ids = sample.tokens[-sample.response_length :]
         assert ids == engine.script([])
         assert sample.rollout_log_probs == [logprob_of(position, token) for position, token in enumerate(ids)]
-        assert sample.reward == -1.0
         drops = [t - old for t, old in zip(sample.teacher_log_probs, sample.rollout_log_probs, strict=True)]
         assert all(drop == pytest.approx(drops[0]) and drop < 0 for drop in drops)
     source.weights_live(0, "2")

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoTokenizer
 
 from openclaw.exceptions import EngineRefusedError
-from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, Question
+from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
+from openclaw.judge.interface import Question
 from openclaw.judge.prompts import append_hint
 from openclaw.judge.teacher import TeacherScorer, score
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -102,7 +103,7 @@ async def test_advantage_is_the_forwards_log_ratio(url: str, reference: Any, tok
 async def test_judge_is_asked_as_often_as_told(url: str, tokenizer: Any) -> None:
     engine = EngineHttp(url, timeout=60.0, concurrency=8)
     judge = JudgeClient(engine, tokenizer, "full", JudgeSampling(max_new_tokens=8))
-    votes = await judge.votes("prm", Question("It is five.", "Thanks!", "user"), 3)
+    votes = await judge.votes("prm", Question("It is five.", (("user", "Thanks!"),)), 3)
     assert [vote.judge for vote in votes] == ["prm"] * 3
     assert all(vote.answer for vote in votes)
     await engine.close()

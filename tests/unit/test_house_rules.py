@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-METHOD_FOLDERS = ("openclaw-rl", "openclaw-opd", "openclaw-combine")
+METHOD_FOLDERS = sorted(path.parent.name for path in Path(__file__).parents[2].glob("openclaw-*/openclaw_*_method.py"))
+SMALL_FOLDERS = ("openclaw-sdpo", "openclaw-oel")
+"""Methods whose whole folder is as short as a plugin may be."""
 LONGEST_PLUGIN = 150
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Names are assembled so that this file does not match itself.
@@ -70,6 +72,13 @@ def test_method_plugins_are_thin(repository: Path) -> None:
         for path in tracked(repository, f"{folder}/*.py"):
             lines = path.read_text().count("\n")
             assert lines <= LONGEST_PLUGIN, f"{path} has {lines} lines; move what is not the method to openclaw/"
+
+
+def test_a_method_can_be_a_folder_as_short_as_a_plugin(repository: Path) -> None:
+    """Counted with docstrings and blank lines; `test_no_room_names_a_method` holds that nothing outside knows them."""
+    for folder in SMALL_FOLDERS:
+        lines = sum(path.read_text().count("\n") for path in tracked(repository, f"{folder}/*.py"))
+        assert 0 < lines < LONGEST_PLUGIN, f"{folder} has {lines} lines of Python"
 
 
 def test_programs_beside_the_core_import_no_room_above_it(repository: Path) -> None:

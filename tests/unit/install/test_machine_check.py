@@ -202,7 +202,9 @@ def test_a_machine_without_gpus_runs_the_demo(repository: Path) -> None:
     text, runs = doctor(BARE, repository, "none")
     assert "scripts for 1 GPU of 24 GB, such as openclaw-combine/run_qwen3_1_7b_openclaw_combine_24gb.sh" in text
     assert runs
-    assert fitting(text) == {f"openclaw-{method}/run_tiny_cpu.sh" for method in ("combine", "opd", "rl")}
+    methods = ("combine", "hybrid", "oel", "opd", "rl", "sdpo")
+    demos = {f"openclaw-{method}/run_tiny_cpu.sh" for method in methods}
+    assert fitting(text) == {*demos, "openclaw-combine/run_tiny_cpu_hybrid.sh"}
     assert "type: scripts/setup.sh cpu" in text
     assert "nvcc, " not in text.split("To do")[1]
 
