@@ -41,9 +41,9 @@ def tokenizer(tiny_random_model: Path) -> Any:
 
 @pytest.fixture
 async def turns(
-    engine: SGLangEngine, tiny_random_model: Path, tokenizer: Any, tmp_path: Path
+    engine: SGLangEngine, references: list[Any], tiny_random_model: Path, tokenizer: Any, tmp_path: Path
 ) -> AsyncIterator[list[Turn]]:
-    """Three turns of a gateway that keeps the policy's top K."""
+    """Three turns of a gateway that keeps the policy's top K; none has the last id, which SGLang names 0 when it scores."""
     config = RuntimeConfig(
         policy_url=engine.url(), tokenizer=str(tiny_random_model), context_length=2048, prm_max_new_tokens=512
     )
@@ -51,10 +51,11 @@ async def turns(
     service = build_service(config, tokenizer, ledger, registry, topk=K)
     async with serve(create_app(service, registry)) as url:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
-            for number in range(3):
+            for number in range(12):
                 messages: Any = [{"role": "user", "content": f"What is {number} + 3?"}]
                 await client.chat.completions.create(model="any", messages=messages, max_tokens=24)
-    yield [record.turn for record in ledger.export_turns()]
+    found = [record.turn for record in ledger.export_turns()]
+    yield [turn for turn in found if references[0].config.vocab_size - 1 not in turn.response_ids][:3]
     ledger.close()
 
 
@@ -69,6 +70,7 @@ async def test_the_captured_tokens_are_the_engines_likeliest(
     engine: SGLangEngine, references: list[Any], turns: list[Turn]
 ) -> None:
     http = EngineHttp(engine.url(), timeout=60.0, concurrency=4)
+    assert len(turns) == 3
     for turn in turns:
         assert turn.temperature == TEMPERATURE
         assert turn.response_topk is not None
