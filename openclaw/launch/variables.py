@@ -14,7 +14,7 @@ from openclaw.config.variable import Value, Variable
 from openclaw.exceptions import ConfigError
 
 DEFAULT_FUSES = (
-    "train/ppo_kl>0.5 train/ppo_kl<-0.5 train/entropy_loss<0.01 train/entropy_loss>5"
+    "train/ppo_kl>0.5 train/ppo_kl<-0.5 rollout/entropy_of_8_steps<0.01 train/entropy_loss>5"
     " rollout/response_len/of_limit>0.9 openclaw/degenerate_share>0.5"
 )
 """Far from any healthy step: tiny runs stay within 0.006 of KL, 0.098 to 0.37 nats and a third of the longest reply."""

@@ -10,6 +10,8 @@ This is the place of any further gate before an update: whoever refuses a step r
 from __future__ import annotations
 
 import logging
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +19,12 @@ from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
 from slime.ray.report import say
 from slime.utils.fuses import OF_THE_LOSS, Blown, blown, read_fuse
-from slime.utils.metric_names import HELD
+from slime.utils.metric_names import HELD, RECENT_ENTROPY
 from slime.utils.paused import Paused, pause, paused, resume
 
 logger = logging.getLogger(__name__)
 
+ENTROPY, STEPS_OF_ENTROPY = f"{OF_THE_LOSS}entropy_loss", 8
 HOW_TO_GO_ON = "the last good weights keep serving and samples are kept; to go on: openclaw-rl resume"
 
 
@@ -30,7 +33,8 @@ class Fuses:
 
     def __init__(self, args: Arguments) -> None:
         self._args = args
-        self._unseen = {fuse.metric for fuse in map(read_fuse, args.fuses or ())}
+        self._unseen = {fuse.metric for fuse in map(read_fuse, args.fuses or ())} - {RECENT_ENTROPY}
+        self._entropies: deque[float] = deque(maxlen=STEPS_OF_ENTROPY)
 
     def at_start(self) -> None:
         """Forget the pause of an earlier run in the folder, or one that ``--resume-training`` ends; tell of any other."""
@@ -39,12 +43,22 @@ class Fuses:
         if note := self.paused():
             say(f"{note}; {self._how()}")
 
+    def recent(self) -> dict[str, float]:
+        """Return `RECENT_ENTROPY`; empty until eight steps were taken since the start or the last pause.
+
+        One batch says little: replies that only call a tool are certain in a healthy policy too.
+        """
+        if len(self._entropies) < STEPS_OF_ENTROPY:
+            return {}
+        return {RECENT_ENTROPY: statistics.fmean(self._entropies)}
+
     def of_batch(self, metrics: Mapping[str, Any]) -> Blown | None:
         """Return what a batch's metrics blow, before the trainer gets it."""
         return blown(self._args.fuses, {name: value for name, value in metrics.items() if not _of_the_loss(name)})
 
     def of_steps(self, metrics: Mapping[str, Any], batch: Mapping[str, Any]) -> Blown | None:
         """Return what held back the trainer's step, or None if it was taken; name fuses whose metric does not exist."""
+        self._entropies.extend(step[ENTROPY] for step in metrics.get(STEPS, []) if ENTROPY in step)
         for step in metrics.get(STEPS, []):
             if step.get(f"{OF_THE_LOSS}{HELD}"):
                 return blown(self._args.fuses, step)
@@ -56,6 +70,7 @@ class Fuses:
 
     def pause(self, rollout_id: int, cause: Blown) -> None:
         """Pause training after ``rollout_id``."""
+        self._entropies.clear()
         note = pause(self._args.run_dir, rollout_id, str(cause))
         logger.error("%s; %s", note, self._how())
         say(f"{note}; {self._how()}")

@@ -279,7 +279,7 @@ class Run:
             return Step({}, 0.0, 0.0)
         self._wait_while_paused()
         start = time.monotonic()
-        batch["metrics"].update(staleness(batch["metrics"], self.weight_version))
+        batch["metrics"].update(staleness(batch["metrics"], self.weight_version) | self._fuses.recent())
         self._alternation.for_trainer(trainer)
         metrics: dict[str, Any] = {}
         refused = self._fuses.of_batch(batch["metrics"])

@@ -10,6 +10,8 @@ HELD = "fuse_held"
 """Metric of a step with fuses: 1 if one of them held the step back (`slime.utils.fuses`), else 0."""
 PAUSED = "rollout/paused"
 """Metric of a rollout with fuses: 1 if training is paused after it, else 0."""
+RECENT_ENTROPY = "rollout/entropy_of_8_steps"
+"""Metric of a rollout: the mean of `train/entropy_loss` (nats per token) over the last eight steps, once there are eight."""
 
 
 def is_largest(name: str) -> bool:

@@ -16,9 +16,10 @@ from slime.ray.report import Step, Trained
 from slime.ray.run import Run
 from slime.utils import logging_utils
 from slime.utils.fuses import blown
-from slime.utils.metric_names import PAUSED
+from slime.utils.metric_names import PAUSED, RECENT_ENTROPY
 from slime.utils.paused import pause, paused, resume
 from slime.utils.process import Stopped
+from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, steps, world
 
 __all__ = ["world"]  # a fixture
@@ -29,8 +30,6 @@ BOUND = ["train/ppo_kl>0.5", "rollout/response_len/of_limit>0.9"]
 
 def make_run(world: World, monkeypatch: pytest.MonkeyPatch, *, where: str = "loss", fuses: Any = BOUND) -> Run:
     """Return a run whose rollout `BAD` blows a fuse: of its ``loss`` or of its ``batch``."""
-    from tests.unit.ray import test_run_restart
-
     run = test_run_restart.make_run(world, interval=10, rollouts=5)
     run.args.fuses = fuses
     run._fuses = Fuses(run.args)
@@ -174,6 +173,40 @@ def test_a_fuse_without_its_metric_is_named_once(tmp_path: Path, capsys: pytest.
     told = capsys.readouterr().out
     assert told.count("--fuses looks at train/ppo_kl, which neither the batch nor the loss reports") == 1
     assert "rollout/reward" not in told
+
+
+def entropies(*values: float) -> dict[str, Any]:
+    return {STEPS: [{"train/entropy_loss": value} for value in values]}
+
+
+def test_one_certain_batch_blows_nothing_and_eight_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch of tool calls has an entropy of 1e-5 in a healthy policy."""
+    fuses = Fuses(Arguments(run_dir=str(tmp_path), fuses=[f"{RECENT_ENTROPY}<0.01"]))
+    for value in (1e-5, *[0.1] * 6):
+        assert fuses.of_steps(entropies(value), {}) is None
+        assert fuses.recent() == {}
+    assert "looks at" not in capsys.readouterr().out
+    fuses.of_steps(entropies(0.1), {})
+    assert fuses.recent() == {RECENT_ENTROPY: pytest.approx((1e-5 + 0.7) / 8)}
+    assert fuses.of_batch(fuses.recent()) is None
+    fuses.of_steps(entropies(*[1e-5] * 8), {})
+    cause = fuses.of_batch(fuses.recent())
+    assert str(cause) == f"{RECENT_ENTROPY}<0.01 (it is 1e-05)"
+    assert cause is not None
+    fuses.pause(9, cause)
+    assert fuses.recent() == {}, "who lets it train again is given eight steps"
+
+
+def test_the_run_pauses_when_the_policy_says_one_thing_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(world, monkeypatch, fuses=[f"{RECENT_ENTROPY}<0.01"])
+    run._fuses.of_steps(entropies(*[1e-5] * 7), {})
+    monkeypatch.setattr(
+        test_run_restart.Trainer, "train", lambda self, rollout_id, shards, critic_shards: entropies(1e-5)
+    )
+    resumes_after(run, monkeypatch, 3)
+    run.repeat(loop)
+    refused = [line for line in world.log if line.startswith("refused ")]
+    assert refused == [f"refused 1: {RECENT_ENTROPY}<0.01 (it is 1e-05)"]
 
 
 def test_the_tracker_learns_of_the_pause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
