@@ -3,8 +3,8 @@
     A[k] = clip(log pi_T(a[k] | s + hint) - log pi_old(a[k] | s), -C, C)
 
 Guarantees: a turn gives a sample if a hint was accepted and the teacher scored the reply under it; otherwise it gives a
-reason. The estimator is ``on_policy_distillation``, so the reward does not affect the gradient. ``C`` is ``--opd-clip``. With ``--distill-topk``
-the sample also has the teacher's top K, for `topk_distillation_loss`.
+reason. The estimator is ``on_policy_distillation``, so the reward does not affect the gradient. ``C`` is
+``--opd-clip``. With ``--distill-topk`` the sample also has the teacher's top K, for `topk_distillation_loss`.
 """
 
 from __future__ import annotations
