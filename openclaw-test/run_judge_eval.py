@@ -4,7 +4,8 @@ For each domain and language: accuracy, wrong signs (said +1 for -1 or -1 for +1
 that has a sign), hints given where there is one and where there is none, agreement of the votes, and seconds per question.
 
 Guarantees: the votes, the quorum and the majority are those of a run (`openclaw.judge`). Nothing is recorded or trained.
-Exit status 1 if the judge could not be asked.
+A question that the judge refuses is an abstention, counted and said. Exit status 1 if the judge could not be asked, or
+refused every question.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ REPORT_WIDTH = 120
 
 @dataclass(frozen=True)
 class Answer:
-    """A judge's answers about one case: score and hint (None without a quorum), agreement and seconds."""
+    """A judge's answers about one case: score and hint (None without a quorum), agreement, seconds, why it refused."""
 
     case: Case
     score: int | None
     hint: bool | None
     agreement: float
     seconds: float
+    refused: str | None = None
 
 
 def build_parser() -> CommandLine:
@@ -110,7 +112,7 @@ async def measure(judge: Judge, config: RuntimeConfig, cases: Sequence[Case], vo
 async def _ask(judge: Judge, config: RuntimeConfig, case: Case, count: int, hints: bool) -> Answer:
     question = Question.about(case.prompt, case.reply, case.next_state)
     started = time.monotonic()
-    prm, hinted = await together(
+    (prm, refused), (hinted, _) = await together(
         _votes(judge, "prm", question, count), _votes(judge, "hint", question, count if hints else 0)
     )
     values = [vote.value for vote in prm]
@@ -118,15 +120,15 @@ async def _ask(judge: Judge, config: RuntimeConfig, case: Case, count: int, hint
     hint = None
     if hinted and has_quorum(hinted, config.judge_quorum):
         hint = any(vote.hint for vote in hinted)
-    return Answer(case, score, hint, agreement(values), time.monotonic() - started)
+    return Answer(case, score, hint, agreement(values), time.monotonic() - started, refused)
 
 
-async def _votes(judge: Judge, kind: JudgeKind, question: Question, count: int) -> list[Any]:
-    """Return the votes; a question that the judge refuses has none."""
+async def _votes(judge: Judge, kind: JudgeKind, question: Question, count: int) -> tuple[list[Any], str | None]:
+    """Return the votes; or none, and why the judge refused the question."""
     try:
-        return await judge.votes(kind, question, count)
-    except EngineRefusedError:
-        return []
+        return await judge.votes(kind, question, count), None
+    except EngineRefusedError as error:
+        return [], str(error)
 
 
 def figures(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -138,6 +140,7 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
         "accuracy": _share(answer.score == answer.case.score for answer in answers),
         "wrong_sign": _share((answer.score or 0) * answer.case.score < 0 for answer in signed),
         "abstention": _share(not answer.score for answer in signed),
+        "refused": _share(answer.refused is not None for answer in answers),
         "hint_recall": _share(bool(answer.hint) for answer in corrections if answer.case.hint),
         "hint_false": _share(bool(answer.hint) for answer in corrections if not answer.case.hint),
         "agreement": round(statistics.fmean(answer.agreement for answer in answers), 3) if answers else None,
@@ -200,6 +203,11 @@ def main(words: Sequence[str] | None = None) -> int:
         answers = asyncio.run(run(given))
     except (ConfigError, JudgeError, ValueError, OSError) as error:
         print(f"run_judge_eval.sh: {error}", file=sys.stderr)
+        return 1
+    refusals = [each.refused for each in answers if each.refused is not None]
+    if refusals:
+        print(f"the judge refused {len(refusals)} of {len(answers)} questions, such as: {refusals[0]}", file=sys.stderr)
+    if answers and len(refusals) == len(answers):
         return 1
     found = report(answers)
     show(found, Console(width=None if sys.stdout.isatty() else REPORT_WIDTH))

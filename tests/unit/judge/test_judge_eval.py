@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_judge_eval
 from judge_set import DOMAINS, Case, load
 from run_judge_eval import Answer, figures, main
 
+from openclaw.exceptions import EngineRefusedError
 from openclaw.judge.interface import Question
 from openclaw.judge.prompts import judge_messages
+from openclaw.ledger.records import Vote
 
 
 def test_the_set_has_every_kind_of_case() -> None:
@@ -82,6 +85,36 @@ def test_the_command_measures_a_class(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["figures"]["all"]["abstention"] == 0.0
     assert len(found["answers"]) == len(cases)
     assert "accuracy" in capsys.readouterr().out
+
+
+class Refusing:
+    """Refuses questions whose reply has an odd number of letters, or all of them."""
+
+    def __init__(self, every: bool) -> None:
+        self.every = every
+
+    async def votes(self, kind: str, question: Question, count: int) -> list[Vote]:
+        if self.every or len(question.reply) % 2:
+            raise EngineRefusedError("the prompt is longer than the context")
+        return [Vote("prm", "\\boxed{1}", value=1)] * count
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_questions_that_the_judge_refuses_are_counted_and_said(
+    every: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_judge_eval, "build_judge", lambda *given: (Refusing(every), None))
+    words = ["--judge-url", "http://judge", "--no-hints", "--votes", "1", "--report", str(tmp_path / "r.json")]
+    assert main(words) == int(every)
+    told = capsys.readouterr().err
+    assert "questions, such as: the prompt is longer than the context" in told
+    assert (tmp_path / "r.json").exists() is not every
+    if every:
+        assert f"refused {len(load())} of {len(load())}" in told
+    else:
+        assert 0 < json.loads((tmp_path / "r.json").read_text())["figures"]["all"]["refused"] < 1
 
 
 def test_without_a_judge_the_command_says_what_to_add(
