@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from agentrl.environment import Weight
 from agentrl.exceptions import AgentError, ConfigError
 from agentrl.leases.capacity import Capacity
-from agentrl.leases.closing import Patience
+from agentrl.leases.closing import PATIENCE, Patience
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes.ledger import ProcessLedger
@@ -62,7 +62,7 @@ def build_parser() -> CommandLine:
     add(
         "--close-seconds",
         type=above_zero,
-        default=Patience().close_s,
+        default=PATIENCE.close_s,
         metavar="S",
         help="time to close an environment; then its processes are killed, and closing is tried again (%(default)g)",
     )

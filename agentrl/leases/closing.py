@@ -31,6 +31,9 @@ class Patience:
     longest_retry_s: float = 60.0
 
 
+PATIENCE = Patience()
+
+
 async def close(
     name: str,
     environment: Environment,

@@ -203,7 +203,7 @@ class Lease:
             if not isinstance(error, InvalidError):
                 late = isinstance(error, DeadlineError) and not in_time
                 self._failure = Verdict(status="timeout" if late else "infra_error", detail=error.message)
-                logger.warning("%s of lease %s failed", name, self.id, exc_info=task.exception() if in_time else None)
+                logger.warning("%s of lease %s failed: %s", name, self.id, error, exc_info=error.__cause__)
             raise error
         finally:
             self._used = self._pinned = self._clock()
@@ -230,7 +230,9 @@ def _error_of(task: asyncio.Task[Any], kind: type[Any]) -> AgentError | None:
         return InternalError(f"the environment returned {found} instead of {kind.__name__}", code="environment_defect")
     if isinstance(error, AgentError):
         return error
-    return InternalError(f"the environment raised {type(error).__name__}: {error}", code="environment_defect")
+    defect = InternalError(f"the environment raised {type(error).__name__}: {error}", code="environment_defect")
+    defect.__cause__ = error
+    return defect
 
 
 def _late(name: str, seconds: float) -> DeadlineError:

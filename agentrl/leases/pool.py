@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.deadlines import WORKER_MARGIN_S
 from agentrl.exceptions import AgentError, InfraError, NotFoundError
 from agentrl.leases.capacity import Capacity
-from agentrl.leases.closing import Patience, close
+from agentrl.leases.closing import PATIENCE, Patience, close
 from agentrl.leases.lease import Lease
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.runs import Outcome, joined
@@ -55,7 +55,7 @@ class Pool:
         ledger: ProcessLedger,
         metrics: PoolMetrics,
         *,
-        patience: Patience = Patience(),
+        patience: Patience = PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare an empty pool; ``clock`` is monotonic, in seconds."""
@@ -99,6 +99,7 @@ class Pool:
         if self._closing:
             await asyncio.wait([task for _, task in self._closing.values()], timeout=seconds)
         left = list(self._closing.values())
+        self._closing.clear()
         for lease, task in left:
             task.cancel()
             await lease.processes.end()
