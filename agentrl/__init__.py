@@ -9,6 +9,5 @@
 * ``processes``: the processes that environments own.
 * ``service``: what pool, router and clients have in common.
 * ``protocol``: requests and answers.
-* ``deadlines``: how the deadlines of the hops nest.
-* ``exceptions``: the errors, by kind.
+* ``deadlines``, ``exceptions``: how the deadlines of the hops nest; the errors, by kind.
 """

@@ -73,12 +73,23 @@ async def close(
                 logger.error("close of lease %s %s; its slot stays taken until it works", name, reason, exc_info=error)
             if closing.done():
                 closing = None
-        if (left := await processes.end()) and reason is None:
-            reason = "processes_left"
-            logger.error("%d process groups of lease %s survive SIGKILL; its slot stays taken", left, name)
+        if not await _ended(name, processes):
+            reason = reason or "processes_left"
         if reason is None:
             return
         metrics.close_failures.labels(reason=reason).inc()
         on_stuck()
         await asyncio.sleep(pause)
         pause = min(2 * pause, patience.longest_retry_s)
+
+
+async def _ended(name: str, processes: Processes) -> bool:
+    """End a lease's processes; return whether they are gone and forgotten."""
+    try:
+        left = await processes.end()
+    except Exception:
+        logger.exception("the processes of lease %s cannot be ended; its slot stays taken until they are", name)
+        return False
+    if left:
+        logger.error("%d process groups of lease %s survive SIGKILL; its slot stays taken", left, name)
+    return not left

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0)
 
 
 class PoolMetrics:
-    """Registers the metrics of one pool; `agentrl.leases.pool` adds the gauges of its load."""
+    """Registers the metrics of one pool."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+        self._registry = registry
         self.granted = Counter("agentrl_leases_granted", "Leases granted", registry=registry)
         self.refused = Counter(
             "agentrl_leases_refused", "Leases refused, by the error's code", ["code"], registry=registry
@@ -50,3 +52,15 @@ class PoolMetrics:
         self.leftovers = Counter(
             "agentrl_leftover_groups", "Process groups of an earlier server, ended at the start", registry=registry
         )
+
+    def show_load(
+        self, used: Callable[[], int], waiting: Callable[[], int], leases: Callable[[], int], stuck: Callable[[], int]
+    ) -> None:
+        """Register gauges that ask these functions."""
+        for name, text, value in (
+            ("agentrl_slots_used", "Slots that are taken, those of environments that are closing too", used),
+            ("agentrl_waiting", "Requests in the queue", waiting),
+            ("agentrl_leases", "Leases that have not ended", leases),
+            ("agentrl_stuck", "Environments that could not be closed yet; their slots stay taken", stuck),
+        ):
+            Gauge(name, text, registry=self._registry).set_function(value)

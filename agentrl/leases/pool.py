@@ -71,6 +71,12 @@ class Pool:
         self._stuck: set[str] = set()
         self._stopping = False
         self._reaper: asyncio.Task[None] | None = None
+        metrics.show_load(
+            used=lambda: capacity.used_slots,
+            waiting=lambda: capacity.waiting,
+            leases=lambda: len(self._leases),
+            stuck=lambda: len(self._stuck),
+        )
 
     async def start(self) -> int:
         """End what a crashed server left and begin to serve; return how many process groups it left.

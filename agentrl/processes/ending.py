@@ -46,9 +46,9 @@ def _kill(group: Group) -> bool:
     found: set[int] = set(carriers(group.secret)) - {os.getpid()}
     if is_alive(group.leader):
         found.update(group_members(group.leader.pid))
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(group.leader.pid, signal.SIGKILL)
     for pid in found:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return bool(found)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from agentrl.exceptions import ConfigError
+from agentrl.exceptions import ConfigError, InfraError
 from agentrl.processes.marks import Mark
 from slime.utils.private_files import private, private_folder
 
@@ -60,7 +60,11 @@ class ProcessLedger:
             raise ConfigError(f"--ledger {path}: {error}; name another file, or move this one away") from error
 
     async def add(self, group: Group) -> None:
-        """Record a group; it is on disk afterwards."""
+        """Record a group; it is on disk afterwards.
+
+        Raises:
+            InfraError: the disk does not take it.
+        """
         await self._do(
             lambda rows: rows.execute("INSERT INTO groups VALUES (?, ?, ?, ?)", (group.secret, *group.leader))
         )
@@ -98,4 +102,7 @@ class ProcessLedger:
             with self._rows:
                 return work(self._rows)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, committed)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, committed)
+        except sqlite3.Error as error:
+            raise InfraError(f"the ledger {self.path} cannot be used: {error}", code="ledger_failed") from error

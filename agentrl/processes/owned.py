@@ -66,6 +66,7 @@ class Processes:
                 start_new_session=True,
                 pass_fds=(read_end,),
             )
+            self._check_open()
             if (mark := mark_of(process.pid)) is None:
                 raise InfraError(f"{argv[0]} ended before it began", code="process_lost")
             group = Group(self._secret, mark)

@@ -26,7 +26,7 @@ async def read(request: Request, kind: type[M], most_bytes: int) -> M:
     body = bytearray()
     try:
         stated = request.headers.get("content-length", "")
-        if stated.isdigit() and int(stated) > most_bytes:
+        if stated.isdecimal() and int(stated) > most_bytes:
             raise _too_large(most_bytes)
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():

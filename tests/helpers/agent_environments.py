@@ -12,6 +12,7 @@ from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 
+PASSED = Verdict(status="ok", score=1.0, passed=2, total=2)
 MINIMAL = {"PATH": os.defpath}
 
 
@@ -38,7 +39,7 @@ class Script:
     unmakable: bool = False
     alive: int = 0
     most_alive: int = 0
-    evaluation: Verdict | Exception = Verdict(status="ok", score=1.0, passed=2, total=2)
+    evaluation: Verdict | Exception = PASSED
     evaluation_waits: bool = False
     tasks: tuple[Task, ...] = (
         Task("plain"),

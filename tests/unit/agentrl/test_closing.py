@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,43 @@ async def test_a_close_that_ignores_its_cancellation_is_not_called_beside_itself
     world.script.closing.set()
     await until(lambda: world.pool._capacity.used_slots == 0)
     assert world.script.count("close") == 1
+
+
+async def test_a_ledger_that_fails_does_not_lose_the_slot(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = await build(slots=1)
+    lease = await world.leased()
+    await world.client.step(lease, acting(2, "spawn"))
+    with monkeypatch.context() as broken:
+
+        async def full(_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        broken.setattr(world.ledger, "remove", full)
+        await world.client.release(lease)
+        await until(lambda: world.metric("agentrl_close_failures_total", reason="processes_left"))
+        assert (await world.client.status()).stuck == 1
+        assert world.metric("agentrl_stuck") == world.metric("agentrl_slots_used") == 1
+    await until(lambda: world.pool._capacity.used_slots == 0)
+    assert world.script.count("close") == 1
+
+
+async def test_a_spawn_beside_the_end_of_its_lease_leaves_nothing(build: Build) -> None:
+    world = await build(slots=1)
+    lease = await world.leased()
+    step = asyncio.create_task(world.client.step(lease, acting(2, "spawn")))
+    await until(lambda: world.script.count("spawn"))
+    await world.client.release(lease)
+    await asyncio.gather(step, return_exceptions=True)
+    await until(lambda: world.pool._capacity.used_slots == 0)
+    assert await world.ledger.groups() == []
+
+
+async def test_the_reaper_comes_by_itself(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.leases.pool.REAP_S", 0.001)
+    world = await build(slots=1)
+    await world.leased(ttl_s=10)
+    world.clock.now += 10
+    await until(lambda: world.pool._capacity.used_slots == 0)
 
 
 async def test_a_pool_that_ends_says_what_it_could_not_close(build: Build) -> None:
