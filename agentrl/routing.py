@@ -64,7 +64,7 @@ class Router:
             task = asyncio.create_task(self._grant(request), name=f"lease for {request.request_id}")
             self._requests[request.request_id] = task
             task.add_done_callback(lambda task: self._keep(request.request_id, task))
-        ending = InfraError("the router is shutting down", code="shutting_down")
+        ending = InfraError("the request was withdrawn, or the router is shutting down", code="withdrawn")
         return await joined(task, request.wait_s + ROUTER_ROUTE_MARGIN_S, ending)
 
     async def renew(self, lease_id: str, request: RenewRequest) -> Renewed:
@@ -89,6 +89,12 @@ class Router:
 
     async def release(self, lease_id: str) -> Released:
         """See `agentrl.service.LeaseService.release`."""
+        if (request := self._requests.get(lease_id)) is not None:
+            if not request.done():
+                request.cancel()
+                return Released(found=True)
+            outcome = None if request.cancelled() else request.result()
+            lease_id = outcome.lease_id if isinstance(outcome, Leased) else lease_id
         worker, inner = self._find(lease_id)
         return await worker.release(inner)
 

@@ -30,6 +30,8 @@ class LeaseService(Protocol):
     async def lease(self, request: LeaseRequest) -> Leased:
         """Grant a lease, first come, first served; the same ``request_id`` gets the same lease.
 
+        A client whose call is cancelled, or gives up, withdraws the request.
+
         Raises:
             CapacityError: nothing became free within ``wait_s``, or the task never fits.
             NotFoundError: no such task.
@@ -71,7 +73,10 @@ class LeaseService(Protocol):
         ...
 
     async def release(self, lease_id: str) -> Released:
-        """Give a lease back and stop what runs; returns at once, and closes the environment afterwards."""
+        """Give a lease back and stop what runs; returns at once, and closes the environment afterwards.
+
+        Also takes the ``request_id`` of a lease that is still waited for, and withdraws the request.
+        """
         ...
 
     async def status(self) -> PoolStatus:

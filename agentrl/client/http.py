@@ -8,6 +8,7 @@ that cannot be reached until the deadline is an `InfraError`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import Self, TypeVar
 
@@ -34,6 +35,7 @@ from agentrl.protocol import (
     Verdict,
 )
 
+logger = logging.getLogger(__name__)
 A = TypeVar("A", bound=Answer)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -73,6 +75,7 @@ class HttpLeases:
         )
         self._margin_s = margin_s
         self._unreachable_s = unreachable_s
+        self._withdrawing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,12 +84,19 @@ class HttpLeases:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, once requests that were given up are withdrawn."""
+        await asyncio.gather(*self._withdrawing)
         await self._http.aclose()
 
     async def lease(self, request: LeaseRequest) -> Leased:
         """See `agentrl.service.LeaseService.lease`."""
-        return await self._post("/v1/lease", request, Leased, request.wait_s + self._margin_s)
+        try:
+            return await self._post("/v1/lease", request, Leased, request.wait_s + self._margin_s)
+        except (asyncio.CancelledError, DeadlineError):
+            withdrawing = asyncio.create_task(self._withdraw(request.request_id), name="withdrawing")
+            self._withdrawing.add(withdrawing)
+            withdrawing.add_done_callback(self._withdrawing.discard)
+            raise
 
     async def renew(self, lease_id: str, request: RenewRequest) -> Renewed:
         """See `agentrl.service.LeaseService.renew`."""
@@ -111,6 +121,13 @@ class HttpLeases:
     async def status(self) -> PoolStatus:
         """See `agentrl.service.LeaseService.status`."""
         return await self._send("GET", "/v1/status", None, PoolStatus, CONTROL_S)
+
+    async def _withdraw(self, request_id: str) -> None:
+        """Withdraw a request for a lease; if that fails, the lease expires by itself."""
+        try:
+            await self.release(request_id)
+        except AgentError as error:
+            logger.warning("a request for a lease was not withdrawn: %s", error)
 
     async def _post(self, path: str, request: Request, kind: type[A], seconds: float) -> A:
         return await self._send("POST", path, request.model_dump_json(), kind, seconds)

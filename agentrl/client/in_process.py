@@ -6,11 +6,12 @@ not travel fails here too.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agentrl.exceptions import InvalidError
+from agentrl.exceptions import DeadlineError, InvalidError
 from agentrl.protocol import (
     EvaluateRequest,
     Leased,
@@ -38,7 +39,11 @@ class InProcessLeases:
 
     async def lease(self, request: LeaseRequest) -> Leased:
         """See `agentrl.service.LeaseService.lease`."""
-        return copied(await self._service.lease(copied(request)))
+        try:
+            return copied(await self._service.lease(copied(request)))
+        except (asyncio.CancelledError, DeadlineError):
+            await self._service.release(request.request_id)
+            raise
 
     async def renew(self, lease_id: str, request: RenewRequest) -> Renewed:
         """See `agentrl.service.LeaseService.renew`."""

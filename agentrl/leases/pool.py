@@ -119,6 +119,7 @@ class Pool:
         if task is None:
             task = asyncio.create_task(self._grant(request), name=f"lease for {request.request_id}")
             self._requests[request.request_id] = task
+            task.add_done_callback(lambda task: task.cancelled() and self._forget(request.request_id))
         else:
             self._metrics.replays.labels(operation="lease").inc()
         return await joined(task, request.wait_s + WORKER_MARGIN_S, self._ending())
@@ -141,6 +142,11 @@ class Pool:
 
     async def release(self, lease_id: str) -> Released:
         """See `agentrl.service.LeaseService.release`."""
+        if (request := self._requests.get(lease_id)) is not None:
+            if not request.done():
+                request.cancel()
+                return Released(found=True)
+            lease_id = next((each.id for each in self._leases.values() if each.request_id == lease_id), lease_id)
         found = lease_id in self._leases or lease_id in self._closing
         self._end(lease_id, "released")
         return Released(found=found)
@@ -186,9 +192,6 @@ class Pool:
             self._forget(request.request_id)
             self._metrics.refused.labels(code=error.code).inc()
             return error
-        except asyncio.CancelledError:
-            self._forget(request.request_id)
-            raise
         processes = Processes(self._ledger)
         try:
             made = environment(processes)
@@ -247,4 +250,4 @@ class Pool:
         self._capacity.release(lease.task.weight)
 
     def _ending(self) -> InfraError:
-        return InfraError("the pool is shutting down; use another", code="shutting_down")
+        return InfraError("the request was withdrawn, or the pool is shutting down; ask another", code="withdrawn")

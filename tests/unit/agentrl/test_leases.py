@@ -17,7 +17,7 @@ from agentrl.exceptions import (
     InvalidError,
     NotFoundError,
 )
-from agentrl.protocol import Verdict
+from agentrl.protocol import Released, Verdict
 from tests.helpers.agent_pools import Build, World, acting, asked, judging, renewing, resetting, until
 
 
@@ -207,6 +207,35 @@ class TestBothClients:
         assert served == list(range(50))
         await world.client.release(second)
         assert world.script.most_alive == 2
+
+    async def test_a_waiter_whose_call_is_cancelled_leaves_the_queue(self, world: World) -> None:
+        first, second = [await world.leased() for _ in range(2)]
+        waiting = asyncio.create_task(world.client.lease(asked()))
+        await until(lambda: world.pool._capacity.waiting == 1)
+        waiting.cancel()
+        await until(lambda: world.pool._capacity.waiting == 0)
+        assert waiting.cancelled()
+        assert await world.client.release("nobody") == Released(found=False)
+        for lease in (first, second):
+            await world.client.release(lease)
+        await until(lambda: world.pool._capacity.used_slots == 0)
+        assert world.metric("agentrl_leases_granted_total") == 2
+
+    async def test_a_call_that_is_cancelled_at_once_leaves_nothing(self, world: World) -> None:
+        request = asked()
+        call = asyncio.create_task(world.client.lease(request))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: not world.pool._requests and world.pool._capacity.used_slots == 0)
+        assert not (await world.client.release(request.request_id)).found
+
+    async def test_a_granted_request_can_be_withdrawn(self, world: World) -> None:
+        request = asked()
+        lease = await world.client.lease(request)
+        assert (await world.client.release(request.request_id)).found
+        with pytest.raises(NotFoundError):
+            await world.client.renew(lease.lease_id, renewing(5))
 
     async def test_a_full_pool_says_when_to_ask_again(self, world: World) -> None:
         for _ in range(2):

@@ -188,17 +188,31 @@ async def test_lease_ids_carry_names_so_another_list_of_workers_misroutes_nothin
     assert workers.worlds["two"].script.calls == []
 
 
+async def test_a_router_withdraws_what_its_client_withdraws(workers: Workers) -> None:
+    for _ in range(4):
+        await workers.client.lease(asked())
+    waiting = asyncio.create_task(workers.client.lease(asked(wait_s=100)))
+    await until(lambda: any(world.pool._capacity.waiting for world in workers.worlds.values()))
+    waiting.cancel()
+    await until(lambda: not any(world.pool._capacity.waiting for world in workers.worlds.values()))
+    request = asked(wait_s=0)
+    workers.worlds["two"].pool._capacity.slots = 3
+    await workers.client.lease(request)
+    assert workers.used() == {"one": 2, "two": 3}
+    assert (await workers.client.release(request.request_id)).found
+    await until(lambda: workers.used() == {"one": 2, "two": 2})
+
+
 async def test_a_router_s_retry_joins_the_wait(workers: Workers) -> None:
     held = [await workers.client.lease(asked()) for _ in range(4)]
     request = asked(wait_s=100)
     first = asyncio.create_task(workers.client.lease(request))
     waiting: Callable[[], int] = lambda: sum(world.pool._capacity.waiting for world in workers.worlds.values())  # noqa: E731
     await until(lambda: waiting() == 1)
-    first.cancel()
     again = asyncio.create_task(workers.client.lease(request))
     await until(lambda: len(workers.front.seen) == 6)
     assert waiting() == 1
     for each in held:
         await workers.client.release(each.lease_id)
-    await again
+    assert await again == await first
     await until(lambda: sum(workers.used().values()) == 1)
