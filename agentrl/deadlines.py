@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 2.0
@@ -39,6 +41,14 @@ async def ended_in_time(task: asyncio.Task[Any], seconds: float, grace_s: float 
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=grace_s)
+
+
+async def awaited(call: Callable[[], Awaitable[T]]) -> T:
+    """Call foreign code and await it; whatever it does wrong is an exception of this coroutine."""
+    try:
+        return await call()
+    except SystemExit as error:
+        raise RuntimeError(f"it asked the whole process to exit with {error.code}") from error
 
 
 def _note_late_error(task: asyncio.Task[Any]) -> None:

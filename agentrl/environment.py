@@ -72,7 +72,9 @@ class Environment(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything. Called again if it fails or hangs, so a second call must do no harm.
+        """Release everything, also if `reset` was never called or was cut off.
+
+        Called again if it fails or hangs, so a second call must do no harm.
 
         The pool then ends all processes that ``processes`` started, whatever this did.
         """

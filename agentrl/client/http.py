@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from typing import Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -100,23 +101,23 @@ class HttpLeases:
 
     async def renew(self, lease_id: str, request: RenewRequest) -> Renewed:
         """See `agentrl.service.LeaseService.renew`."""
-        return await self._post(f"/v1/lease/{lease_id}/renew", request, Renewed, CONTROL_S)
+        return await self._post(_path(lease_id, "/renew"), request, Renewed, CONTROL_S)
 
     async def reset(self, lease_id: str, request: ResetRequest) -> Observation:
         """See `agentrl.service.LeaseService.reset`."""
-        return await self._post(f"/v1/lease/{lease_id}/reset", request, Observation, request.timeout_s + self._margin_s)
+        return await self._post(_path(lease_id, "/reset"), request, Observation, request.timeout_s + self._margin_s)
 
     async def step(self, lease_id: str, request: StepRequest) -> StepResult:
         """See `agentrl.service.LeaseService.step`."""
-        return await self._post(f"/v1/lease/{lease_id}/step", request, StepResult, request.timeout_s + self._margin_s)
+        return await self._post(_path(lease_id, "/step"), request, StepResult, request.timeout_s + self._margin_s)
 
     async def evaluate(self, lease_id: str, request: EvaluateRequest) -> Verdict:
         """See `agentrl.service.LeaseService.evaluate`."""
-        return await self._post(f"/v1/lease/{lease_id}/evaluate", request, Verdict, request.timeout_s + self._margin_s)
+        return await self._post(_path(lease_id, "/evaluate"), request, Verdict, request.timeout_s + self._margin_s)
 
     async def release(self, lease_id: str) -> Released:
         """See `agentrl.service.LeaseService.release`."""
-        return await self._send("DELETE", f"/v1/lease/{lease_id}", None, Released, CONTROL_S)
+        return await self._send("DELETE", _path(lease_id), None, Released, CONTROL_S)
 
     async def status(self) -> PoolStatus:
         """See `agentrl.service.LeaseService.status`."""
@@ -168,6 +169,11 @@ class HttpLeases:
             code="unreachable",
             retryable=True,
         )
+
+
+def _path(lease_id: str, operation: str = "") -> str:
+    """Return the path of a lease; an id from elsewhere cannot leave it."""
+    return f"/v1/lease/{quote(lease_id, safe='')}{operation}"
 
 
 def _read(answer: httpx.Response, kind: type[A]) -> A:

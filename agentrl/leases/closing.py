@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.deadlines import CANCEL_GRACE_S, ended_in_time
+from agentrl.deadlines import CANCEL_GRACE_S, awaited, ended_in_time
 from agentrl.environment import Environment
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.processes.owned import Processes
@@ -64,7 +64,7 @@ async def close(
         reason = None
         if not closed:
             if closing is None:
-                closing = asyncio.create_task(environment.close(), name=f"close of {name}")
+                closing = asyncio.create_task(awaited(environment.close), name=f"close of {name}")
             in_time = await ended_in_time(closing, patience.close_s, patience.cancel_grace_s)
             closed = in_time and not closing.cancelled() and closing.exception() is None
             if not closed:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentrl.deadlines import CANCEL_GRACE_S, WORKER_MARGIN_S, ended_in_time
+from agentrl.deadlines import CANCEL_GRACE_S, WORKER_MARGIN_S, awaited, ended_in_time
 from agentrl.environment import Environment, Task
 from agentrl.exceptions import AgentError, DeadlineError, InfraError, InternalError, InvalidError, NotFoundError
 from agentrl.leases.metrics import PoolMetrics
@@ -192,7 +192,7 @@ class Lease:
         """Call the environment within a deadline, and note whether it failed."""
         self._used = begun = self._clock()
         self._pinned = begun + seconds
-        task = asyncio.create_task(_awaited(call), name=f"{name} in {self.id}")
+        task = asyncio.create_task(awaited(call), name=f"{name} in {self.id}")
         outcome = "cancelled"
         try:
             in_time = await ended_in_time(task, seconds, self._grace_s)
@@ -212,10 +212,6 @@ class Lease:
 
     def _released(self) -> NotFoundError:
         return NotFoundError(f"lease {self.id} was released or expired while the operation ran", code="lease_ended")
-
-
-async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
-    return await call()
 
 
 def _error_of(task: asyncio.Task[Any], kind: type[Any]) -> AgentError | None:

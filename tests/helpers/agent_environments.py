@@ -100,6 +100,8 @@ class ScriptedEnvironment(Environment):
             raise InfraError("the container is gone", code="no_container")
         elif do == "invalid":
             raise InvalidError("no such button; use OK", code="invalid_action")
+        elif do == "exit":
+            raise SystemExit(3)
         elif do == "cancel":
             raise asyncio.CancelledError
         elif do == "nothing":

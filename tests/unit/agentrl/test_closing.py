@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -66,6 +69,19 @@ async def test_a_close_that_ignores_its_cancellation_is_not_called_beside_itself
     world.script.closing.set()
     await until(lambda: world.pool._capacity.used_slots == 0)
     assert world.script.count("close") == 1
+
+
+@pytest.mark.parametrize("wrong", [lambda self: None, lambda self: sys.exit(4)])
+async def test_a_close_that_is_no_coroutine_does_not_lose_the_slot(build: Build, wrong: Callable[[Any], Any]) -> None:
+    world = await build(slots=1)
+    lease = await world.leased()
+    environment = type(world.pool._leases[lease].environment)
+    right = environment.close
+    environment.close = wrong
+    await world.client.release(lease)
+    await until(lambda: world.metric("agentrl_close_failures_total", reason="raised"))
+    environment.close = right
+    await until(lambda: world.pool._capacity.used_slots == 0)
 
 
 async def test_a_ledger_that_fails_does_not_lose_the_slot(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

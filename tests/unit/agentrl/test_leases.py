@@ -103,7 +103,13 @@ class TestBothClients:
 
     @pytest.mark.parametrize(
         ("do", "kind_of_error"),
-        [("infra", InfraError), ("raise", InternalError), ("cancel", InternalError), ("nothing", InternalError)],
+        [
+            ("infra", InfraError),
+            ("raise", InternalError),
+            ("cancel", InternalError),
+            ("exit", InternalError),
+            ("nothing", InternalError),
+        ],
     )
     async def test_a_failed_environment_has_no_score(
         self, world: World, do: str, kind_of_error: type[AgentError]

@@ -186,6 +186,11 @@ async def test_lease_ids_carry_names_so_another_list_of_workers_misroutes_nothin
         with pytest.raises(NotFoundError):
             await third.renew(wrong or "x", renewing(30))
     assert workers.worlds["two"].script.calls == []
+    held = (await other.lease(asked())).lease_id
+    for strange in (f"zero.x?y={held}", f"zero.x#{held}", "zero.%2e%2e", "zero.x y"):
+        with pytest.raises(NotFoundError):
+            await third.reset(strange, resetting())
+    assert workers.worlds["two"].script.calls == []
 
 
 async def test_a_router_withdraws_what_its_client_withdraws(workers: Workers) -> None:
