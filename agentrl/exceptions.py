@@ -40,15 +40,19 @@ class AgentError(Exception):
         self.retry_after_s = retry_after_s
         self.executed = executed
 
-    def again(self, *, executed: bool | None = None) -> Self:
+    def again(self) -> Self:
         """Return a copy to raise, so that no two callers share a traceback."""
         return type(self)(
             self.message,
             code=self.code,
             retryable=self.retryable,
             retry_after_s=self.retry_after_s,
-            executed=self.executed if executed is None else executed,
+            executed=self.executed,
         )
+
+    def stored(self) -> Self:
+        """Return a copy that a repeated request gets: the operation took its ``seq``, and a retry changes nothing."""
+        return type(self)(self.message, code=self.code, executed=True)
 
 
 class InvalidError(AgentError):

@@ -157,7 +157,7 @@ class Lease:
                 self._check(name)
                 answer = await self._execute(name, kind, seconds, call)
             except AgentError as error:
-                return error.again(executed=True)
+                return error.stored()
             self._began = True
             self._over = isinstance(answer, StepResult) and (answer.done or answer.truncated)
             return answer
@@ -186,7 +186,7 @@ class Lease:
             try:
                 return await self._execute("evaluate", Verdict, seconds, self.environment.evaluate)
             except AgentError as error:
-                return self._failure or Verdict(status="infra_error", detail=error.message)
+                return self._failure or error
 
     async def _execute(self, name: str, kind: type[T], seconds: float, call: Callable[[], Awaitable[T]]) -> T:
         """Call the environment within a deadline, and note whether it failed."""
@@ -200,7 +200,7 @@ class Lease:
             outcome = "ok" if error is None else error.kind
             if error is None:
                 return task.result()
-            if not isinstance(error, InvalidError):
+            if name != "step" or not isinstance(error, InvalidError):
                 late = isinstance(error, DeadlineError) and not in_time
                 self._failure = Verdict(status="timeout" if late else "infra_error", detail=error.message)
                 logger.warning("%s of lease %s failed: %s", name, self.id, error, exc_info=error.__cause__)

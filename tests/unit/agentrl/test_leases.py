@@ -323,6 +323,19 @@ class TestBothClients:
             await world.client.reset(lease, resetting())
         assert (await world.client.evaluate(lease, judging())).status == "infra_error"
 
+    async def test_what_an_environment_raises_is_final(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def reset(*_: object) -> None:
+            raise InvalidError("half of it is reset", code="mine", retryable=True)
+
+        lease = await world.leased()
+        monkeypatch.setattr(type(world.pool._leases[lease].environment), "reset", reset)
+        request = resetting(2)
+        for _ in range(2):
+            with pytest.raises(InvalidError) as error:
+                await world.client.reset(lease, request)
+            assert (error.value.retryable, error.value.executed) == (False, True)
+        assert (await world.client.evaluate(lease, judging())).status == "infra_error"
+
     async def test_an_episode_renews_its_lease_and_gives_it_back_after_an_error(self, world: World) -> None:
         async def fails() -> None:
             async with episode(world.client, "plain", ttl_s=0.03) as lent:
