@@ -72,15 +72,16 @@ async def test_a_close_that_ignores_its_cancellation_is_not_called_beside_itself
 
 
 @pytest.mark.parametrize("wrong", [lambda self: None, lambda self: sys.exit(4)])
-async def test_a_close_that_is_no_coroutine_does_not_lose_the_slot(build: Build, wrong: Callable[[Any], Any]) -> None:
+async def test_a_close_that_is_no_coroutine_does_not_lose_the_slot(
+    build: Build, wrong: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = await build(slots=1)
     lease = await world.leased()
     environment = type(world.pool._leases[lease].environment)
-    right = environment.close
-    environment.close = wrong
+    monkeypatch.setattr(environment, "close", wrong)
     await world.client.release(lease)
     await until(lambda: world.metric("agentrl_close_failures_total", reason="raised"))
-    environment.close = right
+    monkeypatch.undo()
     await until(lambda: world.pool._capacity.used_slots == 0)
 
 

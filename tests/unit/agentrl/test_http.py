@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -151,7 +152,7 @@ async def test_a_body_that_is_garbage(world: World, garbage: bytes) -> None:
 async def test_a_body_that_is_too_large(world: World) -> None:
     lease = await world.leased()
 
-    async def parts() -> Any:
+    async def parts() -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b" " * 1000
 

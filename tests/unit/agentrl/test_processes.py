@@ -61,7 +61,7 @@ async def test_a_program_whose_record_fails_never_starts(ledger: ProcessLedger, 
     started = tmp_path / "started"
     processes = Processes(ledger)
 
-    async def full(_: Group) -> None:
+    async def full(group: Group) -> None:
         raise OSError(28, "No space left on device")
 
     ledger.add = full
