@@ -89,7 +89,13 @@ class ScriptedEnvironment(Environment):
         self.script.calls.append(do)
         self.steps += 1
         if do == "wait":
-            await self.script.gate.wait()
+            try:
+                await self.script.gate.wait()
+            except asyncio.CancelledError:
+                for _ in range(10):  # its end takes a few rounds of the event loop
+                    await asyncio.sleep(0)
+                self.script.calls.append("cancelled")
+                raise
         elif do == "ignore cancellation":
             while not self.script.gate.is_set():
                 with suppress(asyncio.CancelledError):

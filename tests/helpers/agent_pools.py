@@ -18,7 +18,7 @@ from agentrl.protocol import EvaluateRequest, LeaseRequest, RenewRequest, ResetR
 from agentrl.service import LeaseService
 from tests.helpers.agent_environments import Script
 
-QUICK = Patience(close_s=5.0, cancel_grace_s=0.02, retry_s=0.01, longest_retry_s=0.02)
+QUICK = Patience(close_s=5.0, cancel_grace_s=0.3, retry_s=0.01, longest_retry_s=0.02)
 PATIENT_S = 20.0
 ADDRESS = "http://127.0.0.1"
 

@@ -16,7 +16,7 @@ from agentrl.exceptions import CapacityError, InfraError
 from agentrl.leases.capacity import Capacity
 from tests.helpers.agent_pools import QUICK, Build, acting, asked, until
 
-HASTY = replace(QUICK, close_s=0.03)
+HASTY = replace(QUICK, close_s=0.03, cancel_grace_s=0.02)
 
 
 async def test_a_slot_is_taken_until_the_environment_is_closed(build: Build) -> None:

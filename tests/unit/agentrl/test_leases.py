@@ -145,6 +145,7 @@ class TestBothClients:
         with pytest.raises(DeadlineError) as error:
             await world.client.step(lease, acting(2, do, timeout_s=0.05))
         assert not error.value.retryable
+        assert world.script.count("cancelled") == (do == "wait")
         verdict = await world.client.evaluate(lease, judging())
         assert (verdict.status, verdict.score) == ("timeout", None)
         assert (await world.client.release(lease)).found
@@ -186,7 +187,7 @@ class TestBothClients:
             await step
         await until(lambda: world.pool._capacity.used_slots == 0)
         assert not (await world.client.release(lease)).found
-        assert world.script.calls == ["reset", "wait", "close"]
+        assert world.script.calls == ["reset", "wait", "cancelled", "close"]
 
     async def test_the_same_request_gets_the_same_lease(self, world: World) -> None:
         request = asked()

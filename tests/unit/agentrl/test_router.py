@@ -94,6 +94,13 @@ async def test_leases_at_once_fill_all_workers(workers: Workers) -> None:
     assert error.value.retry_after_s
 
 
+async def test_leases_at_once_are_spread(workers: Workers) -> None:
+    for world in workers.worlds.values():
+        world.pool._capacity.slots = 50
+    await asyncio.gather(*(workers.client.lease(asked()) for _ in range(20)))
+    assert workers.used() == {"one": 10, "two": 10}
+
+
 async def test_a_full_worker_is_passed_over(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     heavy = await workers.client.lease(asked("heavy"))
     for name in ("two", "one"):
@@ -153,6 +160,9 @@ async def test_a_task_that_fits_no_worker_is_refused_at_once(workers: Workers) -
     with pytest.raises(CapacityError) as error:
         await workers.client.lease(asked("huge", wait_s=1000))
     assert error.value.code == "larger_than_pool"
+    for name in workers.worlds:
+        asked_once = {"worker": name, "kind": "capacity"}
+        assert workers.registry.get_sample_value("agentrl_router_passed_on_total", asked_once) == 1
 
 
 @pytest.mark.parametrize("where", ["before the router", "behind the router"])
