@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from agentrl import pool, router
 from agentrl.client.http import HttpLeases
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.marks import mark_of
+from agentrl.web.options import listen
 from tests.helpers.agent_pools import asked, resetting, until
 
 ENVIRONMENT = "tests.helpers.agent_environments.SleepingEnvironment"
@@ -94,6 +96,13 @@ async def test_a_server_that_is_asked_to_stop_closes_all_environments(start: Sta
     gate.terminate()
     assert gate.wait(60) == 0
     await until(lambda: gate.poll() is not None)
+
+
+def test_connections_send_without_delay() -> None:
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize(
