@@ -26,7 +26,7 @@ from agentrl.processes.ledger import ProcessLedger
 from agentrl.registry import Registry, load_environment
 from agentrl.web.app import create_app
 from agentrl.web.options import above_zero, add_server_options, count, listen, read_key
-from agentrl.web.serve import serve
+from agentrl.web.serve import leave_soon, serve
 from slime.utils.command_line import CommandLine
 from slime.utils.machine import usable_cores
 from slime.utils.process import watch_lifeline
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Serve until a signal; return the exit status, 1 if an environment could not be closed.
+    """Serve until a signal; return the exit status, 1 if an environment could not be closed or does not end.
 
     Raises:
         ConfigError: an option is wrong.
@@ -116,6 +116,7 @@ async def run(options: argparse.Namespace) -> int:
     finally:
         ledger.close()
         listening.close()
+    leave_soon(FAILED_EXIT)
     return FAILED_EXIT if unclosed else 0
 
 

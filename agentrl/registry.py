@@ -20,11 +20,11 @@ class Registry:
         """Ask each environment for its tasks.
 
         Raises:
-            ConfigError: two tasks have one id, or there is none.
+            ConfigError: two tasks have one id, there is none, or an environment cannot say.
         """
         self._tasks: dict[str, tuple[Task, type[Environment]]] = {}
         for environment in environments:
-            for task in environment.tasks():
+            for task in _tasks_of(environment):
                 if task.id in self._tasks:
                     other = self._tasks[task.id][1].__name__
                     raise ConfigError(
@@ -51,6 +51,15 @@ class Registry:
             ) from None
 
 
+def _tasks_of(environment: type[Environment]) -> list[Task]:
+    try:
+        return list(environment.tasks())
+    except Exception as error:
+        raise ConfigError(
+            f"{environment.__name__}.tasks raised {type(error).__name__}: {error}; correct it, or its files"
+        ) from error
+
+
 def load_environment(name: str) -> type[Environment]:
     """Return the class that ``MODULE.CLASS`` names.
 
@@ -64,6 +73,8 @@ def load_environment(name: str) -> type[Environment]:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"--env {name}: {error}; write MODULE.CLASS of an importable module") from error
+    except Exception as error:
+        raise ConfigError(f"--env {name}: its import raised {type(error).__name__}: {error}; correct it") from error
     if not (isinstance(found, type) and issubclass(found, Environment)):
         raise ConfigError(f"--env {name} is no agentrl.environment.Environment; derive the class from it")
     if inspect.isabstract(found):

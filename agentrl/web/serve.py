@@ -6,14 +6,19 @@ Guarantee: what the service owns is ended before the server stops to listen, so 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
+logger = logging.getLogger(__name__)
+LEAVE_S = 2.0
 LAST_ANSWERS_S = 5
 """Seconds for the last answers, after the service has ended."""
 
@@ -46,3 +51,19 @@ async def serve(app: FastAPI, listening: socket.socket, name: str, end: Callable
     await end()
     server.should_exit = True
     await serving
+
+
+def leave_soon(status: int) -> None:
+    """Exit with ``status`` after `LEAVE_S` at the latest, once all that matters is closed.
+
+    An environment that ignores its cancellation, or blocks a thread, would keep the process for ever otherwise.
+    """
+
+    def leave() -> None:
+        logger.error("an environment does not let this process end; it exits now")
+        logging.shutdown()
+        os._exit(status)
+
+    timer = threading.Timer(LEAVE_S, leave)
+    timer.daemon = True
+    timer.start()

@@ -152,8 +152,12 @@ class SleepingEnvironment(Environment):
         return Observation(data={"pids": [int(pid) for pid in pids]})
 
     async def step(self, action: JsonObject) -> StepResult:
-        await asyncio.Event().wait()
-        raise AssertionError
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if action.get("do") != "ignore cancellation":
+                    raise
 
     async def evaluate(self) -> Verdict:
         return Verdict(status="task_failed", score=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -11,14 +12,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import httpx
 import pytest
 
 from agentrl import pool, router
 from agentrl.client.http import HttpLeases
-from agentrl.exceptions import InfraError, InvalidError
+from agentrl.exceptions import AgentError, InfraError, InvalidError
 from agentrl.processes.marks import mark_of
 from agentrl.web.options import listen
-from tests.helpers.agent_pools import asked, resetting, until
+from tests.helpers.agent_pools import acting, asked, resetting, until
+from tests.helpers.waiting import eventually
 
 ENVIRONMENT = "tests.helpers.agent_environments.SleepingEnvironment"
 KEY = "a key of this test"
@@ -96,6 +99,25 @@ async def test_a_server_that_is_asked_to_stop_closes_all_environments(start: Sta
     gate.terminate()
     assert gate.wait(60) == 0
     await until(lambda: gate.poll() is not None)
+
+
+async def test_an_environment_that_never_ends_does_not_keep_the_server(start: Start, tmp_path: Path) -> None:
+    process, address = start("pool", *of_pool(tmp_path / "pool.sqlite"))
+    client = HttpLeases(address)
+    lease = (await client.lease(asked("sleep"))).lease_id
+    await client.reset(lease, resetting(timeout_s=60))
+    request = acting(2, "ignore cancellation", timeout_s=600)
+    steps = [asyncio.create_task(client.step(lease, request)) for _ in range(2)]
+
+    async def repeated() -> bool:
+        """Return whether the first step was accepted before the second, so that it has begun."""
+        return 'agentrl_replays_total{operation="step"} 1.0' in (await browser.get(f"{address}/metrics")).text
+
+    async with httpx.AsyncClient() as browser:
+        await eventually(repeated, True)
+    process.terminate()
+    assert process.wait(60) == 1
+    assert all(isinstance(each, AgentError) for each in await asyncio.gather(*steps, return_exceptions=True))
 
 
 def test_connections_send_without_delay() -> None:

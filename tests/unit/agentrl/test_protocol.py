@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,17 @@ def test_tasks_have_ids() -> None:
         Registry([first.environment(), second.environment()])
     with pytest.raises(ConfigError, match="no task"):
         Registry([])
+    broken = first.environment()
+    broken.script = None  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match=r"Scripted\.tasks raised AttributeError"):
+        Registry([broken])
+
+
+def test_an_environment_whose_import_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_environment.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="its import raised ZeroDivisionError: division by zero"):
+        load_environment("broken_environment.Broken")
 
 
 @pytest.mark.parametrize(
