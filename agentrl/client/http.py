@@ -2,7 +2,7 @@
 
 Guarantees: a call whose connection is cut is sent again with the same ``request_id``, so nothing runs twice. A call ends
 at its own deadline at the latest, which is longer than the server's. Errors are those that the server raised; a server
-that cannot be reached until the deadline is an `InfraError`.
+that cannot be reached for `UNREACHABLE_S` is an `InfraError`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 A = TypeVar("A", bound=Answer)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+UNREACHABLE_S = 30.0
 TIMEOUT = httpx.Timeout(None, connect=5.0)
 """The deadline of a call bounds the rest."""
 HEADERS = {"content-type": "application/json"}
@@ -54,7 +55,7 @@ class HttpLeases:
         key: str | None = None,
         *,
         margin_s: float = CLIENT_MARGIN_S,
-        unreachable_s: float | None = None,
+        unreachable_s: float = UNREACHABLE_S,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Prepare; connects on the first call.
@@ -63,7 +64,7 @@ class HttpLeases:
             url: of the server, such as ``http://127.0.0.1:30200``.
             key: of the server.
             margin_s: seconds of a call beyond the time of its operation.
-            unreachable_s: seconds after which a server that cannot be reached is given up; None: the whole call.
+            unreachable_s: seconds after which a server that accepts no connection is given up.
             transport: instead of the network.
         """
         headers = HEADERS | ({"authorization": f"Bearer {key}"} if key else {})
@@ -156,7 +157,7 @@ class HttpLeases:
                 if not error.retryable:
                     raise
                 away_since, again = None, error
-            latest = deadline if away_since is None else min(deadline, away_since + (self._unreachable_s or seconds))
+            latest = deadline if away_since is None else min(deadline, away_since + self._unreachable_s)
             if clock() + pause >= latest:
                 raise again
             await asyncio.sleep(random.uniform(pause / 2, pause))

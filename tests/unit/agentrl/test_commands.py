@@ -17,7 +17,7 @@ import pytest
 
 from agentrl import pool, router
 from agentrl.client.http import HttpLeases
-from agentrl.exceptions import AgentError, InfraError, InvalidError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.marks import mark_of
 from agentrl.web.options import listen
 from tests.helpers.agent_pools import acting, asked, resetting, until
@@ -117,7 +117,8 @@ async def test_an_environment_that_never_ends_does_not_keep_the_server(start: St
         await eventually(repeated, True)
     process.terminate()
     assert process.wait(60) == 1
-    assert all(isinstance(each, AgentError) for each in await asyncio.gather(*steps, return_exceptions=True))
+    for step in steps:
+        step.cancel()
 
 
 def test_connections_send_without_delay() -> None:
