@@ -11,6 +11,7 @@ from pathlib import Path
 
 import reference_pages
 
+from agentrl.web.options import KEY_VARIABLE
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.methods import methods_of
@@ -131,7 +132,15 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
     sources = "".join(
         path.read_text()
         for folder in (
-            *("openclaw", "openclaw_combine", "openclaw-test", "benchmarks", "slime/tools", "slime/slime/utils"),
+            *(
+                "agentrl",
+                "openclaw",
+                "openclaw_combine",
+                "openclaw-test",
+                "benchmarks",
+                "slime/tools",
+                "slime/slime/utils",
+            ),
             *(
                 "slime/slime/contract",
                 "slime/slime/conversion",
@@ -176,6 +185,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         ADDRESS_VARIABLE,
         "RAY_JOB_STOP_WAIT_TIME_S",
         TOKEN_VARIABLE,
+        KEY_VARIABLE,
         MODE_VARIABLE,
         # scripts/setup.sh and the programs it runs
         *("PYTHON", "TORCH_INDEX", "PATH", "CUDA_HOME", "CUDA_PATH"),

@@ -99,15 +99,16 @@ def test_import_contracts_name_every_plugin_file(repository: Path) -> None:
     settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]
     bans = [set(contract.get("forbidden_modules", ())) for contract in settings["contracts"]]
     naming = [ban for ban in bans if "openclaw_combine" in ban]
-    assert len(naming) == 2
+    assert len(naming) == 3
     for ban in naming:
         assert plugins == ban - {"openclaw", "openclaw_combine"}
 
 
-def test_the_list_of_rooms_is_the_contract_of_layers(repository: Path) -> None:
-    listed = re.findall(r"^\* (.*?): ", (repository / "openclaw" / "__init__.py").read_text(), re.MULTILINE)
+@pytest.mark.parametrize("package", ["agentrl", "openclaw"])
+def test_the_list_of_rooms_is_the_contract_of_layers(repository: Path, package: str) -> None:
+    listed = re.findall(r"^\* (.*?): ", (repository / package / "__init__.py").read_text(), re.MULTILINE)
     settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (layers,) = [contract["layers"] for contract in settings["contracts"] if contract.get("containers") == ["openclaw"]]
+    (layers,) = [contract["layers"] for contract in settings["contracts"] if contract.get("containers") == [package]]
     assert [line.replace("`", "").replace(", ", " | ") for line in listed] == layers
 
 
@@ -209,7 +210,9 @@ def test_no_path_of_somebody_else_and_nothing_unfinished(repository: Path, patte
 def test_every_module_says_what_it_guarantees(repository: Path) -> None:
     silent = [
         str(path.relative_to(repository))
-        for path in tracked(repository, "slime/*.py", "openclaw/*.py", "openclaw-*/*.py", "benchmarks/*.py")
+        for path in tracked(
+            repository, "agentrl/*.py", "slime/*.py", "openclaw/*.py", "openclaw-*/*.py", "benchmarks/*.py"
+        )
         if path.read_text().count("\n") > 15 and not ast.get_docstring(parsed(path))
     ]
     assert not silent, f"modules without a docstring: {silent}"
@@ -227,7 +230,7 @@ def only_imports(path: Path) -> bool:
 
 
 def test_every_re_export_is_on_the_page(repository: Path) -> None:
-    places = [repository / "slime" / "slime", repository / "openclaw", repository / "openclaw_combine"]
+    places = [repository / folder for folder in ("slime/slime", "agentrl", "openclaw", "openclaw_combine")]
     files = [path for place in places for path in place.rglob("*.py") if path.name != "__init__.py"]
     ours = [path for path in files if "cpu_standins" not in path.parts]  # those stand in for other packages
     found = {str(path.relative_to(repository)) for path in ours if only_imports(path)}

@@ -1,0 +1,13 @@
+"""Environments that agents act in, lent out by lease. A module imports only modules below it; `lint-imports` checks this.
+
+* ``pool``, ``router``: the commands: a pool of this machine's environments; one address for several pools.
+* ``web``: the HTTP side of both.
+* ``routing``: picks a pool for a lease.
+* ``client``, ``leases``: an episode, over HTTP or in this process; the core of a pool.
+* ``registry``: the tasks of a server, by id.
+* ``environment``: the interface that environments implement.
+* ``processes``: the processes that environments own.
+* ``service``: what pool, router and clients have in common.
+* ``protocol``: requests and answers.
+* ``deadlines``, ``exceptions``: how the deadlines of the hops nest; the errors, by kind.
+"""

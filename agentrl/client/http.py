@@ -1,0 +1,189 @@
+"""A pool or a router behind a URL.
+
+Guarantees: a call whose connection is cut is sent again with the same ``request_id``, so nothing runs twice. A call ends
+at its own deadline at the latest, which is longer than the server's. Errors are those that the server raised; a server
+that cannot be reached for `UNREACHABLE_S` is an `InfraError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import ValidationError
+
+from agentrl.deadlines import CLIENT_MARGIN_S, CONTROL_S
+from agentrl.exceptions import AgentError, DeadlineError, InfraError
+from agentrl.protocol import (
+    Answer,
+    EvaluateRequest,
+    Leased,
+    LeaseRequest,
+    Observation,
+    PoolStatus,
+    Refusal,
+    Released,
+    Renewed,
+    RenewRequest,
+    Request,
+    ResetRequest,
+    StepRequest,
+    StepResult,
+    Verdict,
+)
+
+logger = logging.getLogger(__name__)
+A = TypeVar("A", bound=Answer)
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+UNREACHABLE_S = 30.0
+TIMEOUT = httpx.Timeout(None, connect=5.0)
+"""The deadline of a call bounds the rest."""
+HEADERS = {"content-type": "application/json"}
+
+
+class HttpLeases:
+    """Implements `agentrl.service.LeaseService`; `close` it after use."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        margin_s: float = CLIENT_MARGIN_S,
+        unreachable_s: float = UNREACHABLE_S,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Prepare; connects on the first call.
+
+        Args:
+            url: of the server, such as ``http://127.0.0.1:30200``.
+            key: of the server.
+            margin_s: seconds of a call beyond the time of its operation.
+            unreachable_s: seconds after which a server that accepts no connection is given up.
+            transport: instead of the network.
+        """
+        headers = HEADERS | ({"authorization": f"Bearer {key}"} if key else {})
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers=headers,
+            transport=transport,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+        )
+        self._margin_s = margin_s
+        self._unreachable_s = unreachable_s
+        self._withdrawing: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections, once requests that were given up are withdrawn."""
+        await asyncio.gather(*self._withdrawing)
+        await self._http.aclose()
+
+    async def lease(self, request: LeaseRequest) -> Leased:
+        """See `agentrl.service.LeaseService.lease`."""
+        try:
+            return await self._post("/v1/lease", request, Leased, request.wait_s + self._margin_s)
+        except (asyncio.CancelledError, DeadlineError):
+            withdrawing = asyncio.create_task(self._withdraw(request.request_id), name="withdrawing")
+            self._withdrawing.add(withdrawing)
+            withdrawing.add_done_callback(self._withdrawing.discard)
+            raise
+
+    async def renew(self, lease_id: str, request: RenewRequest) -> Renewed:
+        """See `agentrl.service.LeaseService.renew`."""
+        return await self._post(_path(lease_id, "/renew"), request, Renewed, CONTROL_S)
+
+    async def reset(self, lease_id: str, request: ResetRequest) -> Observation:
+        """See `agentrl.service.LeaseService.reset`."""
+        return await self._post(_path(lease_id, "/reset"), request, Observation, request.timeout_s + self._margin_s)
+
+    async def step(self, lease_id: str, request: StepRequest) -> StepResult:
+        """See `agentrl.service.LeaseService.step`."""
+        return await self._post(_path(lease_id, "/step"), request, StepResult, request.timeout_s + self._margin_s)
+
+    async def evaluate(self, lease_id: str, request: EvaluateRequest) -> Verdict:
+        """See `agentrl.service.LeaseService.evaluate`."""
+        return await self._post(_path(lease_id, "/evaluate"), request, Verdict, request.timeout_s + self._margin_s)
+
+    async def release(self, lease_id: str) -> Released:
+        """See `agentrl.service.LeaseService.release`."""
+        return await self._send("DELETE", _path(lease_id), None, Released, CONTROL_S)
+
+    async def status(self) -> PoolStatus:
+        """See `agentrl.service.LeaseService.status`."""
+        return await self._send("GET", "/v1/status", None, PoolStatus, CONTROL_S)
+
+    async def _withdraw(self, request_id: str) -> None:
+        """Withdraw a request for a lease; if that fails, the lease expires by itself."""
+        try:
+            await self.release(request_id)
+        except AgentError as error:
+            logger.warning("a request for a lease was not withdrawn: %s", error)
+
+    async def _post(self, path: str, request: Request, kind: type[A], seconds: float) -> A:
+        return await self._send("POST", path, request.model_dump_json(), kind, seconds)
+
+    async def _send(self, method: str, path: str, body: str | None, kind: type[A], seconds: float) -> A:
+        """Send a call until it is answered; its deadline covers all attempts."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        away_since: float | None = None
+        pause = FIRST_PAUSE_S
+        again: AgentError
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    answer = await self._http.request(method, path, content=body, timeout=TIMEOUT)
+                return _read(answer, kind)
+            except TimeoutError as error:
+                raise DeadlineError(f"{method} {path}: no answer within {seconds:g} s", code="no_answer") from error
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                away_since = clock() if away_since is None else away_since
+                again = self._away(error)
+            except httpx.TransportError as error:
+                away_since, again = None, self._away(error)
+            except DeadlineError as error:
+                if not error.retryable:
+                    raise
+                away_since, again = None, error
+            latest = deadline if away_since is None else min(deadline, away_since + self._unreachable_s)
+            if clock() + pause >= latest:
+                raise again
+            await asyncio.sleep(random.uniform(pause / 2, pause))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _away(self, error: httpx.TransportError) -> InfraError:
+        reason = str(error) or type(error).__name__
+        return InfraError(
+            f"{self._http.base_url} does not answer ({reason}); is the server running?",
+            code="unreachable",
+            retryable=True,
+        )
+
+
+def _path(lease_id: str, operation: str = "") -> str:
+    """Return the path of a lease; an id from elsewhere cannot leave it."""
+    return f"/v1/lease/{quote(lease_id, safe='')}{operation}"
+
+
+def _read(answer: httpx.Response, kind: type[A]) -> A:
+    """Return the answer, or raise the error that it holds."""
+    try:
+        if answer.is_success:
+            return kind.model_validate_json(answer.content)
+        raise Refusal.model_validate_json(answer.content).error.error()
+    except ValidationError as error:
+        raise InfraError(
+            f"{answer.request.url} answered {answer.status_code} in another protocol; is it a pool?", code="no_pool"
+        ) from error

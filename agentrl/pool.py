@@ -1,0 +1,124 @@
+"""``python -m agentrl.pool``: lends out the environments of this machine.
+
+Guarantees: errors are one line, with exit status 2 for bad input. Before it listens, it ends what a crashed server with the
+same ledger left. On SIGTERM it closes all environments. It ends with its parent if a launcher started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from agentrl.environment import Weight
+from agentrl.exceptions import AgentError, ConfigError
+from agentrl.leases.capacity import Capacity
+from agentrl.leases.closing import PATIENCE, Patience
+from agentrl.leases.metrics import PoolMetrics
+from agentrl.leases.pool import Pool
+from agentrl.processes.ledger import ProcessLedger
+from agentrl.registry import Registry, load_environment
+from agentrl.web.app import create_app
+from agentrl.web.options import above_zero, add_server_options, count, listen, read_key
+from agentrl.web.serve import leave_soon, serve
+from slime.utils.command_line import CommandLine
+from slime.utils.machine import usable_cores
+from slime.utils.process import watch_lifeline
+
+PROG = "python -m agentrl.pool"
+PORT = 30200
+LEDGER = Path("runs/agentrl/pool.sqlite")
+CONFIG_EXIT = 2
+FAILED_EXIT = 1
+
+
+def build_parser() -> CommandLine:
+    """Return the parser of the command line."""
+    parser = CommandLine(prog=PROG, description="Lend out environments that agents act in, by lease.")
+    add = parser.add_argument
+    add(
+        "--env",
+        action="append",
+        required=True,
+        metavar="MODULE.CLASS",
+        help="environment to offer, a subclass of agentrl.environment.Environment; repeat it for more",
+    )
+    add("--slots", type=count, required=True, metavar="N", help="most environments at a time")
+    add("--memory-mib", type=count, metavar="N", help="memory of all environments, in MiB (default: this machine's)")
+    add("--cpu", type=above_zero, metavar="N", help="cores of all environments (default: those of this process)")
+    add(
+        "--ledger",
+        type=Path,
+        default=LEDGER,
+        metavar="FILE",
+        help="record of the environments' processes; one server uses a file at a time (%(default)s)",
+    )
+    add(
+        "--close-seconds",
+        type=above_zero,
+        default=PATIENCE.close_s,
+        metavar="S",
+        help="time to close an environment; then its processes are killed, and closing is tried again (%(default)g)",
+    )
+    add_server_options(parser, PORT)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the pool with the options ``argv``; return the exit status."""
+    watch_lifeline()
+    options = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        return asyncio.run(run(options))
+    except ConfigError as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return CONFIG_EXIT
+    except AgentError as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return FAILED_EXIT
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Serve until a signal; return the exit status, 1 if an environment could not be closed or does not end.
+
+    Raises:
+        ConfigError: an option is wrong.
+        InfraError: an earlier server's processes do not end.
+    """
+    key = read_key(options.host, os.environ)
+    tasks = Registry(load_environment(name) for name in dict.fromkeys(options.env))
+    memory = options.memory_mib or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    capacity = Capacity(options.slots, Weight(memory, options.cpu or usable_cores()))
+    patience = Patience(close_s=options.close_seconds)
+    registry = CollectorRegistry()
+    listening = listen(options.host, options.port)
+    ledger = ProcessLedger(options.ledger)
+    unclosed = 0
+    try:
+        pool = Pool(tasks, capacity, ledger, PoolMetrics(registry), patience=patience)
+
+        async def end() -> None:
+            nonlocal unclosed
+            unclosed = await pool.stop(patience.close_s + 2 * patience.cancel_grace_s)
+
+        if left := await pool.start():
+            logging.getLogger(__name__).warning("ended %d process groups that an earlier server left", left)
+        app = create_app(pool, registry, key=key, most_body_bytes=options.max_body_bytes)
+        await serve(app, listening, PROG.removeprefix("python -m "), end)
+    finally:
+        ledger.close()
+        listening.close()
+    leave_soon(FAILED_EXIT)
+    return FAILED_EXIT if unclosed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

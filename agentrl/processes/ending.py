@@ -1,0 +1,54 @@
+"""End recorded process groups, and nothing else.
+
+A group is ended as a whole while its leader is the recorded process. Beyond that, every process ends that carries the
+lease's secret in its environment: one that left the group, or outlived the leader. The search of ``/proc`` runs in
+threads of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from agentrl.processes.ledger import Group
+from agentrl.processes.marks import carriers, group_members, is_alive
+
+KILLED_S = 5.0
+"""How long the kernel may take to remove a killed process, which may have much memory."""
+POLL_S = 0.01
+THREADS = ThreadPoolExecutor(2, "ending")
+
+
+async def end(groups: Sequence[Group]) -> list[Group]:
+    """Kill groups and wait until they are gone; return those that still exist after `KILLED_S` seconds."""
+    if not groups:
+        return []
+    return await asyncio.get_running_loop().run_in_executor(THREADS, _end, groups, KILLED_S)
+
+
+def _end(groups: Sequence[Group], patience_s: float) -> list[Group]:
+    left = {group: _kill(group) for group in groups}
+    deadline = time.monotonic() + patience_s
+    while left := {group: alive for group in left if (alive := _kill(group))}:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    return list(left)
+
+
+def _kill(group: Group) -> bool:
+    """Send SIGKILL to what belongs to a group; return whether there was anything."""
+    found: set[int] = set(carriers(group.secret)) - {os.getpid()}
+    if is_alive(group.leader):
+        found.update(group_members(group.leader.pid))
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group.leader.pid, signal.SIGKILL)
+    for pid in found:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(found)

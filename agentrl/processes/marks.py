@@ -1,0 +1,65 @@
+"""Tell a process from a later one that has the same id.
+
+A process id is reused, but not together with the process's start time in ticks since the machine's start, within one
+start of the machine. Reads ``/proc``; stateless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+OWNER_VARIABLE = "AGENTRL_OWNER"
+"""Environment variable of every process that an environment starts, with the secret of its lease."""
+
+
+class Mark(NamedTuple):
+    """A process: its id, its start in clock ticks since the machine's start, and the id of that start."""
+
+    pid: int
+    ticks: int
+    boot: str
+
+
+def mark_of(pid: int) -> Mark | None:
+    """Return the mark of a process; None if there is none, or only its zombie."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else Mark(pid, int(fields[19]), boot)
+
+
+def is_alive(mark: Mark) -> bool:
+    """Return whether exactly this process still runs."""
+    return mark_of(mark.pid) == mark
+
+
+def group_members(group: int) -> Iterator[int]:
+    """Yield the ids of the processes in a process group, zombies excepted."""
+    for pid in _all():
+        try:
+            fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[2]) == group and fields[0] not in "ZX":
+            yield pid
+
+
+def carriers(secret: str) -> Iterator[int]:
+    """Yield the ids of the processes whose environment holds this owner's secret, zombies excepted."""
+    wanted = f"{OWNER_VARIABLE}={secret}".encode()
+    for pid in _all():
+        try:
+            if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                yield pid
+        except OSError:
+            continue  # it ended, or belongs to another user
+
+
+def _all() -> Iterator[int]:
+    """Yield the ids of all processes."""
+    return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())

@@ -1,0 +1,194 @@
+"""Requests and answers of the lease protocol, as both sides of it see them.
+
+Guarantees: a request with an unknown field, a wrong type or a number out of range is refused. Times are seconds. A
+number is finite. An infrastructure error has no score, so it can never be rewarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from agentrl.exceptions import CLASSES, AgentError, Kind
+
+LONGEST_S = 7200.0
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+JsonObject = dict[str, JsonValue]
+
+
+class Request(BaseModel):
+    """A request body; a retry repeats it word for word, with the same ``request_id``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    request_id: RequestId
+
+
+class LeaseRequest(Request):
+    """Ask for an environment for one episode of a task, and wait in the queue for up to ``wait_s``."""
+
+    task_id: Annotated[str, Field(min_length=1, max_length=256)]
+    ttl_s: Seconds = 60.0
+    wait_s: Annotated[float, Field(ge=0, le=LONGEST_S)] = 60.0
+
+
+class RenewRequest(Request):
+    """Keep a lease for ``ttl_s`` from now on."""
+
+    ttl_s: Seconds = 60.0
+
+
+class OperationRequest(Request):
+    """An operation that runs once: the first has ``seq`` 1, each next one the number after."""
+
+    seq: Annotated[int, Field(ge=1)]
+    timeout_s: Seconds = 120.0
+
+
+class ResetRequest(OperationRequest):
+    """Start the lease's task from the beginning."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class StepRequest(OperationRequest):
+    """Act once; what an action contains is up to the environment."""
+
+    action: JsonObject
+
+
+class EvaluateRequest(Request):
+    """Judge the episode and end it; every further call returns the same verdict."""
+
+    timeout_s: Seconds = 600.0
+
+
+class Answer(BaseModel):
+    """An answer; unknown fields, of a newer server, are ignored. On the wire it has ``"ok": true`` besides."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class Leased(Answer):
+    """A granted lease, with the seconds it was waited for."""
+
+    lease_id: str
+    expires_in_s: float
+    queued_s: float
+
+
+class Renewed(Answer):
+    """The seconds until the lease expires."""
+
+    expires_in_s: float
+
+
+class Released(Answer):
+    """Whether there was such a lease; its environment is closed afterwards."""
+
+    found: bool
+
+
+class Observation(Answer):
+    """What the agent sees: text, pictures as base64 PNG, and data that the environment defines."""
+
+    text: str = ""
+    images: tuple[str, ...] = ()
+    data: JsonObject = {}
+
+
+class StepResult(Answer):
+    """The observation after an action; ``done`` by itself, or ``truncated`` by a limit."""
+
+    observation: Observation
+    done: bool = False
+    truncated: bool = False
+    info: JsonObject = {}
+
+
+Status = Literal["ok", "task_failed", "infra_error", "timeout"]
+
+
+class Verdict(Answer):
+    """The judgement of an episode.
+
+    Attributes:
+        status: ``ok`` or ``task_failed`` is the agent's doing. ``infra_error`` is not: sample the task again.
+            ``timeout``: a deadline passed; it has a score only if the environment knows that the agent caused it.
+        score: of the task, finite; None if there is nothing to reward.
+        passed: number of tests that passed, of ``total``.
+        detail: a line for people.
+    """
+
+    status: Status
+    score: float | None = None
+    passed: int | None = None
+    total: int | None = None
+    detail: str = ""
+
+    @model_validator(mode="after")
+    def _score_fits_the_status(self) -> Self:
+        if self.status == "infra_error" and self.score is not None:
+            raise ValueError("an infra_error has no score; leave it out")
+        if self.status in ("ok", "task_failed") and self.score is None:
+            raise ValueError(f"{self.status} needs a score; add one")
+        return self
+
+
+class PoolStatus(Answer):
+    """The load of a pool, or of all workers of a router. Memory in MiB.
+
+    Attributes:
+        used: slots that are taken, those of ``closing`` and ``stuck`` environments too.
+        stuck: environments that could not be closed yet; their slots stay taken, and closing is tried again.
+        accepting: whether new leases are granted.
+        workers: of a router, by name; None stands for a worker that does not answer.
+    """
+
+    slots: int = 0
+    used: int = 0
+    waiting: int = 0
+    leases: int = 0
+    closing: int = 0
+    stuck: int = 0
+    memory_mib: int = 0
+    used_memory_mib: int = 0
+    cpu: float = 0.0
+    used_cpu: float = 0.0
+    tasks: int = 0
+    accepting: bool = True
+    workers: Mapping[str, PoolStatus | None] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether a lease can be granted now or after a wait."""
+        return self.accepting and self.stuck < self.slots
+
+
+class ErrorBody(BaseModel):
+    """An error on the wire; `AgentError` says what the fields mean."""
+
+    kind: Kind
+    code: str
+    message: str
+    retryable: bool
+    retry_after_s: float | None = None
+    executed: bool = False
+
+    @classmethod
+    def of(cls, error: AgentError) -> Self:
+        """Return the body of an error."""
+        return cls.model_validate({"kind": error.kind, **vars(error)})
+
+    def error(self) -> AgentError:
+        """Return the error of a body."""
+        return CLASSES[self.kind](**self.model_dump(exclude={"kind"}))
+
+
+class Refusal(BaseModel):
+    """The answer to a request that failed."""
+
+    ok: Literal[False] = False
+    error: ErrorBody
