@@ -16,6 +16,7 @@ class Child:
 
     killed = False
     returncode = None
+    pid = 2**31 - 1  # nobody's
 
     def alive(self) -> bool:
         return not self.killed
@@ -46,6 +47,7 @@ def test_a_look_at_its_health_does_not_save_it(tmp_path: Path) -> None:
     threading.Timer(0.1, answer.set).start()
     engine.end_failed_update(1)
     monitor.join(60)
+    assert not monitor.is_alive()
     assert child.killed
 
 
