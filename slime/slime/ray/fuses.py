@@ -19,12 +19,12 @@ from slime.args import Arguments
 from slime.observability.metric_utils import STEPS
 from slime.ray.report import say
 from slime.utils.fuses import OF_THE_LOSS, Blown, blown, read_fuse
-from slime.utils.metric_names import HELD, RECENT_ENTROPY
+from slime.utils.metric_names import HELD, RECENT_ENTROPY, STEPS_OF_ENTROPY
 from slime.utils.paused import Paused, pause, paused, resume
 
 logger = logging.getLogger(__name__)
 
-ENTROPY, STEPS_OF_ENTROPY = f"{OF_THE_LOSS}entropy_loss", 8
+ENTROPY = f"{OF_THE_LOSS}entropy_loss"
 HOW_TO_GO_ON = "the last good weights keep serving and samples are kept; to go on: openclaw-rl resume"
 
 
@@ -44,7 +44,7 @@ class Fuses:
             say(f"{note}; {self._how()}")
 
     def recent(self) -> dict[str, float]:
-        """Return `RECENT_ENTROPY`; empty until eight steps were taken since the start or the last pause.
+        """Return `RECENT_ENTROPY`; empty until enough steps were taken since the start or the last pause.
 
         One batch says little: replies that only call a tool are certain in a healthy policy too.
         """

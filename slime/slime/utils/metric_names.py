@@ -10,8 +10,9 @@ HELD = "fuse_held"
 """Metric of a step with fuses: 1 if one of them held the step back (`slime.utils.fuses`), else 0."""
 PAUSED = "rollout/paused"
 """Metric of a rollout with fuses: 1 if training is paused after it, else 0."""
-RECENT_ENTROPY = "rollout/entropy_of_8_steps"
-"""Metric of a rollout: the mean of `train/entropy_loss` (nats per token) over the last eight steps, once there are eight."""
+STEPS_OF_ENTROPY = 8
+RECENT_ENTROPY = f"rollout/entropy_of_{STEPS_OF_ENTROPY}_steps"
+"""Metric of a rollout: the mean of `train/entropy_loss` (nats per token) over that many last steps, once there are so many."""
 
 
 def is_largest(name: str) -> bool:
