@@ -21,6 +21,7 @@ from openclaw.ledger.records import Message
 from openclaw.messages.arguments import read_arguments
 from openclaw.messages.text import content_text
 from openclaw.rendering.controls import clean, unmarked
+from openclaw.rendering.extension import ids_after
 from openclaw.rendering.prompts import TEMPLATE_ERRORS, Prompts
 
 TAIL_TOKENS = 16
@@ -74,6 +75,49 @@ class Renderer:
             except TEMPLATE_ERRORS as error:
                 raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
 
+    def extended(
+        self,
+        prompt_ids: Sequence[int],
+        messages: Sequence[Message],
+        position: int,
+        sampled: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        thought: bool = False,
+    ) -> list[int] | None:
+        """Return the prompt after a reply as ``prompt_ids``, the reply's ids and new ones; None if it is no extension.
+
+        Args:
+            prompt_ids: that the reply answered.
+            messages: the conversation so far, with the reply at ``position``.
+            position: of the reply.
+            sampled: ids of the reply.
+            tools: that the model may call.
+            chat_template_kwargs: for the template.
+            thought: whether the reply has a thought.
+
+        Raises:
+            RenderError: when the template refuses the messages.
+        """
+        with self._lock:
+            try:
+                request = ([template_message(message) for message in messages], tools or (), chat_template_kwargs or {})
+                spoken, offered, keywords = clean(request)
+                added = ids_after(
+                    self._prompts,
+                    spoken,
+                    position,
+                    sampled,
+                    tools=offered,
+                    keywords=keywords,
+                    thought=thought,
+                    frame=self._splicer.frame,
+                )
+            except TEMPLATE_ERRORS as error:
+                raise RenderError(f"the chat template refuses the messages: {unmarked(str(error))}") from error
+            return None if added is None else [*prompt_ids, *sampled, *added]
+
     def forget(self) -> None:
         """Clear the cache of past prompts."""
         with self._lock:
@@ -95,7 +139,7 @@ class Renderer:
 
         def work() -> tuple[list[int], Thought]:
             ids = self.render(messages, tools, chat_template_kwargs, served)
-            return ids, "none" if reasoning is None else self._thought_at_end(ids, reasoning)
+            return ids, "none" if reasoning is None else self.thought_at_end(ids, reasoning)
 
         size = sum(len(content_text(message.get("content"))) for message in messages)
         if size <= SHORT_CHARACTERS and not tools and self._lock.acquire(blocking=False):
@@ -106,7 +150,8 @@ class Renderer:
                 self._lock.release()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _thought_at_end(self, prompt_ids: Sequence[int], reasoning: ReasoningFormat) -> Thought:
+    def thought_at_end(self, prompt_ids: Sequence[int], reasoning: ReasoningFormat) -> Thought:
+        """Return the state of a thought at the end of a prompt."""
         with self._lock:
             tail = self._tokenizer.decode(list(prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False).rstrip()
         return "open" if tail.endswith(reasoning.open) else "closed" if tail.endswith(reasoning.close) else "none"

@@ -30,7 +30,7 @@ BREAK = THOUGHT
 
 
 class Splicer:
-    """Encodes prompts that carry replies of ours."""
+    """Encodes prompts that carry replies of ours; ``frame`` has the control tokens that no reply has inside."""
 
     def __init__(self, tokenizer: Any, prompts: Prompts) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,7 @@ class Splicer:
         self._controls = prompts.controls
         added = tokenizer.added_tokens_decoder
         special = {index for index, token in added.items() if token.special} | set(tokenizer.all_special_ids)
-        self._frame = frozenset(index for index in special if self._controls.texts.get(index, "") not in MARKERS)
+        self.frame = frozenset(index for index in special if self._controls.texts.get(index, "") not in MARKERS)
 
     def ids(
         self, messages: Sequence[Message], tools: Sequence[Any], keywords: Mapping[str, Any], served: Served
@@ -67,7 +67,7 @@ class Splicer:
         done = sampled = 0
         for (begin, end), reply in zip(spans, special.values(), strict=False):
             start, body = _start(text, done, begin, end, self._said(reply)), self._body(reply)
-            if start is not None and self._frame.isdisjoint(body):
+            if start is not None and self.frame.isdisjoint(body):
                 ids += prompts.encode(text[done:start]) + body
                 done = end
                 sampled += 1
@@ -87,7 +87,7 @@ class Splicer:
 
     def _body(self, reply: ServedReply) -> list[int]:
         ids = reply.ids.tolist()
-        return ids[:-1] if ids and ids[-1] in self._frame else ids
+        return ids[:-1] if ids and ids[-1] in self.frame else ids
 
     def _parts(self, reply: ServedReply) -> list[tuple[bool, str]]:
         """Return a reply's text in parts, each with whether it is a control token."""

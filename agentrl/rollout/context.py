@@ -1,0 +1,114 @@
+"""What is left out of a conversation that no longer fits: whole messages, never tokens.
+
+A conversation that fits stays as it is. One that does not is cut to `SHARE` of its budget if that is possible, and stays
+cut, so that the turns after it extend each other again. The first messages, before any reply, always stay.
+
+* ``none``: nothing is left out.
+* ``drop_middle``: exchanges (a reply and what followed it) go from the middle; of those that stay, 30 % are the oldest.
+* ``elide``: all but the newest observations shrink to their ends; replies stay.
+
+Guarantees: deterministic. The length is that of the rendered prompt, tools included. A policy that cannot make the
+conversation fit changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from openclaw.messages.text import clip_middle, content_text
+
+Message = dict[str, Any]
+Kept = list[tuple[int | None, Message]]
+"""The messages that stay, each with its old position; None if it is new or changed."""
+Policy = Literal["none", "drop_middle", "elide"]
+SHARE = 0.75
+OLDEST_SHARE = 0.3
+NOTE = "[{} earlier exchanges are left out]"
+ELIDED_CHARACTERS = (800, 200, 40)
+"""An old observation's length, tried in this order."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A conversation that was cut, and what is missing: the old positions of messages that were dropped or shortened."""
+
+    kept: Kept
+    dropped: tuple[int, ...] = ()
+    shortened: tuple[int, ...] = ()
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages that stay."""
+        return [message for _, message in self.kept]
+
+
+def cut(
+    policy: Policy,
+    messages: Sequence[Message],
+    budget: int,
+    length: Callable[[Sequence[Message]], int],
+    *,
+    keep_observations: int = 3,
+) -> Cut | None:
+    """Return a conversation cut to at most ``budget`` tokens, or None if the policy cannot do that.
+
+    Args:
+        policy: what to leave out.
+        messages: the conversation, which is too long.
+        budget: most tokens of the prompt.
+        length: number of tokens of a prompt.
+        keep_observations: of ``elide``, the newest observations that stay whole.
+    """
+    candidates = {
+        "none": lambda: iter(()),
+        "drop_middle": lambda: _without_middle(messages),
+        "elide": lambda: _elided(messages, keep_observations),
+    }[policy]()
+    fitting: Cut | None = None
+    for candidate in candidates:
+        count = length(candidate.messages)
+        if count <= budget:
+            fitting = candidate
+        if count <= SHARE * budget:
+            break
+    return fitting
+
+
+def exchanges(messages: Sequence[Message]) -> tuple[int, list[range]]:
+    """Return the number of first messages, and the positions of each exchange after them."""
+    starts = [position for position, message in enumerate(messages) if message["role"] == "assistant"]
+    ends = [*starts[1:], len(messages)]
+    return (starts[0] if starts else len(messages)), [range(*pair) for pair in zip(starts, ends, strict=True)]
+
+
+def _without_middle(messages: Sequence[Message]) -> Iterator[Cut]:
+    """Yield the conversation with fewer and fewer exchanges; the newest always stays."""
+    first, found = exchanges(messages)
+    for stay in range(len(found) - 1, 0, -1):
+        oldest = min(int(OLDEST_SHARE * stay), stay - 1)
+        gone = found[oldest : len(found) - (stay - oldest)]
+        note: Message = {"role": "user", "content": NOTE.format(len(gone))}
+        head: Kept = [(position, messages[position]) for position in range(gone[0].start)]
+        tail: Kept = [(position, messages[position]) for position in range(gone[-1].stop, len(messages))]
+        dropped = tuple(position for exchange in gone for position in exchange)
+        yield Cut([*head, (None, note), *tail], dropped=dropped)
+
+
+def _elided(messages: Sequence[Message], keep: int) -> Iterator[Cut]:
+    """Yield the conversation with shorter and shorter old observations."""
+    first, _ = exchanges(messages)
+    heard = [n for n in range(first, len(messages)) if messages[n]["role"] != "assistant"]
+    old = heard[: len(heard) - keep] if keep else heard
+    for characters in ELIDED_CHARACTERS:
+        kept: Kept = []
+        shortened: list[int] = []
+        for position, message in enumerate(messages):
+            text = content_text(message.get("content"))
+            if position in old and len(short := clip_middle(text, characters)) < len(text):
+                kept.append((None, {**message, "content": short}))
+                shortened.append(position)
+            else:
+                kept.append((position, message))
+        yield Cut(kept, shortened=tuple(shortened))

@@ -1,0 +1,55 @@
+"""The variables of the agent loop.
+
+Guarantee: an invalid value is a `openclaw.exceptions.ConfigError` that names the variable and says what to type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from openclaw.config.environment_config import EnvironmentConfig, variable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(EnvironmentConfig):
+    """Values of the variables; see their help."""
+
+    pool_url: str | None = variable("AGENTRL_POOL_URL", None, "URL of the pool or router that lends environments")
+    key: str | None = variable("AGENTRL_KEY", None, "key of the pool or router", secret=True)
+    max_turns: int = variable("AGENTRL_MAX_TURNS", 30, "most replies of an episode", minimum=1)
+    max_reply_tokens: int | None = variable(
+        "AGENTRL_MAX_REPLY_TOKENS", None, "most tokens of one reply; default: --rollout-max-response-len", minimum=1
+    )
+    max_sampled_tokens: int = variable(
+        "AGENTRL_MAX_SAMPLED_TOKENS", 32768, "most tokens that the policy samples in an episode", minimum=1
+    )
+    episode_seconds: float = variable(
+        "AGENTRL_EPISODE_SECONDS", 1800.0, "seconds after which no further turn begins; parked time counts", above=0.0
+    )
+    step_seconds: float = variable("AGENTRL_STEP_SECONDS", 120.0, "most seconds of a reset or step", above=0.0)
+    evaluate_seconds: float = variable("AGENTRL_EVALUATE_SECONDS", 600.0, "most seconds of an evaluation", above=0.0)
+    wait_seconds: float = variable("AGENTRL_WAIT_SECONDS", 600.0, "most seconds to wait for a lease", above=0.0)
+    ttl_seconds: float = variable(
+        "AGENTRL_TTL_SECONDS", 60.0, "seconds for which a pool keeps a lease of a process that died", above=0.0
+    )
+    park_seconds: float = variable(
+        "AGENTRL_PARK_SECONDS", 600.0, "most seconds that an aborted episode keeps its lease", above=0.0
+    )
+    tries: int = variable(
+        "AGENTRL_TRIES", 3, "leases to try for an episode before its group is sampled again", minimum=1
+    )
+    context: Literal["none", "drop_middle", "elide"] = variable(
+        "AGENTRL_CONTEXT", "none", "what to leave out of a conversation that has become too long"
+    )
+    keep_observations: int = variable(
+        "AGENTRL_KEEP_OBSERVATIONS", 3, "newest observations that AGENTRL_CONTEXT=elide leaves whole", minimum=0
+    )
+    reward: Literal["binary", "partial", "raw"] = variable(
+        "AGENTRL_REWARD",
+        "binary",
+        "outcome of a score f: 1 if f is at least 1, else -1; or 2f - 1 for f from 0 to 1; or f itself",
+    )
+    step_gamma: float = variable(
+        "AGENTRL_STEP_GAMMA", 1.0, "discount of the outcome per step before the last", minimum=0.0, maximum=1.0
+    )
