@@ -38,17 +38,12 @@ class Cut:
     dropped: tuple[int, ...] = ()
     shortened: tuple[int, ...] = ()
 
-    @property
-    def messages(self) -> list[Message]:
-        """The messages that stay."""
-        return [message for _, message in self.kept]
-
 
 def cut(
     policy: Policy,
     messages: Sequence[Message],
     budget: int,
-    length: Callable[[Sequence[Message]], int],
+    length: Callable[[Kept], int],
     *,
     keep_observations: int = 3,
 ) -> Cut | None:
@@ -58,7 +53,7 @@ def cut(
         policy: what to leave out.
         messages: the conversation, which is too long.
         budget: most tokens of the prompt.
-        length: number of tokens of a prompt.
+        length: number of tokens of the prompt of messages.
         keep_observations: of ``elide``, the newest observations that stay whole.
     """
     candidates = {
@@ -68,7 +63,7 @@ def cut(
     }[policy]()
     fitting: Cut | None = None
     for candidate in candidates:
-        count = length(candidate.messages)
+        count = length(candidate.kept)
         if count <= budget:
             fitting = candidate
         if count <= SHARE * budget:
@@ -85,7 +80,7 @@ def exchanges(messages: Sequence[Message]) -> tuple[int, list[range]]:
 
 def _without_middle(messages: Sequence[Message]) -> Iterator[Cut]:
     """Yield the conversation with fewer and fewer exchanges; the newest always stays."""
-    first, found = exchanges(messages)
+    _, found = exchanges(messages)
     for stay in range(len(found) - 1, 0, -1):
         oldest = min(int(OLDEST_SHARE * stay), stay - 1)
         gone = found[oldest : len(found) - (stay - oldest)]

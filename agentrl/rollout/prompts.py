@@ -111,14 +111,11 @@ class Conversation:
             if extended is not None:
                 return extended
             self.rendered += 1
-        return self.whole()
+        return self._whole(self.messages, self._replies)
 
-    def whole(self, messages: Sequence[Message] | None = None) -> list[int]:
-        """Return the ids of the whole conversation, or of ``messages`` without recorded ids."""
-        if messages is not None:
-            return self.speech.renderer.render(messages, self.tools, self.keywords)
-        served = Served(self._replies, self.speech.form, schemas_of(self.tools))
-        return self.speech.renderer.render(self.messages, self.tools, self.keywords, served)
+    def length_of(self, kept: Sequence[tuple[int | None, Message]]) -> int:
+        """Return the number of tokens of the prompt after `replace`."""
+        return len(self._whole([message for _, message in kept], self._moved(kept)))
 
     def said(self, prompt_ids: list[int], sampled: list[int], reply: Reply) -> None:
         """Add a reply."""
@@ -133,8 +130,15 @@ class Conversation:
 
     def replace(self, kept: Sequence[tuple[int | None, Message]]) -> None:
         """Put other messages in place of all, each with its old position, or None if it is new or changed."""
-        old = self._replies
-        self._replies = {new: old[was] for new, (was, _) in enumerate(kept) if was is not None and was in old}
+        self._replies = self._moved(kept)
         self.messages = [message for _, message in kept]
         self._last = None
         self.rendered += 1
+
+    def _moved(self, kept: Sequence[tuple[int | None, Message]]) -> dict[int, ServedReply]:
+        old = self._replies
+        return {new: old[was] for new, (was, _) in enumerate(kept) if was is not None and was in old}
+
+    def _whole(self, messages: Sequence[Message], replies: Mapping[int, ServedReply]) -> list[int]:
+        served = Served(replies, self.speech.form, schemas_of(self.tools))
+        return self.speech.renderer.render(messages, self.tools, self.keywords, served)

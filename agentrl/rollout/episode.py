@@ -1,0 +1,330 @@
+"""One episode: lease, reset, replies and steps, verdict.
+
+Guarantees: the lease is given back however the episode ends, cancellation included. An episode that the rollout aborts keeps
+its lease and its half reply; `EpisodeRun.play` then goes on exactly there. A failure that is not the agent's is an
+`EpisodeLost`, so it has no reward. Every limit ends the episode as truncated, and its state is still judged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import dataclass
+
+from agentrl.client.episode import Episode, episode
+from agentrl.exceptions import AgentError, DeadlineError, InvalidError
+from agentrl.protocol import StepResult, Verdict
+from agentrl.rollout.actions import Action, Form, Malformed, error_text, opening, text_of
+from agentrl.rollout.context import cut
+from agentrl.rollout.exceptions import EpisodeLost
+from agentrl.rollout.policy import Policy, turn_of
+from agentrl.rollout.prompts import Conversation, Message, Reply, Speech
+from agentrl.rollout.records import EpisodeRecord
+from agentrl.rollout.rewards import outcome
+from agentrl.rollout.settings import Settings
+from agentrl.rollout.step_judge import StepJudge, step_question
+from agentrl.service import LeaseService
+from slime.exceptions import ConfigurationError
+from slime.rollout.segments import SampledTurn
+from slime.utils.types import PrefixCacheInfo, Sample
+
+DONE = "done"
+NEVER = ("unknown_task", "larger_than_pool")
+"""Codes of errors that no other lease would avoid."""
+LEAST_REPLY_SHARE = 4
+"""At most one part in so many of the context is kept free for the next reply."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A reply, its id for the judge, and its score."""
+
+    sampled: SampledTurn
+    step_id: str
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished episode.
+
+    Attributes:
+        turns: in order; none if the task alone is too long.
+        first_prompt: ids of the first prompt.
+        ending: `DONE`, or the limit that ended it.
+        outcome: of the verdict; None without turns.
+        counts: numbers for metrics, by name.
+        prefix_cache: cached tokens of all requests.
+        outside_seconds: time spent outside the engine.
+    """
+
+    turns: list[Turn]
+    first_prompt: list[int]
+    ending: str
+    outcome: float | None
+    counts: dict[str, int]
+    prefix_cache: PrefixCacheInfo
+    outside_seconds: float
+
+
+class EpisodeRun:
+    """Runs one episode; owns its lease, record and judge until it ends or `close` is called."""
+
+    def __init__(
+        self,
+        service: AbstractAsyncContextManager[LeaseService],
+        policy: Policy,
+        speech: Speech,
+        settings: Settings,
+        record: EpisodeRecord,
+        *,
+        task_id: str,
+        seed: int,
+        judge: StepJudge | None = None,
+    ) -> None:
+        self._service = service
+        self._policy = policy
+        self._speech = speech
+        self._settings = settings
+        self._record = record
+        self._task_id = task_id
+        self._seed = seed
+        self._judge = judge
+        self._stack = AsyncExitStack()
+        self._lent: Episode | None = None
+        self._form: Form
+        self._conversation: Conversation
+        self._first_prompt: list[int] = []
+        self._turns: list[Turn] = []
+        self._reply: Sample | None = None
+        self._ending: str | None = None
+        self._malformed = self._cuts = self._aborts = 0
+        self._prefix_cache = PrefixCacheInfo()
+        self._begun = time.monotonic()
+        self._outside = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the episode's record."""
+        return self._record.name
+
+    async def play(self) -> Result | None:
+        """Play to the end; return None if the rollout is aborted, after which `play` goes on or `close` gives up.
+
+        Raises:
+            EpisodeLost: the infrastructure failed.
+            ConfigurationError: there is no such task, or the key or the task's size is wrong.
+        """
+        try:
+            lent = self._lent or await self._begin()
+            while self._ending is None:
+                if self._policy.stopping or not await self._turn(lent):
+                    self._aborts += 1
+                    self._record.write("aborted", t=len(self._turns))
+                    return None
+            return await self._end(lent)
+        except EpisodeLost as lost:
+            self._record.write("lost", reason=lost.reason, message=str(lost))
+            await self.close()
+            raise
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Give the lease back and stop the judge."""
+        if self._judge is not None:
+            await self._judge.cancel()
+        await self._stack.aclose()
+        self._record.close()
+
+    async def _begin(self) -> Episode:
+        settings = self._settings
+        with self._outside_engine(), _no_deadline():
+            service = await self._stack.enter_async_context(self._service)
+            lending = episode(service, self._task_id, ttl_s=settings.ttl_seconds, wait_s=settings.wait_seconds)
+            self._lent = lent = await self._stack.enter_async_context(lending)
+            seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
+        begin = opening(seen)
+        self._form = begin.form
+        self._conversation = Conversation(self._speech, begin.messages, begin.tools, begin.keywords)
+        self._record.write("reset", task_id=self._task_id, seed=self._seed, messages=begin.messages, tools=begin.tools)
+        return lent
+
+    async def _turn(self, lent: Episode) -> bool:
+        """Sample a reply and carry it out, or set the ending; return False if the rollout is being aborted."""
+        if self._reply is None:
+            prompt_ids = self._next_prompt()
+            if prompt_ids is None:
+                return True
+            self._reply = self._policy.ask(prompt_ids)
+        if not await self._policy.go_on(self._reply, self._tokens_left()):
+            return False
+        sample, self._reply = self._reply, None
+        self._prefix_cache.cached_tokens += sample.prefix_cache_info.cached_tokens
+        self._prefix_cache.total_prompt_tokens += sample.prefix_cache_info.total_prompt_tokens
+        if not sample.response_length:
+            self._ending = "context"
+            return True
+        turn = Turn(turn_of(sample), f"{self.name}:{len(self._turns)}")
+        prompt_ids, ids = list(turn.sampled.prompt_ids), list(turn.sampled.response_ids)
+        before = list(self._conversation.messages)
+        reply = self._speech.read(prompt_ids, ids, self._conversation.tools, len(self._turns))
+        self._conversation.said(prompt_ids, ids, reply)
+        self._turns.append(turn)
+        self._record.policy(
+            prompt_ids,
+            ids,
+            turn.sampled.log_probs,
+            t=len(self._turns) - 1,
+            message=reply.message,
+            weight_spans=[list(span) for span in turn.sampled.weight_spans],
+            finish=sample.status.value,
+        )
+        if sample.status == Sample.Status.TRUNCATED:
+            self._ending = "reply_tokens"
+            return True
+        heard = await self._acted(lent, reply)
+        self._conversation.heard(heard)
+        if self._judge is not None:
+            goal = "\n\n".join(message["content"] for message in before if message["role"] in ("system", "user"))
+            self._judge.ask(turn.step_id, step_question(goal, before, reply.message, heard))
+        return True
+
+    def _next_prompt(self) -> list[int] | None:
+        """Return the next prompt, or None after setting the ending."""
+        settings, talk = self._settings, self._conversation
+        if len(self._turns) >= settings.max_turns:
+            self._ending = "turns"
+        elif self._tokens_left() <= 0:
+            self._ending = "sampled_tokens"
+        elif time.monotonic() - self._begun >= settings.episode_seconds:
+            self._ending = "seconds"
+        if self._ending is not None:
+            return None
+        ids = talk.prompt()
+        self._first_prompt = self._first_prompt or ids
+        context = self._policy.context
+        if context is None:
+            return ids
+        budget = context - min(self._policy.reply_tokens, context // LEAST_REPLY_SHARE)
+        if len(ids) <= budget:
+            return ids
+        keep = settings.keep_observations
+        found = cut(settings.context, talk.messages, budget, talk.length_of, keep_observations=keep)
+        if found is None:
+            self._ending = "context"
+            return None
+        self._cuts += 1
+        talk.replace(found.kept)
+        after = talk.prompt()
+        self._record.write(
+            "context",
+            t=len(self._turns),
+            policy=settings.context,
+            dropped=found.dropped,
+            shortened=found.shortened,
+            tokens=[len(ids), len(after)],
+        )
+        return after
+
+    def _tokens_left(self) -> int:
+        return self._settings.max_sampled_tokens - sum(len(turn.sampled.response_ids) for turn in self._turns)
+
+    async def _acted(self, lent: Episode, reply: Reply) -> list[Message]:
+        """Carry out a reply's actions; return the messages that follow, and set the ending if the episode is over."""
+        t = len(self._turns) - 1
+        try:
+            actions = self._form.actions(reply)
+        except Malformed as error:
+            self._malformed += 1
+            self._record.write("malformed", t=t, message=str(error))
+            return [self._form.answer(error_text("malformed_action", str(error)), None)]
+        heard: list[Message] = []
+        for action in actions:
+            self._record.write("action", t=t, action=action.content)
+            heard.append(self._form.answer(await self._step(lent, action, t), action.call_id))
+            if self._ending is not None:
+                break
+        return heard
+
+    async def _step(self, lent: Episode, action: Action, t: int) -> str:
+        """Return what the policy sees of one action."""
+        try:
+            with self._outside_engine():
+                result = await self._stepped(lent, action)
+        except DeadlineError as error:
+            self._ending, text = "step_seconds", error_text(error.code, error.message)
+        else:
+            if isinstance(result, InvalidError):
+                text = error_text(result.code, result.message)
+            else:
+                text = text_of(result.observation)
+                self._ending = DONE if result.done else "environment" if result.truncated else None
+        self._record.write("observation", t=t, text=text, ending=self._ending)
+        return text
+
+    async def _stepped(self, lent: Episode, action: Action) -> StepResult | InvalidError:
+        try:
+            return await lent.step(action.content, timeout_s=self._settings.step_seconds)
+        except InvalidError as error:
+            return error
+
+    async def _end(self, lent: Episode) -> Result:
+        assert self._ending is not None
+        verdict = await self._judged(lent) if self._turns else None
+        if verdict is not None:
+            self._record.write("verdict", **verdict.model_dump())
+        reached = None if verdict is None else outcome(verdict, self._settings.reward)
+        await self._stack.aclose()  # the judge needs no environment
+        turns = await self._scored()
+        self._record.write("end", ending=self._ending, outcome=reached, turns=len(turns))
+        counts = {
+            "malformed": self._malformed,
+            "context_cuts": self._cuts,
+            "aborts": self._aborts,
+            "rendered": self._conversation.rendered,
+            "judge_skipped": self._judge.skipped.total() if self._judge else 0,
+        }
+        await self.close()
+        return Result(turns, self._first_prompt, self._ending, reached, counts, self._prefix_cache, self._outside)
+
+    async def _judged(self, lent: Episode) -> Verdict:
+        with self._outside_engine(), _no_deadline():
+            return await lent.evaluate(timeout_s=self._settings.evaluate_seconds)
+
+    async def _scored(self) -> list[Turn]:
+        if self._judge is None:
+            return self._turns
+        scores = await self._judge.scores(self._settings.step_seconds)
+        for step_id, judged in scores.items():
+            self._record.write("judge", step=step_id, score=judged.score, votes=judged.votes)
+        return [
+            Turn(turn.sampled, turn.step_id, scores[turn.step_id].score if turn.step_id in scores else None)
+            for turn in self._turns
+        ]
+
+    @contextmanager
+    def _outside_engine(self) -> Iterator[None]:
+        """Time a call to the pool; its errors are `EpisodeLost` or `ConfigurationError`, except passed deadlines."""
+        begun = time.monotonic()
+        try:
+            yield
+        except DeadlineError:
+            raise
+        except AgentError as error:
+            if error.code in NEVER or isinstance(error, InvalidError):
+                raise ConfigurationError(f"task {self._task_id!r}: {error}") from error
+            raise EpisodeLost(error.kind, str(error)) from error
+        finally:
+            self._outside += time.monotonic() - begun
+
+
+@contextmanager
+def _no_deadline() -> Iterator[None]:
+    """Turn a passed deadline, which the agent did not cause, into an `EpisodeLost`."""
+    try:
+        yield
+    except DeadlineError as error:
+        raise EpisodeLost(error.kind, str(error)) from error

@@ -1,0 +1,163 @@
+"""``--custom-generate-function-path agentrl.rollout.generate.generate``: slime's samples from episodes.
+
+The prompt's ``metadata["task_id"]`` names the task, or else the prompt itself does; ``metadata["seed"]`` is its seed (default 0).
+
+Guarantees: an episode that is lost to the infrastructure is tried again with a new lease, `Settings.tries` times. After that
+the sample is aborted without a reward, so that slime drops and counts its group and asks for another. An episode that
+slime aborts keeps its lease with ``--partial-rollout`` and goes on when its sample comes back; after a restart of the
+process, or `Settings.park_seconds`, it starts over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agentrl.client.http import HttpLeases
+from agentrl.rollout.episode import EpisodeRun
+from agentrl.rollout.exceptions import EpisodeLost
+from agentrl.rollout.parking import Parking
+from agentrl.rollout.policy import Policy
+from agentrl.rollout.prompts import Speech
+from agentrl.rollout.records import EpisodeRecord
+from agentrl.rollout.samples import samples_of
+from agentrl.rollout.settings import Settings
+from agentrl.rollout.step_judge import StepJudge
+from agentrl.service import LeaseService
+from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
+from openclaw.judge.interface import Judge
+from slime.args import Arguments
+from slime.exceptions import ConfigurationError
+from slime.rollout.generation import GenerateState
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+TICKET = "agent_ticket"
+"""Entry of an aborted sample's metadata: under which its episode waits."""
+JUDGED_AT_A_TIME = 16
+JUDGE_SECONDS = 120.0
+
+
+class Agents:
+    """What the episodes of a process share."""
+
+    def __init__(self, args: Arguments, tokenizer: Any) -> None:
+        """Read the tokenizer's chat template, and prepare the judge if the run has one."""
+        self.speech = Speech(tokenizer)
+        self.parking = Parking[EpisodeRun]()
+        self._judge = _judge(args)
+        self._votes = args.prm_m
+        self._slots = asyncio.Semaphore(JUDGED_AT_A_TIME)
+
+    def step_judge(self) -> StepJudge | None:
+        """Return the judge of a new episode's steps, or None."""
+        return None if self._judge is None else StepJudge(self._judge, self._votes, self._slots)
+
+
+AGENTS: WeakKeyDictionary[GenerateState, Agents] = WeakKeyDictionary()
+
+
+def agents_of(args: Arguments) -> Agents:
+    """Return what the episodes of this process share, created on the first call."""
+    state = GenerateState(args)
+    agents = AGENTS.get(state)
+    if agents is None:
+        agents = AGENTS[state] = Agents(args, state.tokenizer)
+    return agents
+
+
+def service_of(settings: Settings) -> AbstractAsyncContextManager[LeaseService]:
+    """Return the pool or router of the settings.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if settings.pool_url is None:
+        raise ConfigurationError("AGENTRL_POOL_URL is not set; set it to a pool's URL, such as http://127.0.0.1:30200")
+    return HttpLeases(settings.pool_url, settings.key)
+
+
+async def generate(
+    args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample | list[Sample]:
+    """Play the episode of a sample; return its training samples, or the sample itself, aborted.
+
+    Raises:
+        ConfigurationError: flags, variables or the task's name are wrong.
+        ConfigError: a variable is invalid.
+    """
+    if not (args.dynamic_history or evaluation):
+        raise ConfigurationError("an episode can become several samples; add --dynamic-history")
+    settings = Settings.from_env()
+    agents = agents_of(args)
+    run = agents.parking.take(sample.metadata.pop(TICKET, None))
+    resumed = run is not None
+    for attempt in range(1, settings.tries + 1):
+        run = run or _new_run(args, agents, settings, sample, sampling_params, evaluation)
+        try:
+            result = await run.play()
+        except EpisodeLost as lost:
+            logger.warning("episode %s (attempt %d of %d) is lost: %s", run.name, attempt, settings.tries, lost)
+            sample.metadata["agent_lost"] = lost.reason
+            run = None
+            continue
+        if result is None:
+            return await _aborted(args, agents, settings, sample, run)
+        notes = {"episode": run.name, "attempts": attempt, "resumed": resumed}
+        tokenizer = GenerateState(args).tokenizer
+        return samples_of(args, sample, result, tokenizer, gamma=settings.step_gamma, notes=notes)
+    sample.status = Sample.Status.ABORTED
+    return sample
+
+
+def _new_run(
+    args: Arguments,
+    agents: Agents,
+    settings: Settings,
+    sample: Sample,
+    sampling_params: dict[str, Any],
+    evaluation: bool,
+) -> EpisodeRun:
+    task_id = sample.metadata.get("task_id") or sample.prompt
+    if not isinstance(task_id, str) or not task_id:
+        raise ConfigurationError("the prompt names no task; give its row metadata with a task_id")
+    parameters = dict(sampling_params)
+    if settings.max_reply_tokens is not None:
+        parameters["max_new_tokens"] = settings.max_reply_tokens
+    name = f"{'eval' if evaluation else 'train'}-{sample.group_index}-{sample.index}-{secrets.token_hex(4)}"
+    return EpisodeRun(
+        service_of(settings),
+        Policy(args, sample, parameters, evaluation=evaluation, session_id=name),
+        agents.speech,
+        settings,
+        EpisodeRecord(Path(args.run_dir), name),
+        task_id=task_id,
+        seed=int(sample.metadata.get("seed") or 0),
+        judge=agents.step_judge(),
+    )
+
+
+async def _aborted(args: Arguments, agents: Agents, settings: Settings, sample: Sample, run: EpisodeRun) -> Sample:
+    """Return the sample as slime gets it back: with a ticket if it will be continued."""
+    if args.partial_rollout:
+        sample.metadata[TICKET] = agents.parking.put(run, settings.park_seconds)
+    else:
+        await run.close()
+    sample.status = Sample.Status.ABORTED
+    return sample
+
+
+def _judge(args: Arguments) -> Judge | None:
+    """Return the judge of the run's judge engines; None if it has none."""
+    if not args.prm_router_ip:
+        return None
+    url = f"http://{args.prm_router_ip}:{args.prm_router_port}"
+    engine = EngineHttp(url, timeout=JUDGE_SECONDS, concurrency=JUDGED_AT_A_TIME * args.prm_m)
+    sampling = JudgeSampling(temperature=args.prm_temperature, max_new_tokens=args.prm_max_new_tokens, grammar=False)
+    return JudgeClient(engine, load_tokenizer(args.prm_model_path, trust_remote_code=True), "full", sampling)
