@@ -13,6 +13,7 @@ conversation fit changes nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -74,8 +75,8 @@ def cut(
 def exchanges(messages: Sequence[Message]) -> tuple[int, list[range]]:
     """Return the number of first messages, and the positions of each exchange after them."""
     starts = [position for position, message in enumerate(messages) if message["role"] == "assistant"]
-    ends = [*starts[1:], len(messages)]
-    return (starts[0] if starts else len(messages)), [range(*pair) for pair in zip(starts, ends, strict=True)]
+    first, *_ = bounds = [*starts, len(messages)]
+    return first, [range(*pair) for pair in itertools.pairwise(bounds)]
 
 
 def _without_middle(messages: Sequence[Message]) -> Iterator[Cut]:

@@ -8,9 +8,10 @@ its lease and its half reply; `EpisodeRun.play` then goes on exactly there. A fa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.client.episode import Episode, episode
 from agentrl.exceptions import AgentError, DeadlineError, InvalidError
@@ -81,8 +82,22 @@ class EpisodeRun:
         *,
         task_id: str,
         seed: int,
+        keywords: Mapping[str, Any] | None = None,
         judge: StepJudge | None = None,
     ) -> None:
+        """Prepare; nothing is leased before `play`.
+
+        Args:
+            service: lends the environment; entered and left with the episode.
+            policy: samples.
+            speech: of the model.
+            settings: limits.
+            record: of the episode.
+            task_id: of the pool's registry.
+            seed: of the environment's start.
+            keywords: for the chat template; those of the environment win.
+            judge: of the steps.
+        """
         self._service = service
         self._policy = policy
         self._speech = speech
@@ -90,6 +105,7 @@ class EpisodeRun:
         self._record = record
         self._task_id = task_id
         self._seed = seed
+        self._keywords = keywords or {}
         self._judge = judge
         self._stack = AsyncExitStack()
         self._lent: Episode | None = None
@@ -148,7 +164,9 @@ class EpisodeRun:
             seen = await lent.reset(self._seed, timeout_s=settings.step_seconds)
         begin = opening(seen)
         self._form = begin.form
-        self._conversation = Conversation(self._speech, begin.messages, begin.tools, begin.keywords)
+        self._conversation = Conversation(
+            self._speech, begin.messages, begin.tools, {**self._keywords, **begin.keywords}
+        )
         self._record.write("reset", task_id=self._task_id, seed=self._seed, messages=begin.messages, tools=begin.tools)
         return lent
 

@@ -139,6 +139,7 @@ def _new_run(
         EpisodeRecord(Path(args.run_dir), name),
         task_id=task_id,
         seed=int(sample.metadata.get("seed") or 0),
+        keywords={**args.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})},
         judge=agents.step_judge(),
     )
 

@@ -1,0 +1,363 @@
+"""Slime's generate function over a pool in this process and a policy that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrl.environment import Task
+from agentrl.protocol import LeaseRequest
+from agentrl.rollout import generate as loop
+from agentrl.rollout.records import names, read
+from slime.args import Arguments
+from slime.exceptions import ConfigurationError
+from slime.rollout.engine_pool import abort_until_idle
+from slime.rollout.generation import GenerateState, generate_and_rm_group
+from slime.rollout.rewards import rollout_ids
+from slime.rollout.train_data import convert
+from slime.utils import http_utils
+from slime.utils.misc import SingletonMeta
+from slime.utils.types import Sample
+from tests.helpers.agent_pools import until
+from tests.helpers.agent_rollouts import GUESS, ScriptedPolicy, Talk, pool_of, talk
+from tests.helpers.rollout_engine import rollout_args
+
+END = "<|im_end|>"
+PARAMETERS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 64}
+
+
+@dataclass
+class Stage:
+    """What a test plays on."""
+
+    args: Arguments
+    policy: ScriptedPolicy
+    environment: type[Talk]
+    pool: Any
+    tokenizer: Any
+
+    def sample(self, task_id: str = "guess", **fields: Any) -> Sample:
+        return Sample(**{"group_index": 3, "index": 7, "prompt": "?", "metadata": {"task_id": task_id}, **fields})
+
+    async def play(self, sample: Sample | None = None, evaluation: bool = False, **changes: Any) -> Any:
+        args = self.args.changed(**changes)
+        return await loop.generate(args, sample or self.sample(), dict(PARAMETERS), evaluation)
+
+    async def leases(self) -> int:
+        return (await self.pool.status()).leases
+
+    def record(self) -> Any:
+        return read(Path(self.args.run_dir), names(Path(self.args.run_dir))[-1])
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.record().events]
+
+
+Raise = Callable[..., Any]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch) -> Raise:
+    @asynccontextmanager
+    async def set_up(replies: Sequence[str], *tasks: Task) -> AsyncIterator[Stage]:
+        """Play ``replies`` by the number of turns before; the last one goes on."""
+        args = rollout_args(tiny_random_model).changed(
+            run_dir=str(tmp_path), dynamic_history=True, apply_chat_template_kwargs={"enable_thinking": True}
+        )
+        SingletonMeta.clear(GenerateState)
+        tokenizer = GenerateState(args).tokenizer
+        opened = tokenizer.encode("<|im_start|>assistant", add_special_tokens=False)
+
+        def script(prompt: list[int]) -> list[int]:
+            before = sum(prompt[n : n + len(opened)] == opened for n in range(len(prompt))) - 1
+            return tokenizer.encode(replies[min(before, len(replies) - 1)], add_special_tokens=False)
+
+        policy = ScriptedPolicy(script)
+        monkeypatch.setattr(http_utils, "_http_client", httpx.AsyncClient(transport=httpx.MockTransport(policy)))
+        environment = talk(*(tasks or (Task("guess", {"steps": 3}),)))
+        async with pool_of(environment, tmp_path) as pool:
+
+            @asynccontextmanager
+            async def service(settings: Any) -> AsyncIterator[Any]:
+                yield pool
+
+            monkeypatch.setattr(loop, "service_of", service)
+            yield Stage(args, policy, environment, pool, tokenizer)
+            await loop.agents_of(args).parking.close()
+            assert (await pool.status()).leases == 0
+        SingletonMeta.clear(GenerateState)
+
+    return set_up
+
+
+async def test_an_episode_is_one_sample_with_every_sampled_token(stage: Raise) -> None:
+    async with stage([f"one{END}", f"two{END}", f"three{END}"]) as on:
+        (sample,) = await on.play()
+        assert (sample.group_index, sample.index, sample.reward) == (3, 7, 1.0)
+        assert sample.status == Sample.Status.COMPLETED
+        sampled = [
+            token
+            for token, mask in zip(sample.tokens[-sample.response_length :], sample.loss_mask, strict=True)
+            if mask
+        ]
+        assert on.tokenizer.decode(sampled) == f"one{END}two{END}three{END}"
+        assert on.tokenizer.decode(sample.tokens) == (
+            f"<|im_start|>user\nGuess my number.{END}\n<|im_start|>assistant\none{END}\n"
+            f'<|im_start|>user\n1: {{"text": "one"}}{END}\n<|im_start|>assistant\ntwo{END}\n'
+            f'<|im_start|>user\n2: {{"text": "two"}}{END}\n<|im_start|>assistant\nthree{END}'
+        )
+        assert [span[0] for span in sample.weight_spans] == ["1"] * 3
+        assert sample.metadata["agent"]["ending"] == "done"
+        assert sample.metadata["round_number"] == 3
+        assert sample.metadata["step_wise"]["step_scores_with_outcome"] == [1.0] * 3
+        assert len({headers["X-SMG-Routing-Key"] for headers in on.policy.headers}) == 1
+        data = convert(on.args.changed(advantage_estimator="step_wise"), [sample])
+        assert data["rollout_mask_sums"] == [len(sampled)]
+        assert data["step_wise_step_token_spans"] == [sample.metadata["step_wise"]["step_token_spans"]]
+
+
+async def test_a_tool_call_is_stepped_and_a_malformed_one_is_not(stage: Raise) -> None:
+    call = '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}\n</tool_call>'
+    task = Task("guess", {"steps": 2, "tools": [GUESS]})
+    async with stage([f"<tool_call>\n{{{END}", f"{call}{END}", f"{call}{END}"], task) as on:
+        (sample,) = await on.play()
+        assert on.environment.seen == [{"tool": "guess", "arguments": {"number": 7}}] * 2
+        assert sample.metadata["agent"]["malformed"] == 1
+        assert '{"error": {"code": "malformed_action"' in sample.response
+        assert "malformed" in on.kinds()
+
+
+async def test_an_action_that_makes_no_sense_is_told(stage: Raise) -> None:
+    async with stage([f"nonsense{END}", f"one{END}"]) as on:
+        (sample,) = await on.play()
+        assert '{"error": {"code": "no_number"' in sample.response
+        assert sample.metadata["agent"]["turns"] == 3
+
+
+async def test_an_aborted_reply_goes_on_under_the_new_weights(stage: Raise) -> None:
+    async with stage([f"a long answer{END}"], Task("guess", {"steps": 1})) as on:
+        on.policy.cuts = [2]
+        (sample,) = await on.play()
+        whole = on.tokenizer.encode(f"a long answer{END}", add_special_tokens=False)
+        assert sample.tokens[-len(whole) :] == whole
+        assert on.policy.requests[1]["input_ids"] == on.policy.requests[0]["input_ids"] + whole[:2]
+
+
+async def abort(on: Stage, task: asyncio.Task[Any]) -> Any:
+    """Abort as slime does at the end of a rollout; return what the generate function returned."""
+    state = GenerateState(on.args)
+    state.aborted = True
+    await abort_until_idle(on.args, task.done)
+    state.aborted, on.policy.held = False, False
+    return task.result()
+
+
+async def test_an_aborted_episode_keeps_its_lease_and_goes_on(stage: Raise) -> None:
+    async with stage([f"one{END}", f"two and more{END}", f"three{END}"]) as on:
+        first = asyncio.create_task(on.play(partial_rollout=True))
+        await until(lambda: len(on.environment.seen) == 1)
+        on.policy.held = True
+        await until(lambda: on.policy.running)
+        sample = await abort(on, first)
+        assert (sample.status, sample.reward, sample.response_length) == (Sample.Status.ABORTED, None, 0)
+        assert await on.leases() == 1
+        on.policy.version = "2"
+        restored = Sample.from_dict(sample.to_dict())
+        (whole,) = await on.play(restored, partial_rollout=True)
+        assert [action["text"] for action in on.environment.seen] == ["one", "two and more", "three"], (
+            "nothing ran twice"
+        )
+        versions = [span[0] for span in whole.weight_spans]
+        assert versions == ["1", "1", "2", "2"]
+        assert whole.weight_spans[1][2] - whole.weight_spans[1][1] == 1, (
+            "one token of the second reply was sampled before"
+        )
+        assert whole.metadata["agent"] | {"episode": ""} == {
+            "episode": "",
+            "attempts": 1,
+            "resumed": True,
+            "malformed": 0,
+            "context_cuts": 0,
+            "aborts": 1,
+            "rendered": 0,
+            "judge_skipped": 0,
+            "ending": "done",
+            "turns": 3,
+            "outcome": 1.0,
+        }
+        masked = await on.play(partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
+        assert all(masked[0].loss_mask[start:end] == [1] * (end - start) for _, start, end in masked[0].weight_spans)
+
+
+async def test_a_parked_episode_is_closed_in_time(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage([f"one{END}"]) as on:
+        monkeypatch.setenv("AGENTRL_PARK_SECONDS", "0.01")
+        on.policy.held = True
+        first = asyncio.create_task(on.play(partial_rollout=True))
+        await until(lambda: on.policy.running)
+        sample = await abort(on, first)
+        parking = loop.agents_of(on.args).parking
+        await until(lambda: not len(parking))
+        async with asyncio.timeout(20):
+            while await on.leases():
+                await asyncio.sleep(0.002)
+        (again,) = await on.play(sample, partial_rollout=True)
+        assert again.metadata["agent"]["resumed"] is False
+        assert len(on.environment.seen) == 3
+
+
+async def test_without_partial_rollout_an_aborted_episode_gives_its_lease_back(stage: Raise) -> None:
+    async with stage([f"one{END}"]) as on:
+        on.policy.held = True
+        task = asyncio.create_task(on.play())
+        await until(lambda: on.policy.running)
+        sample = await abort(on, task)
+        assert (sample.status, sample.reward, await on.leases()) == (Sample.Status.ABORTED, None, 0)
+
+
+async def test_a_cancelled_episode_gives_its_lease_back(stage: Raise) -> None:
+    async with stage([f"one{END}"]) as on:
+        on.policy.held = True
+        task = asyncio.create_task(on.play())
+        await until(lambda: on.policy.running)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await on.leases() == 0
+
+
+async def test_a_lost_episode_is_tried_again_and_never_rewarded(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_TRIES", "2")
+    async with stage([f"one{END}"]) as on:
+        on.environment.broken = 1
+        (sample,) = await on.play()
+        assert (sample.reward, sample.metadata["agent"]["attempts"]) == (1.0, 2)
+        on.environment.broken = 2
+        lost = await on.play()
+        assert (lost.status, lost.reward) == (Sample.Status.ABORTED, None)
+        assert lost.metadata["agent_lost"] == "infra"
+        assert on.kinds() == ["lost"]
+
+
+async def test_an_environment_that_breaks_midway_is_lost(stage: Raise) -> None:
+    async with stage([f"one{END}", f"break{END}"]) as on:
+        lost = await on.play()
+        assert (lost.status, lost.reward) == (Sample.Status.ABORTED, None)
+        assert len(on.policy.requests) == 6, "three attempts of two replies each"
+
+
+@pytest.mark.parametrize(
+    ("variables", "ending", "turns"),
+    [
+        ({"AGENTRL_MAX_TURNS": "2"}, "turns", 2),
+        ({"AGENTRL_MAX_SAMPLED_TOKENS": "4"}, "sampled_tokens", 2),
+        ({"AGENTRL_EPISODE_SECONDS": "0.000001"}, "seconds", 0),
+        ({"AGENTRL_MAX_REPLY_TOKENS": "1"}, "reply_tokens", 1),
+    ],
+)
+async def test_limits_truncate(
+    stage: Raise, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ending: str, turns: int
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    async with stage([f"on{END}"]) as on:
+        assert len(on.tokenizer.encode(f"on{END}", add_special_tokens=False)) == 2
+        (sample,) = await on.play()
+        assert (sample.status, sample.metadata["agent"]["ending"]) == (Sample.Status.TRUNCATED, ending)
+        assert sample.metadata["agent"]["turns"] == turns
+        assert sample.remove_sample == (turns == 0)
+
+
+async def test_a_task_that_is_too_long_is_truncated_and_not_trained(stage: Raise) -> None:
+    async with stage([f"one{END}"], Task("guess", {"steps": 1, "text": "word " * 200})) as on:
+        (sample,) = await on.play(rollout_max_context_len=100)
+        assert (sample.status, sample.response_length, sample.remove_sample) == (Sample.Status.TRUNCATED, 0, True)
+        assert sample.metadata["agent"]["ending"] == "context"
+        assert "verdict" not in on.kinds()
+        assert on.policy.requests == []
+        good = (await on.play(rollout_max_context_len=4000))[0]
+        assert convert(on.args, [sample, good])["loss_masks"][0] == []
+
+
+@pytest.mark.parametrize("policy", ["drop_middle", "elide"])
+async def test_a_long_conversation_is_cut_and_its_segments_share_one_denominator(
+    stage: Raise, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setenv("AGENTRL_CONTEXT", policy)
+    monkeypatch.setenv("AGENTRL_KEEP_OBSERVATIONS", "1")
+    async with stage([f"a reply{END}"], Task("guess", {"steps": 20, "more": "x1 y2 " * 30})) as on:
+        samples = await on.play(rollout_max_context_len=900)
+        assert len(samples) > 1
+        assert all(len(sample.tokens) <= 900 for sample in samples)
+        turns = [turn for sample in samples for turn in sample.metadata["step_wise"]["step_indices"]]
+        assert turns == list(range(samples[0].metadata["agent"]["turns"]))
+        assert len(set(rollout_ids(samples))) == 1
+        sums = convert(on.args, samples)["rollout_mask_sums"]
+        assert sums == [sum(sum(sample.loss_mask) for sample in samples)] * len(samples)
+        cuts = [event for event in on.record().events if event["kind"] == "context"]
+        assert len(cuts) == samples[0].metadata["agent"]["context_cuts"] > 0
+        assert all(event["tokens"][0] > event["tokens"][1] for event in cuts)
+        assert any(event["dropped"] or event["shortened"] for event in cuts)
+
+
+async def test_the_record_has_what_was_sampled(stage: Raise) -> None:
+    async with stage([f"one{END}", f"two{END}"]) as on:
+        (sample,) = await on.play()
+        record = on.record()
+        replies = [record.tokens[event["n"]] for event in record.events if event["kind"] == "policy"]
+        assert [*replies[-1].prompt_ids, *replies[-1].ids] == sample.tokens
+        stored = [logprob for reply in replies for logprob in reply.log_probs]
+        assert stored == [value for value, mask in zip(sample.rollout_log_probs, sample.loss_mask, strict=True) if mask]
+
+
+async def test_an_evaluation_needs_no_flag_and_has_one_outcome(stage: Raise) -> None:
+    async with stage([f"one{END}"], Task("guess", {"steps": 1, "score": 0.5})) as on:
+        (sample,) = await on.play(evaluation=True, dynamic_history=False)
+        assert sample.reward == -1.0
+
+
+async def test_a_group_is_scored_by_slime_without_a_reward_function(stage: Raise) -> None:
+    async with stage([f"one{END}"]) as on:
+        args = on.args.changed(custom_generate_function_path="agentrl.rollout.generate.generate", custom_rm_path=None)
+        group = await generate_and_rm_group(args, [on.sample(index=n) for n in range(3)], dict(PARAMETERS))
+        assert [[piece.reward for piece in pieces] for pieces in group] == [[1.0]] * 3
+        assert rollout_ids([piece for pieces in group for piece in pieces]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("task_id", "changes", "words"),
+    [
+        ("elsewhere", {}, "no task 'elsewhere'"),
+        ("guess", {"dynamic_history": False}, "add --dynamic-history"),
+        ("guess", {"use_rollout_routing_replay": True}, "remove --use-rollout-routing-replay"),
+    ],
+)
+async def test_what_no_retry_helps_is_an_error(stage: Raise, task_id: str, changes: Any, words: str) -> None:
+    async with stage([f"one{END}"]) as on:
+        with pytest.raises(ConfigurationError, match=words):
+            await on.play(on.sample(task_id), **changes)
+
+
+async def test_a_lease_that_is_not_to_be_had_is_an_infrastructure_failure(
+    stage: Raise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_WAIT_SECONDS", "0.01")
+    monkeypatch.setenv("AGENTRL_TRIES", "1")
+    async with stage([f"one{END}"]) as on:
+        held = [await on.pool.lease(LeaseRequest(request_id=f"holding{n}", task_id="guess")) for n in range(4)]
+        lost = await on.play()
+        assert (lost.status, lost.metadata["agent_lost"]) == (Sample.Status.ABORTED, "capacity")
+        for lease in held:
+            await on.pool.release(lease.lease_id)
+
+
+def test_without_a_url_the_error_says_what_to_set() -> None:
+    with pytest.raises(ConfigurationError, match="set it to a pool's URL"):
+        loop.service_of(loop.Settings.from_env({}))
