@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 
 from openclaw.exceptions import ConfigError
@@ -26,6 +27,8 @@ from slime.utils.private_files import private_folder
 
 PREVIEW = 60
 SHOWN_LOCAL = "local"
+EPISODE_VIEWER = "agentrl.rollout.inspect"
+"""Named, because nothing imports `agentrl`."""
 SCORED_BY = {"judge": "score", "feedback": "user ", "rule": "rule "}
 
 
@@ -168,6 +171,8 @@ def build_parser() -> CommandLine:
     parser.add_argument("--all", action="store_true", help="with --turns: side turns too, such as measurements")
     what.add_argument("--samples", action="store_true", help="one line per sample")
     what.add_argument("--session", metavar="ID", help="one conversation in full; the beginning of its id is enough")
+    what.add_argument("--episodes", action="store_true", help="one line per episode of the agent loop")
+    what.add_argument("--episode", metavar="NAME", help="one episode in full; the beginning of its name is enough")
     what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")
@@ -195,12 +200,20 @@ def no_ledger(place: Path) -> str:
     return f"no ledger at {place}; name a folder under runs/: a run prints the line at its start"
 
 
+def show_episodes(run: Path, episode: str | None) -> int:
+    """Let the agent loop show its records, as ``python -m agentrl.rollout.inspect`` does; return its exit code."""
+    viewer = import_module(EPISODE_VIEWER)
+    return viewer.main([str(run), *(["--episode", episode] if episode else [])])
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the requested view; return the exit code: 2, with one line of explanation, on failure."""
     parser = build_parser()
     options = parser.parse_args(argv)
     if options.all and not options.turns:
         parser.error("--all goes with --turns")
+    if options.episodes or options.episode:
+        return show_episodes(options.ledger, options.episode)
     if options.export:
         options.command, options.file = "export", options.export
     found = find_ledger(options.ledger)

@@ -16,6 +16,7 @@ from agentrl.environment import Task
 from agentrl.protocol import LeaseRequest
 from agentrl.rollout import generate as loop
 from agentrl.rollout.records import names, read
+from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.exceptions import ConfigurationError
 from slime.rollout.engine_pool import abort_until_idle
@@ -329,6 +330,31 @@ async def test_a_group_is_scored_by_slime_without_a_reward_function(stage: Raise
         group = await generate_and_rm_group(args, [on.sample(index=n) for n in range(3)], dict(PARAMETERS))
         assert [[piece.reward for piece in pieces] for pieces in group] == [[1.0]] * 3
         assert rollout_ids([piece for pieces in group for piece in pieces]) == [0, 1, 2]
+
+
+class AgreeingJudge:
+    """Likes the first step of an episode, and has no vote on any other."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
+        self.asked.append(question.reply)
+        return [Vote(kind, "", 1 if question.reply == "one" else None, None, 0.1)] * count
+
+
+async def test_the_judges_scores_are_in_rewards_and_steps(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = AgreeingJudge()
+    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    monkeypatch.setenv("AGENTRL_STEP_GAMMA", "0.5")
+    async with stage([f"one{END}", f"two{END}", f"three{END}"]) as on:
+        (sample,) = await on.play(prm_step_coef=0.5)
+        assert sample.reward == 1.5
+        wise = sample.metadata["step_wise"]
+        assert wise["step_scores"] == [1.0, None, None]
+        assert wise["step_scores_with_outcome"] == [0.25 + 0.5, 0.5, 1.0]
+        assert judge.asked == ["one", "two", "three"]
+        assert on.kinds().count("judge") == 3
 
 
 @pytest.mark.parametrize(
