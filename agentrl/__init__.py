@@ -3,6 +3,7 @@
 * ``pool``, ``router``: the commands: a pool of this machine's environments; one address for several pools.
 * ``web``: the HTTP side of both.
 * ``routing``: picks a pool for a lease.
+* ``rollout``: an agent loop that gives slime samples, for environments without a harness.
 * ``client``, ``leases``: an episode, over HTTP or in this process; the core of a pool.
 * ``registry``: the tasks of a server, by id.
 * ``environment``, ``sandbox``: the interface that environments implement; where code that a model wrote runs.

@@ -155,3 +155,27 @@ class ScriptedPolicy:
         meta: dict[str, Any] = {"finish_reason": {"type": finish}, "weight_version": self.version}
         meta["output_token_logprobs"] = [[logprob_of(done + n, token), token, None] for n, token in enumerate(ids)]
         return {"text": "", "meta_info": meta}
+
+
+class Letters(Environment):
+    """Likes letters: three steps, and the score is their share in what was said."""
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        return [Task(f"letters-{number}", {"number": number}) for number in range(8)]
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.said: list[str] = []
+        keywords: JsonObject = {"enable_thinking": True}
+        return Observation(text=f"Letter {task.data['number']}", data={"chat_template_kwargs": keywords})
+
+    async def step(self, action: JsonObject) -> StepResult:
+        self.said.append(str(action["text"]))
+        return StepResult(observation=Observation(text="More."), done=len(self.said) == 3)
+
+    async def evaluate(self) -> Verdict:
+        text = "".join(self.said)
+        return Verdict(status="ok", score=sum(map(str.isalpha, text)) / max(1, len(text)))
+
+    async def close(self) -> None:
+        return None

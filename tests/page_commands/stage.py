@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 from openclaw.ledger.store import Ledger
+from tests.helpers.agent_records import write_episode
 from tests.helpers.checkpoints import config_only
 from tests.helpers.ledger_records import USER_NEXT, judged_sample, make_turn
 from tests.page_commands.blocks import ROOT, Block, read_page
@@ -63,6 +64,7 @@ def make_stage(folder: Path, page: str, ledger: Path) -> Path:
     for name in LEDGERS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ledger, folder / name)
+    write_episode(folder / "RUN", "EPISODE").close()
     for name, text in _NAMED.findall((ROOT / METHOD_PAGE).read_text()):
         write(folder / name, text)
     for name in FOLDERS.get(page, ()):

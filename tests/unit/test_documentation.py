@@ -11,6 +11,7 @@ from pathlib import Path
 
 import reference_pages
 
+from agentrl.rollout.settings import Settings
 from agentrl.web.options import KEY_VARIABLE
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.config.runtime_variables import VARIABLES
@@ -164,7 +165,8 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
     scripts = [repository / "scripts" / "launch.sh", *(repository / "slime" / "scripts" / "models").glob("*.sh")]
     shell = "".join(path.read_text() for path in scripts)
     of_methods = (variable for method in methods_of() for variable in method.config.variables())
-    known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods) for name in variable.names}
+    of_agents = Settings.variables()
+    known = {name for variable in (*VARIABLES, *LAUNCH_VARIABLES, *of_methods, *of_agents) for name in variable.names}
     others = {
         "PYTHONPATH",
         "CUDA_VISIBLE_DEVICES",
