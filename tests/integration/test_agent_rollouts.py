@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from agentrl.rollout import generate as loop
+from agentrl.rollout.records import names, read
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.rollout.generation import GenerateState
 from slime.utils import http_utils
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 from tests.helpers.agent_rollouts import Letters, pool_of
+from tests.helpers.driver import Driver
 from tests.helpers.engine_streams import TEMPERATURE, model_of
 from tests.helpers.rollout_engine import rollout_args
 from tests.helpers.weight_sender import WeightSender
 
+GENERATE = "agentrl.rollout.generate.generate"
+ROLLOUTS = "3"
 EPISODES = 6
 BOUND = 1e-4
 
@@ -101,3 +110,53 @@ async def test_every_trained_token_has_the_logprob_of_its_weights(
     assert max(worst for worst, _ in checked) < BOUND
     assert any(len({span[0] for span in piece.weight_spans}) > 1 for piece in pieces), "no episode spans versions"
     assert all(0 <= piece.reward <= 1 for piece in pieces)
+
+
+@pytest.mark.timeout(900)
+def test_a_run_trains_on_episodes(repository: Path, tmp_path: Path, tiny_random_model: Path) -> None:
+    """The whole loop: a pool as a process, over-sampling, aborted episodes that go on, and one trained rollout per episode."""
+    run_dir = tmp_path / "run"
+    prompts = tmp_path / "tasks.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"letters-{number % 8}"}) + "\n" for number in range(40)))
+    with a_pool(repository, tmp_path) as address, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTRL_POOL_URL", address)
+        patch.setenv("AGENTRL_REWARD", "raw")
+        patch.setenv("AGENTRL_MAX_TURNS", "6")
+        driver = Driver(
+            *(repository, run_dir, tiny_random_model, "--custom-generate-function-path", GENERATE),
+            *("--dynamic-history", "--rollout-max-context-len", "1024", "--prompt-data", str(prompts)),
+            *("--forward-env", "AGENTRL_POOL_URL", "AGENTRL_REWARD", "AGENTRL_MAX_TURNS", "--log-multi-turn"),
+            *("--num-rollout", ROLLOUTS, "--partial-rollout", "--over-sampling-batch-size", "4"),
+            script="train.py",
+        )
+        driver.run_to_end()
+        assert httpx.get(f"{address}/v1/status").json()["leases"] == 0
+    assert len(driver.steps()) == int(ROLLOUTS)
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["rollout/raw_reward"] for row in rows if "rollout/raw_reward" in row]
+    print(f"mean reward per rollout: {rewards}")
+    assert len(rewards) == int(ROLLOUTS)
+    episodes = [read(run_dir, name) for name in names(run_dir)]
+    ended = [episode for episode in episodes if episode.first("end")]
+    assert len(ended) >= 8 * int(ROLLOUTS)
+    versions = {span[0] for each in ended for event in each.events for span in event.get("weight_spans", ())}
+    assert len(versions) >= int(ROLLOUTS)
+
+
+@contextmanager
+def a_pool(repository: Path, folder: Path) -> Iterator[str]:
+    """Lend `Letters` from a process of its own; yield its address."""
+    words = ["--env", "tests.helpers.agent_rollouts.Letters", "--slots", "32", "--port", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentrl.pool", *words, "--ledger", folder / "pool.sqlite"],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": f"{repository}{os.pathsep}{repository / 'slime'}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        assert process.wait() == 0
