@@ -125,7 +125,7 @@ def test_a_run_trains_on_episodes(repository: Path, tmp_path: Path, tiny_random_
         driver = Driver(
             *(repository, run_dir, tiny_random_model, "--custom-generate-function-path", GENERATE),
             *("--dynamic-history", "--rollout-max-context-len", "1024", "--prompt-data", str(prompts)),
-            *("--forward-env", "AGENTRL_POOL_URL", "AGENTRL_REWARD", "AGENTRL_MAX_TURNS", "--log-multi-turn"),
+            "--log-multi-turn",
             *("--num-rollout", ROLLOUTS, "--partial-rollout", "--over-sampling-batch-size", "4"),
             script="train.py",
         )
