@@ -28,10 +28,13 @@ from tests.helpers.agent_rollouts import Letters, pool_of
 from tests.helpers.driver import Driver
 from tests.helpers.engine_streams import TEMPERATURE, model_of
 from tests.helpers.rollout_engine import rollout_args
+from tests.helpers.waiting import wait_until
 from tests.helpers.weight_sender import WeightSender
 
 GENERATE = "agentrl.rollout.generate.generate"
 ROLLOUTS = "3"
+STOPS = range(256, 290)
+"""Ids that end a reply: a random model hardly ever samples the one end token."""
 EPISODES = 6
 BOUND = 1e-4
 
@@ -80,7 +83,8 @@ async def test_every_trained_token_has_the_logprob_of_its_weights(
     sender = WeightSender(engine, "agents")
     one_at_a_time = asyncio.Lock()
     updates = iter(("101", "102", "103", "104"))
-    parameters = {"temperature": TEMPERATURE, "top_p": 1.0, "max_new_tokens": 120, "no_stop_trim": True}
+    parameters: dict[str, Any] = {"temperature": TEMPERATURE, "top_p": 1.0, "max_new_tokens": 120, "no_stop_trim": True}
+    parameters["stop_token_ids"] = list(STOPS)
     monkeypatch.setenv("AGENTRL_REWARD", "raw")
 
     class Updating(Letters):
@@ -110,6 +114,7 @@ async def test_every_trained_token_has_the_logprob_of_its_weights(
     assert max(worst for worst, _ in checked) < BOUND
     assert any(len({span[0] for span in piece.weight_spans}) > 1 for piece in pieces), "no episode spans versions"
     assert all(0 <= piece.reward <= 1 for piece in pieces)
+    assert max(piece.metadata["agent"]["turns"] for piece in pieces) == 3
 
 
 @pytest.mark.timeout(900)
@@ -121,16 +126,17 @@ def test_a_run_trains_on_episodes(repository: Path, tmp_path: Path, tiny_random_
     with a_pool(repository, tmp_path) as address, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTRL_POOL_URL", address)
         patch.setenv("AGENTRL_REWARD", "raw")
-        patch.setenv("AGENTRL_MAX_TURNS", "6")
+        patch.setenv("AGENTRL_TTL_SECONDS", "5")
         driver = Driver(
             *(repository, run_dir, tiny_random_model, "--custom-generate-function-path", GENERATE),
             *("--dynamic-history", "--rollout-max-context-len", "1024", "--prompt-data", str(prompts)),
-            "--log-multi-turn",
+            *("--log-multi-turn", "--rollout-stop-token-ids", *map(str, STOPS)),
             *("--num-rollout", ROLLOUTS, "--partial-rollout", "--over-sampling-batch-size", "4"),
             script="train.py",
         )
         driver.run_to_end()
-        assert httpx.get(f"{address}/v1/status").json()["leases"] == 0
+        status = f"{address}/v1/status"
+        wait_until(lambda: not httpx.get(status).json()["leases"], lambda: httpx.get(status).text, 60.0)
     assert len(driver.steps()) == int(ROLLOUTS)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["rollout/raw_reward"] for row in rows if "rollout/raw_reward" in row]
@@ -140,7 +146,11 @@ def test_a_run_trains_on_episodes(repository: Path, tmp_path: Path, tiny_random_
     ended = [episode for episode in episodes if episode.first("end")]
     assert len(ended) >= 8 * int(ROLLOUTS)
     versions = {span[0] for each in ended for event in each.events for span in event.get("weight_spans", ())}
-    assert len(versions) >= int(ROLLOUTS)
+    resumed = sum(bool(episode.first("aborted")) for episode in ended)
+    turns = [episode.first("end")["turns"] for episode in ended]
+    print(f"{len(ended)} episodes, {resumed} of them resumed, turns {sorted(turns)}, versions {sorted(versions)}")
+    assert max(turns) == 3
+    assert len(versions) >= 2, "no weights were sampled after a step"
 
 
 @contextmanager
