@@ -1,5 +1,8 @@
 """Sandboxes: where code that a model wrote runs.
 
-`interface` says what a sandbox offers; each provider implements it. Guarantees: a provider that cannot isolate refuses to
-start. May import `agentrl.processes`, protocol and exceptions.
+Guarantees: a provider that cannot isolate refuses to start. May import `agentrl.processes`, protocol and exceptions.
+
+* ``interface``: what a sandbox offers; each provider implements it.
+* ``supervised``: the host's half of a sandbox that runs ``inside``.
+* ``inside``: what runs in the sandbox: the supervisor and its parts, standard library only.
 """
