@@ -53,6 +53,7 @@ class EpisodeDesk:
     """Creates, rewards and deletes episodes; owns the keys of the open ones.
 
     Attributes:
+        keys: of the open episodes.
         quiet: waits for an owner's replies under way, see `openclaw.gateway.reply.Replies.quiet`; set by who has them.
     """
 
@@ -72,12 +73,12 @@ class EpisodeDesk:
         self._metrics = metrics
         self._rules = rules
         self._clock = clock
-        self._keys = EpisodeKeys(clock)
+        self.keys = EpisodeKeys(clock)
 
     def keep(self, keys: EpisodeKeys) -> None:
         """Use ``keys`` from now on, with those of the episodes that an earlier process left open."""
         keys.clock = self._clock
-        self._keys = keys
+        self.keys = keys
         for episode in self._store.open_episodes():
             self._accept(episode)
 
@@ -125,7 +126,7 @@ class EpisodeDesk:
             raise ApiError(409, str(error), code="episode_ended") from error
         except UnknownRecordError as error:
             raise _unknown(episode_id) from error
-        self._keys.end(episode_id)
+        self.keys.end(episode_id)
         if closed:
             self._metrics.episodes.labels(event=f"closed_{given.status}").inc()
             await self._settle()
@@ -152,7 +153,7 @@ class EpisodeDesk:
         """
         try:
             await self._find(episode_id, client, deleted=True)
-            self._keys.end(episode_id)
+            self.keys.end(episode_id)
             episode = await asyncio.to_thread(self._store.delete_episode, episode_id)
             gone = Forgotten(0, 0, 0)
             for session in await asyncio.to_thread(self._store.episode_sessions, episode):
@@ -176,7 +177,7 @@ class EpisodeDesk:
         """End the episodes whose time is over, and settle those that wait for nothing."""
         expired = await asyncio.to_thread(self._store.expire_episodes)
         for settled in expired:
-            self._keys.end(settled.id)
+            self.keys.end(settled.id)
         self._count(expired)
         await self._settle()
 
@@ -205,7 +206,7 @@ class EpisodeDesk:
 
     async def _stop(self, episode: Episode) -> None:
         """End an episode's key and wait for its replies; raise ApiError, with the key valid again, if one takes long."""
-        self._keys.end(episode.id)
+        self.keys.end(episode.id)
         running = await self.quiet(episode.turn_owner, EPISODE_WAIT.most)
         if running:
             self._accept(episode)
@@ -219,7 +220,7 @@ class EpisodeDesk:
     def _accept(self, episode: Episode) -> None:
         if episode.key_digest is not None:
             key = EpisodeKey(episode.id, episode.turn_owner, episode.key_name, episode.expires_at)
-            self._keys.add(episode.key_digest, key)
+            self.keys.add(episode.key_digest, key)
 
 
 def _sum(one: Forgotten, other: Forgotten) -> Forgotten:

@@ -160,7 +160,7 @@ class EpisodeQueries(Database):
             prompt_tokens=sum(row["prompt"] for row in found),
             generated_tokens=sum(row["reply"] for row in found),
             weight_versions=tuple(dict.fromkeys(versions)),
-            reasons=Counter(row["reason"] for row in found if row["reason"] not in (None, EPISODE)),
+            reasons=dict(Counter(row["reason"] for row in found if row["reason"] not in (None, EPISODE))),
             samples={row["state"]: row["n"] for row in samples},
         )
 
