@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from openclaw.exceptions import ConfigError
+from openclaw.inspect_episodes import episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
@@ -142,12 +143,16 @@ def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
     """Return the lines of the requested view.
 
     Raises:
-        UnknownRecordError: for a session that is not in the ledger.
+        UnknownRecordError: for a session or episode that is not in the ledger.
     """
     if options.session:
         return session_text(list(ledger.export_turns(whole_id(options.session, ledger.session_ids()))))
     if options.turns:
         return turn_lines(ledger, everything=options.all)
+    if options.episode:
+        return list(episode_text(ledger, options.episode))
+    if options.episodes:
+        return episode_lines(ledger)
     if options.samples:
         return (sample_line(record) for record in ledger.sample_records())
     return summary(ledger)
@@ -168,6 +173,8 @@ def build_parser() -> CommandLine:
     parser.add_argument("--all", action="store_true", help="with --turns: side turns too, such as measurements")
     what.add_argument("--samples", action="store_true", help="one line per sample")
     what.add_argument("--session", metavar="ID", help="one conversation in full; the beginning of its id is enough")
+    what.add_argument("--episodes", action="store_true", help="one line per episode of an agent")
+    what.add_argument("--episode", metavar="ID", help="the story of one episode; the beginning of its id is enough")
     what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")

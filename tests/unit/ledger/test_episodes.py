@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from openclaw.inspect import main as inspect
 from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.episode_records import Episode, EpisodeRules, Settled
 from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError
@@ -383,3 +384,25 @@ def test_counts_of_an_episode(ledger: Ledger) -> None:
             "EXPLAIN QUERY PLAN SELECT 1 FROM turns WHERE session_id >= ? AND session_id < ?", episode.session_range
         ).fetchall()
     assert "SEARCH" in plan[0][-1], "an episode's turns are found without reading the whole table"
+
+
+def test_inspect_lists_episodes_and_tells_the_story_of_one(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    episode = create(ledger, "a1", metadata={"seed": 7})
+    three_turns(ledger, episode)
+    ledger.close_episode(episode.id, "ok", 0.5)
+    ledger.settle_episodes(RULES)
+    lost = create(ledger, "b1", group="g", group_size=2)
+    ledger.close_episode(lost.id, "infra_error", None)
+    assert inspect([str(ledger.path), "--episodes"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    for word in (episode.id, "count", "settled", "reward +0.50", "3 turns", "2 segments", "weights 1,2", "ready 2"):
+        assert word in first
+    for word in (lost.id, "group g", "infra_error", "reward     -", "0 turns"):
+        assert word in second
+    assert inspect([str(ledger.path), "--episode", "episode-a"]) == 0
+    story = capsys.readouterr().out
+    for word in ("1 turn merged", "'seed': 7", "sample 1 ready", f"--session @alice/{episode.id}:other"):
+        assert word in story
+    assert inspect([str(ledger.path), "--episode", "episode-"]) == 2
+    assert inspect([str(ledger.path), "--episode", "episode-c"]) == 2
+    assert "--episodes lists them" in capsys.readouterr().err
