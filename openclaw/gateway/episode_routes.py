@@ -17,26 +17,25 @@ from openclaw.gateway.episode_requests import EPISODES_PATH, REWARD_PATH, parse_
 
 def add_episode_routes(app: FastAPI, service: ChatService) -> None:
     """Add the routes for episodes."""
-    episodes = service.episodes
 
     @app.post(EPISODES_PATH)
     async def create_episode(request: Request) -> Response:
         """Create an episode for one run of an agent; the answer has its key, which is shown once."""
         wanted = parse_episode(take_body(request.scope))
-        return json_response(await episodes.create(wanted, client_of(request.scope), f"{request.base_url}v1"))
+        return json_response(await service.episodes.create(wanted, client_of(request.scope), f"{request.base_url}v1"))
 
     @app.post(REWARD_PATH)
     async def reward_episode(episode_id: str, request: Request) -> Response:
         """End an episode with its reward; the same reward again changes nothing."""
         given = parse_reward(take_body(request.scope))
-        return json_response(await episodes.reward(episode_id, given, client_of(request.scope)))
+        return json_response(await service.episodes.reward(episode_id, given, client_of(request.scope)))
 
     @app.get("/v1/episodes/{episode_id}")
     async def episode(episode_id: str, request: Request) -> Response:
         """Return an episode's state, its counts of turns and tokens, and its samples."""
-        return json_response(await episodes.tell(episode_id, client_of(request.scope)))
+        return json_response(await service.episodes.tell(episode_id, client_of(request.scope)))
 
     @app.delete("/v1/episodes/{episode_id}")
     async def forget_episode(episode_id: str, request: Request) -> Response:
         """Delete all data of an episode; `erased` is false while another reader keeps old bytes on disk."""
-        return json_response(await episodes.forget(episode_id, client_of(request.scope)))
+        return json_response(await service.episodes.forget(episode_id, client_of(request.scope)))
