@@ -36,7 +36,7 @@ from openclaw.gateway.under_way import Slots
 logger = logging.getLogger(__name__)
 
 LONGEST_SWEEP_SECONDS = 30.0
-EPISODE_SWEEP_SECONDS = 5.0
+SETTLE_EVERY = 5.0
 SECONDS_A_DAY = 86400.0
 
 
@@ -147,5 +147,5 @@ async def _sweep_episodes(service: ChatService) -> None:
             await service.episodes.sweep()
         except Exception:
             service.metrics.ledger_failures.inc()
-            logger.exception("settling episodes failed; next try in %.1f s", EPISODE_SWEEP_SECONDS)
-        await asyncio.sleep(EPISODE_SWEEP_SECONDS)
+            logger.exception("settling episodes failed; next try in %.1f s", SETTLE_EVERY)
+        await asyncio.sleep(SETTLE_EVERY)

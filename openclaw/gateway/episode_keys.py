@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 EPISODE_KEY = "sk-episode-"
 """How such a key begins, so that redaction finds it in a text (`openclaw.ledger.secret_patterns`)."""
-KEY_BYTES = 32
+KEY_LENGTH = 32
 
 
 def new_key() -> str:
     """Return a new key."""
-    return EPISODE_KEY + secrets.token_urlsafe(KEY_BYTES)
+    return EPISODE_KEY + secrets.token_urlsafe(KEY_LENGTH)
 
 
 def key_digest(key: str) -> bytes:

@@ -31,7 +31,7 @@ from openclaw.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
-ID_BYTES = 12
+ID_LENGTH = 12
 
 
 class EpisodeStore(Protocol):
@@ -90,7 +90,7 @@ class EpisodeDesk:
         """
         key, now = new_key(), self._clock()
         episode = Episode(
-            id=f"{EPISODE}{secrets.token_hex(ID_BYTES)}",
+            id=f"{EPISODE}{secrets.token_hex(ID_LENGTH)}",
             owner=client.owner,
             key_name=client.name,
             key_digest=key_digest(key),
