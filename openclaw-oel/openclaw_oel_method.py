@@ -43,6 +43,7 @@ class Config(MethodConfig):
     """The launcher's declaration of online experiential learning."""
 
     name = "oel"
+    trains_rewards = False
     rollout_function = "openclaw_oel_rollout.generate_rollout_openclaw_oel"
     defaults = {"PRM_M": DEFAULT_VOTES}
     profile_defaults = {

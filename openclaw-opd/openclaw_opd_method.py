@@ -31,6 +31,7 @@ class Config(MethodConfig):
     name = "opd"
     rollout_function = "openclaw_opd_rollout.generate_rollout_openclaw_opd"
     guide_name = "opd"
+    trains_rewards = False
     defaults = {"PRM_M": DEFAULT_VOTES}
     # Measured, see LOG.md: KL keeps the tiny model's arithmetic while its style changes.
     profile_defaults = {"tiny_cpu": {"LEARNING_RATE": 1e-4, "KL_LOSS_COEF": 0.1, "BATCH_SIZE": 8}}

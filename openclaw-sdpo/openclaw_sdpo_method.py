@@ -37,6 +37,7 @@ class Config(MethodConfig):
     name = "sdpo"
     rollout_function = "openclaw_sdpo_rollout.generate_rollout_openclaw_sdpo"
     asks_judge = False
+    trains_rewards = False
     # The GPUs that other methods give to the judge serve the policy, which is also the teacher.
     defaults = {"ROLLOUT_GPUS": "4"}
     profile_defaults = {

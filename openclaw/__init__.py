@@ -2,6 +2,7 @@
 
 * ``__main__``: the command ``openclaw-rl``, which runs the others by name.
 * ``chat``, ``inspect``, ``resume``, ``server``: commands.
+* ``inspect_episodes``: what the look into a ledger shows of episodes.
 * ``launch``: a launch script's variables become a plan.
 * ``training``: the ledger's samples become batches.
 * ``runtime``: the process that serves and judges.

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 from openclaw.exceptions import ConfigError
+from openclaw.inspect_episodes import episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
@@ -145,12 +146,16 @@ def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:
     """Return the lines of the requested view.
 
     Raises:
-        UnknownRecordError: for a session that is not in the ledger.
+        UnknownRecordError: for a session or episode that is not in the ledger.
     """
     if options.session:
         return session_text(list(ledger.export_turns(whole_id(options.session, ledger.session_ids()))))
     if options.turns:
         return turn_lines(ledger, everything=options.all)
+    if options.episode:
+        return list(episode_text(ledger, options.episode))
+    if options.episodes:
+        return episode_lines(ledger)
     if options.samples:
         return (sample_line(record) for record in ledger.sample_records())
     return summary(ledger)
@@ -171,8 +176,8 @@ def build_parser() -> CommandLine:
     parser.add_argument("--all", action="store_true", help="with --turns: side turns too, such as measurements")
     what.add_argument("--samples", action="store_true", help="one line per sample")
     what.add_argument("--session", metavar="ID", help="one conversation in full; the beginning of its id is enough")
-    what.add_argument("--episodes", action="store_true", help="one line per episode of the agent loop")
-    what.add_argument("--episode", metavar="NAME", help="one episode in full; the beginning of its name is enough")
+    what.add_argument("--episodes", action="store_true", help="one line per episode of an agent")
+    what.add_argument("--episode", metavar="ID", help="the story of one episode; the beginning of its id is enough")
     what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")
@@ -201,7 +206,7 @@ def no_ledger(place: Path) -> str:
 
 
 def show_episodes(run: Path, episode: str | None) -> int:
-    """Let the agent loop show its records, as ``python -m agentrl.rollout.inspect`` does; return its exit code."""
+    """Let the agent loop, whose runs have no ledger, show its records (`agentrl.rollout.inspect`); return its exit code."""
     viewer = import_module(EPISODE_VIEWER)
     return viewer.main([str(run), *(["--episode", episode] if episode else [])])
 
@@ -212,11 +217,11 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.all and not options.turns:
         parser.error("--all goes with --turns")
-    if options.episodes or options.episode:
-        return show_episodes(options.ledger, options.episode)
     if options.export:
         options.command, options.file = "export", options.export
     found = find_ledger(options.ledger)
+    if found is None and (options.episodes or options.episode):
+        return show_episodes(options.ledger, options.episode)
     if options.command == "import" and found is None:
         if options.ledger.is_dir():
             options.ledger /= LEDGER_NAME

@@ -71,6 +71,12 @@ LARGE_BODY = Bound(
     "large_body", 1 << 17, "bytes", "a body that the runtime reads by itself; a worker process reads larger"
 )
 FEEDBACK_BODY = Bound("feedback_body", 1 << 18, "bytes", "the body of one feedback")
+EPISODE_BODY = Bound("episode_body", 1 << 16, "bytes", "the body of a request that creates or rewards an episode")
+EPISODE_NAME = Bound("episode_name", 1024, "characters", "the task and the group of an episode")
+EPISODE_SECONDS = Bound("episode_seconds", 604800, "seconds", "the longest time to live of an episode")
+EPISODE_GROUP = Bound("episode_group", 1024, "episodes", "the size of a group of episodes")
+OPEN_EPISODES = Bound("open_episodes", 4096, "episodes", "open episodes of one key")
+EPISODE_WAIT = Bound("episode_wait", 10, "seconds", "that rewarding or deleting an episode waits for its replies")
 LARGE_BODIES = Bound("large_bodies", 1 << 28, "bytes", "bodies that wait for the worker process")
 
 FIXED: tuple[Bound, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Bound))

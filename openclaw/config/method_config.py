@@ -35,6 +35,7 @@ class MethodConfig(EnvironmentConfig):
         profile_defaults: defaults of launcher or runtime variables by profile name; they win over the profile's own.
             Those of ``tiny_cpu`` here let a tiny model learn a style and keep its arithmetic (measured, see LOG.md).
         keeps_topk: whether ``--distill-topk`` adds the teacher's top K to the samples.
+        trains_rewards: whether a sample's reward reaches the gradient; without it, agents' episodes give no samples.
         asks_judge: whether judges vote; without them a run starts no judge engine.
         keeps_student_topk: whether samples with a teacher have the policy's own top K, so that they feed the hybrid loss.
         has_environments: whether the method reads the variables of environments, for example ``ENV_TYPE``.
@@ -50,6 +51,7 @@ class MethodConfig(EnvironmentConfig):
         "tiny_cpu": {"LEARNING_RATE": 3e-4, "KL_LOSS_COEF": 0.2, "BATCH_SIZE": 16}
     }
     keeps_topk: ClassVar[bool] = True
+    trains_rewards: ClassVar[bool] = True
     asks_judge: ClassVar[bool] = True
     keeps_student_topk: ClassVar[bool] = False
     has_environments: ClassVar[bool] = False

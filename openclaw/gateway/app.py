@@ -23,6 +23,7 @@ from openclaw.gateway.auth import Keyring
 from openclaw.gateway.bodies import Bodies
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.completions import CHAT_PATH, ChatCompletions, count
+from openclaw.gateway.episode_routes import add_episode_routes
 from openclaw.gateway.errors import answer_errors
 from openclaw.gateway.guard import Guard
 from openclaw.gateway.limits import RateLimits
@@ -35,6 +36,7 @@ from openclaw.gateway.under_way import Slots
 logger = logging.getLogger(__name__)
 
 LONGEST_SWEEP_SECONDS = 30.0
+SETTLE_EVERY = 5.0
 SECONDS_A_DAY = 86400.0
 
 
@@ -73,13 +75,18 @@ def create_app(
     """
     config = service.config
     keyring = keyring or Keyring(config.api_key, config.api_keys_file)
+    service.episodes.keep(keyring.episodes)
     reloader = Reloader(service.metrics)
     if keyring.path is not None:
         reloader.watch([keyring.path], keyring.reload)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(_sweep(service)), asyncio.create_task(reloader.run())]
+        tasks = [
+            asyncio.create_task(_sweep(service)),
+            asyncio.create_task(_sweep_episodes(service)),
+            asyncio.create_task(reloader.run()),
+        ]
         yield
         for task in tasks:
             task.cancel()
@@ -108,6 +115,7 @@ def create_app(
     app.chat = ChatCompletions(service)
     app.router.routes.append(Route(CHAT_PATH, app.chat, methods=["POST"]))
     add_session_routes(app, service)
+    add_episode_routes(app, service)
     add_model_routes(app, service)
     add_status_routes(app, service, registry, keyring)
     return app
@@ -121,12 +129,23 @@ async def _sweep(service: ChatService) -> None:
         try:
             await service.sessions.sweep()
             if service.config.retention_days is not None:
-                forgotten = await service.sessions.forget_quiet(
-                    service.clock() - service.config.retention_days * SECONDS_A_DAY
-                )
+                since = service.clock() - service.config.retention_days * SECONDS_A_DAY
+                forgotten = await service.sessions.forget_quiet(since)
+                await service.episodes.forget_quiet(since)
                 if forgotten:
                     logger.info("deleted %d sessions that were idle for OPENCLAW_RETENTION_DAYS", forgotten)
             await service.sessions.erase()
         except Exception:
             service.metrics.ledger_failures.inc()
             logger.exception("sweeping idle and old sessions failed; next try in %.1f s", pause)
+
+
+async def _sweep_episodes(service: ChatService) -> None:
+    """End episodes whose time is over and settle what waits, at once and then in an endless loop."""
+    while True:
+        try:
+            await service.episodes.sweep()
+        except Exception:
+            service.metrics.ledger_failures.inc()
+            logger.exception("settling episodes failed; next try in %.1f s", SETTLE_EVERY)
+        await asyncio.sleep(SETTLE_EVERY)

@@ -12,6 +12,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.detokenize import MARKERS, Vocabulary
+from openclaw.gateway.episodes import EpisodeDesk, EpisodeStore
 from openclaw.gateway.feedback import FeedbackDesk, FeedbackStore
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.outcomes import OutcomeDesk, OutcomeStore
@@ -19,10 +20,11 @@ from openclaw.gateway.parsers.formats import reply_format
 from openclaw.gateway.render import Renderer
 from openclaw.gateway.rollouts import RolloutDesk, RolloutStore
 from openclaw.gateway.served import ReplyStore, ServedReplies
+from openclaw.ledger.episode_records import EpisodeRules
 from openclaw.sessions import Sessions, TurnStore
 
 
-class GatewayStore(TurnStore, FeedbackStore, OutcomeStore, RolloutStore, ReplyStore, Protocol):
+class GatewayStore(TurnStore, FeedbackStore, OutcomeStore, RolloutStore, ReplyStore, EpisodeStore, Protocol):
     """What the gateway needs from the ledger."""
 
 
@@ -36,6 +38,7 @@ def build_service(
     on_pending: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
     topk: int = 0,
+    trains_rewards: bool = True,
 ) -> ChatService:
     """Return the service that answers chat completions.
 
@@ -48,6 +51,7 @@ def build_service(
         on_pending: called when a turn gets its next state or a session ends.
         clock: seconds since the epoch.
         topk: how many of the policy's most likely tokens a turn keeps at each position, for the method.
+        trains_rewards: whether the method learns from rewards, so that episodes give samples.
     """
     config.require("policy_url")
     metrics = GatewayMetrics(registry)
@@ -62,6 +66,16 @@ def build_service(
             served.forget()
             large_renderer.forget()
 
+    sessions = Sessions(
+        ledger,
+        idle_seconds=config.session_idle_seconds,
+        max_sessions=config.max_sessions,
+        clock=clock,
+        regenerated=config.regenerated,
+        on_event=on_session_event,
+        on_pending=on_pending,
+    )
+    rules = EpisodeRules(config.temperature, config.train_token_limit, trains_rewards)
     tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
     return ChatService(
         config,
@@ -75,15 +89,8 @@ def build_service(
             on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
             on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
         ),
-        sessions=Sessions(
-            ledger,
-            idle_seconds=config.session_idle_seconds,
-            max_sessions=config.max_sessions,
-            clock=clock,
-            regenerated=config.regenerated,
-            on_event=on_session_event,
-            on_pending=on_pending,
-        ),
+        sessions=sessions,
+        episodes=EpisodeDesk(ledger, sessions, metrics, rules, clock=clock),
         served=served,
         rollouts=RolloutDesk(ledger, enabled=config.serve_rollouts),
         feedback=FeedbackDesk(ledger, metrics, clock=clock, on_pending=on_pending),

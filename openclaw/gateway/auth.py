@@ -4,7 +4,8 @@ A keys file has one ``name:key`` or ``name: sha256:HEX`` per line; empty lines a
 key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key. A key's name is the owner of what its clients send.
 
 Guarantees: only digests are kept. Every check compares all of them in constant time, so that timing reveals neither a
-prefix of a key nor its owner. Logs contain names of keys, never keys. A file that other users can read, or that does not
+prefix of a key nor its owner. The keys of episodes, which the server makes itself, are random and found by their digest
+(`openclaw.gateway.episode_keys`). Logs contain names of keys, never keys. A file that other users can read, or that does not
 parse, is refused; if this happens on a reload, the previous keys remain valid. Without any key every request is
 admitted, which the configuration allows on loopback only.
 """
@@ -21,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw.exceptions import ConfigError
+from openclaw.gateway.episode_keys import EPISODE_KEY, EpisodeKeys
 from openclaw.gateway.errors import ApiError
 from openclaw.ledger.kept_ids import kept_id
-from openclaw.owners import CHILD, LOCAL, MARK, owns, split_id, stored_id
+from openclaw.owners import CHILD, EPISODE, LOCAL, MARK, owns, split_id, stored_id
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}(?:/[A-Za-z0-9._-]{1,64})*")
 ADMIN = re.compile(r"(.+?)\s*\(admin\)")
@@ -42,11 +44,13 @@ class Client:
         name: of the key, in logs and metrics.
         owner: of the sessions and turns that the client makes, see `openclaw.owners`.
         admin: whether the client reaches what belongs to any owner.
+        episode: the episode whose agent it is; such a client may only ask the model.
     """
 
     name: str
     owner: str = LOCAL
     admin: bool = False
+    episode: str | None = None
 
     def reaches(self, stored: str) -> bool:
         """Return whether the client may act on a session, given its stored id."""
@@ -91,6 +95,7 @@ class Keyring:
         Raises:
             ConfigError: if the file is unusable.
         """
+        self.episodes = EpisodeKeys()
         self._own: Keys = {ENVIRONMENT_NAME: Key(_digest(key), OPERATOR)} if key else {}
         self.path = Path(path) if path else None
         self._keys = self._read()
@@ -119,12 +124,16 @@ class Keyring:
         Raises:
             ApiError: 401, if the key is missing or unknown.
         """
-        if not self._keys and self.path is None:
-            return EVERYBODY
-        sent = _digest(sent_key(headers))
-        clients = [key.client for key in self._keys.values() if hmac.compare_digest(key.digest, sent)]
+        key = sent_key(headers)
+        keyless = not self._keys and self.path is None
+        sent = _digest(key)
+        clients = [known.client for known in self._keys.values() if hmac.compare_digest(known.digest, sent)]
         if clients:
             return clients[0]
+        if (minted := self.episodes.find(sent)) and (keyless or minted.parent in self._keys):
+            return Client(minted.parent, minted.owner, episode=minted.episode)
+        if keyless and not key.startswith(EPISODE_KEY):  # the key of an episode that has ended is nobody's
+            return EVERYBODY
         raise ApiError(
             401,
             "missing or unknown key; send 'Authorization: Bearer KEY' with a key of this server",
@@ -177,6 +186,10 @@ def read_keys(path: Path) -> Keys:
             raise ConfigError(
                 f"{where}: line {number} is not name:key; a name has letters, digits and . _ -, a child key is "
                 "PARENT/CHILD:key, an admin key is name (admin):key"
+            )
+        if name.rpartition(CHILD)[2].startswith(EPISODE):
+            raise ConfigError(
+                f"{where}: line {number}: names that begin with {EPISODE!r} are of episodes; choose another"
             )
         if name in keys or name in (ENVIRONMENT_NAME, NO_KEY_NAME):
             raise ConfigError(f"{where}: line {number}: the name {name!r} is used twice; choose another")

@@ -18,6 +18,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.capture import Capture, Prompt, usage
 from openclaw.gateway.detokenize import Vocabulary
+from openclaw.gateway.episodes import EpisodeDesk
 from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.feedback import FeedbackDesk
 from openclaw.gateway.grammar import reply_grammar
@@ -36,7 +37,7 @@ from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.served import Served, ServedReplies
 from openclaw.gateway.stream import DONE, ChunkWriter, choice, event, head
 from openclaw.messages.issued import new_completion_id, tool_call_id
-from openclaw.owners import LOCAL
+from openclaw.owners import LOCAL, episode_of
 from openclaw.sessions import Sessions
 
 CLOSE_SECONDS = 10.0
@@ -59,6 +60,7 @@ class ChatService:
         sessions: Sessions,
         served: ServedReplies,
         feedback: FeedbackDesk,
+        episodes: EpisodeDesk,
         outcomes: OutcomeDesk,
         rollouts: RolloutDesk,
         metrics: GatewayMetrics,
@@ -69,11 +71,13 @@ class ChatService:
         self.engine = engine
         self.sessions = sessions
         self.feedback = feedback
+        self.episodes = episodes
         self.outcomes = outcomes
         self.rollouts = rollouts
         self.metrics = metrics
         self.clock = clock
         self.replies = Replies(engine, sessions, metrics, clock, served.remember)
+        episodes.quiet = self.replies.quiet
         self.large_bodies = LargeBodies(config.context_length)
         self._served = served
         self._model_name = config.model_name
@@ -92,8 +96,11 @@ class ChatService:
             request: the result of `parse_request`.
             raw: the request's JSON, as `parse_request` returns it.
             headers: of the HTTP request.
-            owner: of the turn.
+            owner: of the turn. The agent of an episode gets what the policy samples by itself, whatever temperature it asks
+                for, because no other reply can be trained.
         """
+        if episode_of(owner) is not None:
+            request = request.model_copy(update={"temperature": None, "top_p": None, "seed": None})
 
         async def prepare() -> Opening:
             stated_kind, done = read_headers(headers, request)
@@ -112,7 +119,7 @@ class ChatService:
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 
-        return Reply(self.replies, prepare)
+        return Reply(self.replies, prepare, owner)
 
     def _capture(self, prompt: Prompt, index: int) -> Capture:
         """Return choice number ``index`` of a request, still empty."""

@@ -1,7 +1,7 @@
 """ASGI middleware in front of every route: page, key, body and limits before it, counters and access log after it.
 
 Guarantees: no route serves a page of another origin (`openclaw.gateway.origin`). Every route except `OPEN_PATHS` needs
-a key, including routes added later. Without one, the body is not read. A request counts as under way once its body has
+a key, including routes added later; the key of an episode opens `EPISODE_ROUTES` only. Without one, the body is not read. A request counts as under way once its body has
 arrived (`openclaw.gateway.bodies`), so clients that send slowly take no place from others. Every answer has ``X-Request-Id``: the client's own if usable, otherwise the turn's, otherwise a new one.
 """
 
@@ -13,8 +13,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openclaw.gateway.access_log import SCOPE_NAME, RequestRecord, log_request, route_of
-from openclaw.gateway.auth import Keyring
+from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.bodies import Bodies, take_body
+from openclaw.gateway.completions import CHAT_PATH
 from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError
 from openclaw.gateway.limits import RateLimitError, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
@@ -23,7 +24,10 @@ from openclaw.gateway.under_way import Slots
 from openclaw.ledger.secret_finder import secret_finder
 
 OPEN_PATHS = frozenset({"/healthz"})
+MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
+EPISODE_ROUTES = (("POST", CHAT_PATH), ("GET", MODELS_PATH))
+"""Methods and paths, with what is below them, that an agent may use with the key of its episode."""
 LIMITED_METHODS = frozenset({"POST", "DELETE"})
 """Requests for models and metrics do not count against a key's limits."""
 
@@ -93,6 +97,7 @@ class Guard:
                 self._doorway.check(headers)
                 if scope["path"] not in OPEN_PATHS:
                     record.client = self._keyring.check(headers)
+                    check_episode(record.client, scope["method"], scope["path"])
                     if scope["method"] == "POST":
                         await self._bodies.read(scope, headers, receive, record.key)
                     if scope["method"] in LIMITED_METHODS:
@@ -130,3 +135,17 @@ class Guard:
         if record.reply is not None:
             self._metrics.key_tokens.labels(key=record.key, kind="prompt").inc(prompt)
             self._metrics.key_tokens.labels(key=record.key, kind="generated").inc(generated)
+
+
+def check_episode(client: Client, method: str, path: str) -> None:
+    """Raise ApiError, 403, if a client with the key of an episode asks for anything but the model."""
+    if client.episode is None:
+        return
+    if not any(
+        method == allowed and (path == route or path.startswith(f"{route}/")) for allowed, route in EPISODE_ROUTES
+    ):
+        raise ApiError(
+            403,
+            "the key of an episode may use POST /v1/chat/completions and GET /v1/models only; send the key that created it",
+            code="episode_key",
+        )

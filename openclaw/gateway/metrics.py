@@ -88,3 +88,17 @@ class GatewayMetrics:
             ["value", "outcome"],
             registry=registry,
         )
+        self.episodes = Counter(
+            "openclaw_episodes",
+            "Episodes: created, closed with a reward, and settled by what became of them (samples, or the reason for none)",
+            ["event"],
+            registry=registry,
+        )
+        self.episode_segments = Counter(
+            "openclaw_episode_segments", "Samples that episodes gave: segments of merged turns", registry=registry
+        )
+        self.episode_merged_turns = Counter(
+            "openclaw_episode_merged_turns",
+            "Turns of episodes that share a sample with an earlier turn",
+            registry=registry,
+        )

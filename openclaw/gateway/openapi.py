@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from openclaw.gateway.completions import CHAT_PATH
+from openclaw.gateway.episode_requests import EPISODES_PATH, REWARD_PATH, EpisodeRequest, RewardRequest
 from openclaw.gateway.feedback import FeedbackRequest
 from openclaw.gateway.schema import ChatRequest
 
@@ -32,7 +33,7 @@ ERROR: dict[str, Any] = {
 MEANINGS = {
     400: "the request cannot be answered; `error.param` names the field that is wrong",
     401: "the key is missing or unknown",
-    403: "the request comes from a page or host that may not use this server, or needs an admin key",
+    403: "the request comes from a page or host that may not use this server, or needs another key",
     404: "not found",
     408: "the body came too slowly",
     409: "the request contradicts the ledger",
@@ -78,6 +79,7 @@ CHAT_OPERATION = {
     "operationId": "chat_completions",
 }
 BODIES: dict[str, type[BaseModel]] = {CHAT_PATH: ChatRequest, "/v1/feedback": FeedbackRequest}
+BODIES |= {EPISODES_PATH: EpisodeRequest, REWARD_PATH: RewardRequest}
 ANSWERS: dict[str, dict[str, Any]] = {
     CHAT_PATH: {
         "application/json": {"schema": COMPLETION},

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
 from openclaw.messages.fingerprint import routing_key
+from openclaw.owners import LOCAL
 from openclaw.sessions import Sessions, TurnContext
 
 logger = logging.getLogger(__name__)
@@ -47,8 +49,31 @@ class Replies:
         self.clock = clock
         self.on_recorded = on_recorded
         self.under_way = 0
+        self._of_owner: Counter[str] = Counter()
+        self._quiet: dict[str, asyncio.Event] = {}
         metrics.in_flight.set_function(lambda: self.under_way)
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, owner: str) -> None:
+        """Count a reply of ``owner`` that begins."""
+        self.under_way += 1
+        self._of_owner[owner] += 1
+
+    def end(self, owner: str) -> None:
+        """Count the end of a reply."""
+        self.under_way -= 1
+        self._of_owner[owner] -= 1
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
+            if owner in self._quiet:
+                self._quiet.pop(owner).set()
+
+    async def quiet(self, owner: str, within: float) -> int:
+        """Wait up to ``within`` seconds until ``owner`` has no reply under way; return how many there still are."""
+        if self._of_owner[owner]:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.setdefault(owner, asyncio.Event()).wait(), within)
+        return self._of_owner[owner]
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run work to its end, even if the client disconnects."""
@@ -74,18 +99,19 @@ class Opening:
 class Reply:
     """One reply as an async context manager: entering starts it, leaving early aborts it.
 
-    ``client`` is the name of the key that asked, for logs. ``error`` is the error that ended it, or None. ``recorded`` says whether the whole reply is in the ledger. After the
+    ``client`` is the name of the key that asked, for logs; ``owner`` is whose turn it becomes. ``error`` is the error that ended it, or None. ``recorded`` says whether the whole reply is in the ledger. After the
     start, ``captures`` holds its choices and ``context`` its place in a session.
     """
 
     captures: list[Capture]
     context: TurnContext
 
-    def __init__(self, replies: Replies, prepare: Callable[[], Awaitable[Opening]]) -> None:
-        """Create a reply that has not started; ``prepare`` renders its prompt."""
+    def __init__(self, replies: Replies, prepare: Callable[[], Awaitable[Opening]], owner: str = LOCAL) -> None:
+        """Create a reply to a client of ``owner`` that has not started; ``prepare`` renders its prompt."""
         self.error: ApiError | None = None
         self.recorded = False
         self.client = "-"
+        self.owner = owner
         self._replies = replies
         self._prepare = prepare
         self._first: Step | None = None
@@ -143,7 +169,7 @@ class Reply:
         self.captures = opening.captures
         sources = [self._read(capture) for capture in self.captures]
         self._steps = sources[0] if len(sources) == 1 else interleave(sources)  # one is read without a task in between
-        self._replies.under_way += 1
+        self._replies.begin(self.owner)
         first = asyncio.ensure_future(anext(self._steps))
         context = self._replies.spawn(opening.find_session())
         try:
@@ -173,7 +199,7 @@ class Reply:
             self.context = found
             await self._commit(aborted=True)
             return
-        self._replies.under_way -= 1
+        self._replies.end(self.owner)
         if isinstance(found, TurnContext):
             self._replies.sessions.abandon(found)
 
@@ -243,7 +269,7 @@ class Reply:
                 raise from_ledger(error) from error
             raise ApiError(500, "the reply could not be recorded", code="internal_error") from error
         finally:
-            replies.under_way -= 1
+            replies.end(self.owner)
             replies.metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
             replies.metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in self.captures))
         self.recorded = not aborted

@@ -38,6 +38,10 @@ class TransitionError(LedgerError):
     """A state change that `openclaw.ledger.states` does not list."""
 
 
+class EpisodeConflictError(LedgerError):
+    """A request that contradicts the state of an episode or of its group; the message says what to do."""
+
+
 class FeedbackArrivedError(LedgerError):
     """New feedback arrived while its turn was judged, so the verdict is outdated."""
 

@@ -1,6 +1,7 @@
 """Deletes all data of a session from the ledger, but keeps the counts of trained samples.
 
-Guarantees: one transaction deletes a session's turns, verdicts, samples (trained or not) and feedback. What remains is a
+Guarantees: one transaction deletes a session's turns, verdicts, samples (trained or not) and feedback. If the session belongs
+to an episode, all samples of the episode go, because each may hold turns of several sessions. What remains is a
 digest of its id with the time, and a tombstone per sample (`forgotten_samples`) with the step that used it. A batch that
 already has such a sample finishes its step; a crash does not bring the sample back. A reply that is running when its
 session is deleted is not recorded (`TurnQueries.record_turn`).
@@ -18,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw.ledger.database import Database
+from openclaw.ledger.episode_records import FORGOTTEN
 from openclaw.ledger.exceptions import LedgerFullError, LedgerUnavailableError, UnknownRecordError
 from openclaw.ledger.reserve import keep_reserve, release_reserve, renew_reserve
 from openclaw.ledger.turns import session_digest
+from openclaw.owners import episode_of, owner_of
 
 ERASE_SECONDS = 2.0
 """How long `ForgetQueries.erase` waits for other connections."""
@@ -66,22 +69,27 @@ class ForgetQueries(Database):
         return keep_reserve(self.path)
 
     def _forget(self, session_id: str, *, under_way: bool) -> Forgotten:
+        of_session = "(turn_id IN (SELECT id FROM turns WHERE session_id = ?) OR episode = ?)"
         turns_of = "(SELECT id FROM turns WHERE session_id = ?)"
+        which = (session_id, episode_of(owner_of(session_id)))
         with self.transaction() as connection:
             known = connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if known is None and not under_way:
                 raise UnknownRecordError(f"{self.path} holds no session {session_id!r}")
             trained = connection.execute(
-                f"SELECT COUNT(*) FROM samples WHERE state IN ('leased', 'trained') AND turn_id IN {turns_of}",
-                (session_id,),
+                f"SELECT COUNT(*) FROM samples WHERE state IN ('leased', 'trained') AND {of_session}", which
             ).fetchone()[0]
             connection.execute(
                 "INSERT INTO forgotten_samples (id, rollout_id, forgotten_at)"
                 " SELECT id, CASE WHEN state IN ('leased', 'trained') THEN rollout_id END, ? FROM samples"
-                f" WHERE turn_id IN {turns_of}",
-                (self.clock(), session_id),
+                f" WHERE {of_session}",
+                (self.clock(), *which),
             )
-            samples = connection.execute(f"DELETE FROM samples WHERE turn_id IN {turns_of}", (session_id,)).rowcount
+            connection.execute(
+                "UPDATE turns SET segment = NULL, reason = ? WHERE segment IN (SELECT id FROM samples WHERE episode = ?)",
+                (FORGOTTEN, which[1]),
+            )
+            samples = connection.execute(f"DELETE FROM samples WHERE {of_session}", which).rowcount
             connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
             connection.execute(f"DELETE FROM feedback WHERE turn_id IN {turns_of}", (session_id,))
             turns = connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,)).rowcount

@@ -138,6 +138,36 @@ ALTER TABLE turns ADD COLUMN topk_ids BLOB;                  -- K int32 per resp
 ALTER TABLE samples ADD COLUMN rollout_topk_log_probs BLOB;  -- K float64 per response token
 """
 
+_VERSION_9 = """
+CREATE TABLE episodes (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,               -- who created it, see openclaw.owners
+    key_name TEXT NOT NULL,            -- name of the key that created it
+    key_digest BLOB,                   -- SHA-256 of the episode's own key; NULL once it has ended
+    task TEXT NOT NULL,
+    group_name TEXT,
+    group_size INTEGER,
+    metadata TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'closed', 'settled', 'deleted')),
+    status TEXT,                       -- how it ended
+    reward REAL,
+    closed_at REAL,
+    settled_at REAL,
+    reason TEXT,                       -- why it gave no samples
+    segments INTEGER NOT NULL DEFAULT 0,
+    merged_turns INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX episodes_unsettled ON episodes(state, number) WHERE state IN ('open', 'closed');
+CREATE INDEX episodes_by_owner ON episodes(owner, settled_at);
+ALTER TABLE samples ADD COLUMN episode TEXT;   -- all samples of an episode change their state together
+CREATE INDEX samples_by_episode ON samples(episode) WHERE episode IS NOT NULL;
+ALTER TABLE turns ADD COLUMN segment INTEGER;  -- the sample that holds the turn together with others of its episode
+CREATE INDEX turns_by_segment ON turns(segment) WHERE segment IS NOT NULL;
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -183,5 +213,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     ),
     Migration(7, "the earlier rewards that a reward is compared with", _VERSION_7),
     Migration(8, "the policy's own top K at sampling, with a turn and a sample", _VERSION_8),
+    Migration(9, "episodes of agents, and their samples of several turns", _VERSION_9),
 )
 VERSION = MIGRATIONS[-1].version

@@ -15,7 +15,8 @@ from openclaw.ledger.records import SampleState, ScoreSource, TurnState, Verdict
 QUERY = (
     "SELECT turns.state, COALESCE(turns.reason, samples.reason) AS reason, judge_attempts, verdict,"
     " samples.state AS sample, samples.rollout_id, weight_version FROM turns"
-    " LEFT JOIN verdicts ON verdicts.turn_id = turns.id LEFT JOIN samples ON samples.turn_id = turns.id"
+    " LEFT JOIN verdicts ON verdicts.turn_id = turns.id LEFT JOIN samples"
+    " ON samples.turn_id = turns.id OR samples.id = turns.segment"
     " LEFT JOIN steps ON steps.rollout_id = samples.rollout_id AND steps.undone_at IS NULL"
     " AND samples.state IN ('leased', 'trained') WHERE turns.id = ? ORDER BY samples.state = 'dropped', samples.id DESC LIMIT 1"
 )

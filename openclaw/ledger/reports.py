@@ -134,8 +134,9 @@ class ReportQueries(Database):
         return [OwnerSamples(name, n["ready"], n["used"], n["stated"]) for name, n in sorted(counts.items())]
 
     def sample_records(self, turn_id: str | None = None) -> list[SampleRecord]:
-        """Return all samples, or those of one turn, oldest first."""
-        condition, parameters = ("WHERE samples.turn_id = ?", (turn_id,)) if turn_id else ("", ())
+        """Return all samples, or those of one turn, oldest first; turns of an episode share samples."""
+        of_turn = "WHERE samples.turn_id = ? OR samples.id = (SELECT segment FROM turns WHERE id = ?)"
+        condition, parameters = (of_turn, (turn_id, turn_id)) if turn_id else ("", ())
         found = self.rows(
             "SELECT samples.*, steps.weight_version, steps.live_at FROM samples LEFT JOIN steps"
             " ON steps.rollout_id = samples.rollout_id AND steps.undone_at IS NULL"

@@ -26,6 +26,7 @@ from openclaw.ledger.store import Ledger
 # Parents first.
 TABLES = (
     "sessions", "turns", "verdicts", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
+    "episodes",
 )  # fmt: skip
 CHILDREN_OF_TURNS = ("verdicts", "samples", "feedback")
 HEADER_BYTES = 100

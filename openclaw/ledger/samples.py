@@ -4,6 +4,9 @@ Guarantees, relative to the restored checkpoint: no sample is trained twice and 
 when a checkpoint that contains its step is on disk (`mark_trained`). Restoring an older checkpoint undoes every later
 lease, use and drop (`reconcile`). Samples beyond a batch stay ready for the next one. `openclaw.ledger.quota` chooses
 among the samples of several owners.
+
+A batch counts in rollouts: the sample of a turn is one, and all samples of an episode together are one. The samples of an
+episode are leased, dropped and undone together.
 """
 
 from __future__ import annotations
@@ -20,20 +23,30 @@ STATED = (
 )
 """Whether a person's feedback scored a sample: a verdict considers all feedback that counts, and a stated score wins."""
 NO_QUOTA = Quota(owner=1.0, feedback=1.0)
+ROLLOUT = "COALESCE(samples.episode, samples.id)"
+"""What the samples of one rollout have in common."""
+TOGETHER = "(id = ? OR episode = (SELECT episode FROM samples WHERE id = ?))"
+"""Whether a sample belongs to the same rollout as another one, whose id is given twice."""
+
+
+def rollout_of(sample: Sample) -> str | int:
+    """Return what the claimed samples of one rollout have in common."""
+    return sample.metadata.get("episode") or sample.metadata["ledger_id"]
 
 
 class SampleQueries(Database):
     """The ledger's queries for the rollout function and the data source."""
 
     def ready_count(self) -> int:
-        """Return the number of ready samples."""
-        return self.rows("SELECT COUNT(*) AS n FROM samples WHERE state = 'ready'")[0]["n"]
+        """Return the number of ready rollouts: samples of turns, and whole episodes."""
+        return self.rows(f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'ready'")[0]["n"]
 
     def leased_count(self, rollout_id: int) -> int:
-        """Return the number of samples leased to a rollout."""
-        return self.rows("SELECT COUNT(*) AS n FROM samples WHERE state = 'leased' AND rollout_id = ?", (rollout_id,))[
-            0
-        ]["n"]
+        """Return the number of rollouts, as `ready_count` counts them, that are leased to a batch."""
+        return self.rows(
+            f"SELECT COUNT(DISTINCT {ROLLOUT}) AS n FROM samples WHERE state = 'leased' AND rollout_id = ?",
+            (rollout_id,),
+        )[0]["n"]
 
     def untrained_leases(self) -> int:
         """Return the number of samples leased to rollouts whose step is not live yet."""
@@ -43,17 +56,17 @@ class SampleQueries(Database):
         )[0]["n"]
 
     def claim_samples(self, rollout_id: int, count: int, quota: Quota = NO_QUOTA) -> list[Sample]:
-        """Lease ready samples to a rollout until it has ``count``, oldest first within ``quota``; return all of them.
+        """Lease ready samples to a batch until it has ``count`` rollouts, oldest first within ``quota``; return all of them.
 
         Claiming again for the same rollout returns the same samples, so a caller that died in between loses none. Fewer
         are returned if another process forgets or leases some of them meanwhile.
         """
         held = self._candidates("samples.state = 'leased' AND samples.rollout_id = ?", (rollout_id,))
         ready = self._candidates("samples.state = 'ready'") if len(held) < count else []  # long, so outside the lock
-        chosen = [(rollout_id, sample_id) for sample_id in choose(ready, held, count, quota)]
+        chosen = [(rollout_id, sample_id, sample_id) for sample_id in choose(ready, held, count, quota)]
         with self.transaction() as connection:
             connection.executemany(
-                "UPDATE samples SET state = 'leased', rollout_id = ? WHERE id = ? AND state = 'ready'", chosen
+                f"UPDATE samples SET state = 'leased', rollout_id = ? WHERE {TOGETHER} AND state = 'ready'", chosen
             )
             leased = connection.execute(
                 "SELECT * FROM samples WHERE state = 'leased' AND rollout_id = ? ORDER BY id", (rollout_id,)
@@ -61,16 +74,17 @@ class SampleQueries(Database):
         return [decode_sample(row) for row in leased]
 
     def _candidates(self, condition: str, parameters: tuple[int, ...] = ()) -> list[Candidate]:
-        """Return the samples that meet ``condition``, oldest first."""
+        """Return the first sample of each rollout whose samples meet ``condition``, oldest first."""
+        first = "samples.id = COALESCE((SELECT MIN(id) FROM samples AS other WHERE other.episode = samples.episode), samples.id)"
         found = self.rows(
             f"SELECT samples.id, turns.session_id, {STATED} AS stated FROM samples"
-            f" JOIN turns ON turns.id = samples.turn_id WHERE {condition} ORDER BY samples.id",
+            f" JOIN turns ON turns.id = samples.turn_id WHERE {condition} AND {first} ORDER BY samples.id",
             parameters,
         )
         return [Candidate(row["id"], root(owner_of(row["session_id"])), bool(row["stated"])) for row in found]
 
     def drop_sample(self, sample_id: int, reason: str, rollout_id: int) -> None:
-        """Drop a ready or leased sample; ``rollout_id`` is the rollout that would have used it.
+        """Drop a ready or leased sample, with the others of its episode; ``rollout_id`` is the batch that had them.
 
         If the sample was deleted after its lease, its tombstone now says that no step used it.
         """
@@ -80,7 +94,9 @@ class SampleQueries(Database):
             ).rowcount
             if forgotten:
                 return
-            self.update_one(connection, "samples", sample_id, state="dropped", reason=reason, rollout_id=rollout_id)
+            found = connection.execute(f"SELECT id FROM samples WHERE {TOGETHER}", (sample_id, sample_id)).fetchall()
+            for each in [row["id"] for row in found] or [sample_id]:
+                self.update_one(connection, "samples", each, state="dropped", reason=reason, rollout_id=rollout_id)
 
     def drop_leased(self, rollout_id: int, reason: str) -> int:
         """Drop the samples leased to a rollout whose step was not taken; return their number."""

@@ -38,7 +38,7 @@ KEY_TEXT = r"\s\v\x1c-\x1f\w+/=:,.\-"
 OWN_PATTERNS = {
     "jwt": r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}",
     "api_key": (
-        r"sk-(?:ant|proj|or|svcacct|lf)-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|github_pat_\w{40,}|gsk_[A-Za-z0-9]{40,}"
+        r"sk-(?:ant|proj|or|svcacct|lf|episode)-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|AIza[\w-]{35}|github_pat_\w{40,}|gsk_[A-Za-z0-9]{40,}"
         r"|xai-[A-Za-z0-9]{40,}|npm_[A-Za-z0-9]{36}|ya29\.[\w-]{30,}|tvly-[\w-]{24,}"
     ),
 }

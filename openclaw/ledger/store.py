@@ -5,12 +5,13 @@ runtime process writes turns, next states and verdicts, while the rollout manage
 synchronous: call them from asyncio through ``asyncio.to_thread``.
 
 The methods are grouped by who calls them: `openclaw.ledger.turns`, `openclaw.ledger.feedback`, `openclaw.ledger.graph`,
-`openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget` and
-`openclaw.ledger.transfer`.
+`openclaw.ledger.samples`, `openclaw.ledger.outcome`, `openclaw.ledger.reports`, `openclaw.ledger.forget`,
+`openclaw.ledger.transfer`, `openclaw.ledger.episodes` and `openclaw.ledger.episode_groups`.
 """
 
 from __future__ import annotations
 
+from openclaw.ledger.episode_groups import EpisodeGroupQueries
 from openclaw.ledger.forget import ForgetQueries
 from openclaw.ledger.graph import GraphQueries
 from openclaw.ledger.outcome import OutcomeQueries
@@ -19,5 +20,7 @@ from openclaw.ledger.samples import SampleQueries
 from openclaw.ledger.transfer import TransferQueries
 
 
-class Ledger(TransferQueries, GraphQueries, SampleQueries, OutcomeQueries, ReportQueries, ForgetQueries):
+class Ledger(
+    TransferQueries, GraphQueries, SampleQueries, OutcomeQueries, ReportQueries, ForgetQueries, EpisodeGroupQueries
+):
     """``Ledger(path)`` opens the file, creating or migrating it."""

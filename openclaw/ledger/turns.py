@@ -16,9 +16,12 @@ from typing import Any
 from openclaw.ledger.baseline import compared
 from openclaw.ledger.codec import decode_feedback, decode_turn, decode_verdict, encode_sample, encode_turn, pack_floats
 from openclaw.ledger.database import Database
+from openclaw.ledger.episode_records import OVER
+from openclaw.ledger.episodes import turn_reason
 from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
 from openclaw.ledger.opinion import choice_of
 from openclaw.ledger.records import Feedback, JudgedTurn, Message, PendingTurn, Signal, Turn, Verdict
+from openclaw.owners import episode_of, owner_of
 from slime.utils.types import Sample
 
 NO_NEXT_STATE = "no_next_state"
@@ -41,18 +44,24 @@ class TurnQueries(Database):
     def record_turn(self, turn: Turn) -> Turn | None:
         """Commit a finished turn: ``waiting``, or ``excluded`` with its reason (given, ``side`` or ``aborted``).
 
-        This resumes a session that had ended.
+        A turn of an episode is always excluded: its samples are made when the episode gets its reward. This resumes a
+        session that had ended.
 
         Returns:
             The turn with its state and reason; None, with nothing written, if its session was deleted after the
             request arrived.
         """
         turn.validate()
+        episode = episode_of(owner_of(turn.session_id))
         if self.redaction is not None:
             turn = self.redaction.turn(turn)
-        reason = turn.never_trained if turn.reason is None else turn.reason
-        turn = replace(turn, state="waiting" if reason is None else "excluded", reason=reason)
         with self.transaction() as connection:
+            reason = turn.never_trained if turn.reason is None else turn.reason
+            if episode is not None:
+                reason = turn_reason(connection, episode, turn, OVER)
+                if reason is None:
+                    return None
+            turn = replace(turn, state="waiting" if reason is None else "excluded", reason=reason)
             forgotten = connection.execute(
                 "SELECT 1 FROM forgotten_sessions WHERE session = ? AND forgotten_at >= ?",
                 (session_digest(turn.session_id), turn.created_at),

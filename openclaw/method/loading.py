@@ -32,6 +32,12 @@ PACKAGE = Path(__file__).resolve().parents[1]
 NOT_THE_METHOD = (PACKAGE, PACKAGE.parent / "slime" / "slime", Path(sys.prefix), Path(sys.base_prefix))
 
 
+def trains_rewards(path: str) -> bool:
+    """Return whether the method at ``module.attribute`` learns from rewards, as its ``Config`` says; without one it does."""
+    own = config_of(resolve(path))
+    return own is None or own.trains_rewards
+
+
 def method_config(path: str) -> type[MethodConfig] | None:
     """Return the ``Config`` of the module of ``module.attribute``, or None."""
     return config_of(load_function(path))

@@ -41,6 +41,7 @@ from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.own_keys import OwnKeyFinder, secret_values
 from openclaw.ledger.redact import build_redactor
 from openclaw.ledger.store import Ledger
+from openclaw.method import trains_rewards
 from openclaw.runtime.garbage_collection import collect_when_quiet, settle
 from openclaw.runtime.listen import GatewayServer
 from openclaw.runtime.where import requests_path
@@ -95,6 +96,7 @@ async def serve(config: RuntimeConfig) -> None:
             renderer=renderer,
             on_pending=judge.notify if judge else lambda: None,
             topk=judge.student_topk if judge else 0,
+            trains_rewards=trains_rewards(config.method) if config.method else True,
         )
         app = create_app(service, registry, keyring, slots)
         server = GatewayServer(app, config, service.metrics)

@@ -26,6 +26,7 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
     stale = [sample.metadata["staleness"] for sample in samples]
     hinted = [s for s in samples if s.teacher_log_probs is not None or s.teacher_topk_indices is not None]
     owners = Counter(root(owner_of(sample.session_id or "")) for sample in samples)
+    of_episodes = [sample for sample in samples if "episode" in sample.metadata]
     metrics = {
         "openclaw/staleness_min": float(min(stale)),
         "openclaw/staleness_mean": sum(stale) / len(stale),
@@ -37,6 +38,9 @@ def batch_metrics(ledger: Ledger, samples: list[Sample], bound: int | None) -> d
         "openclaw/degenerate_share": ledger.degenerate_share(DEGENERATE),
         "openclaw/owners": float(len(owners)),
         "openclaw/largest_owner_share": max(owners.values()) / len(samples),
+        "openclaw/episodes": float(len({sample.metadata["episode"] for sample in of_episodes})),
+        "openclaw/episode_segments": float(len(of_episodes)),
+        "openclaw/episode_turns": float(sum(len(sample.metadata["turns"]) for sample in of_episodes)),
         "openclaw/queue_depth": float(counts["samples"].get("ready", 0)),
     }
     for group in ("turns", "samples", "turn_reasons", "sample_reasons"):

@@ -1,7 +1,7 @@
 """The bridge from the ledger to the trainer: a data source and a rollout function for any method folder.
 
-Guarantees: a batch is ``--rollout-batch-size`` samples with gradient, leased to its rollout id in the ledger; further
-samples wait for the next batch. Nothing leaves the ledger silently: a stale sample is dropped with that reason, or
+Guarantees: a batch is ``--rollout-batch-size`` rollouts with gradient, leased to its rollout id in the ledger: samples of
+turns, and whole episodes of agents with one or more samples each; further ones wait for the next batch. Nothing leaves the ledger silently: a stale sample is dropped with that reason, or
 trained with an importance weight and counted. The driver's bring-up starts the runtime process through
 `LedgerDataSource.before_rollouts`, and the data source owns it. The ledger file holds all other state.
 """
@@ -21,6 +21,7 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.ledger.baseline import BASELINE
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.quota import Quota
+from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
@@ -185,7 +186,7 @@ def live_rollout(
 def collect(
     args: Arguments, rollout_id: int, source: LedgerDataSource, supervisor: RuntimeSupervisor
 ) -> tuple[list[Sample], int]:
-    """Lease a full batch; return it and the number of samples dropped as stale.
+    """Lease a full batch; return it and the number of samples dropped as stale; an episode is stale as a whole.
 
     With ``--stale-samples correct`` none is dropped: the loss weighs tokens by their likelihood under the trainer's weights.
     """
@@ -197,17 +198,27 @@ def collect(
         samples = until_available(lambda: ledger.claim_samples(rollout_id, wanted, source.quota), source.stopped)
         version = ledger.live_weight_version()
         bound = args.max_weight_staleness if args.stale_samples == "drop" else None
-        stale = [sample for sample in samples if is_stale(sample, version, bound)]
-        for sample in stale:
-            sample_id = sample.metadata["ledger_id"]
+        rollouts = by_rollout(samples)
+        old = [pieces for pieces in rollouts if any(is_stale(sample, version, bound) for sample in pieces)]
+        for pieces in old:
+            sample_id = pieces[0].metadata["ledger_id"]
             until_available(partial(ledger.drop_sample, sample_id, STALE, rollout_id), source.stopped)
-        dropped += len(stale)
-        if not stale and len(samples) == wanted:  # fewer if a session was deleted meanwhile
-            return [prepare(sample, version, source.compares) for sample in samples], dropped
+        stale = sum(map(len, old))
+        dropped += stale
+        if not stale and len(rollouts) == wanted:  # fewer if a session was deleted meanwhile
+            return [
+                prepare(sample, version, source.compares, pieces[0]) for pieces in rollouts for sample in pieces
+            ], dropped
         if stale:
-            logger.warning(
-                "rollout %d: dropped %d stale samples, more than %s updates old", rollout_id, len(stale), bound
-            )
+            logger.warning("rollout %d: dropped %d stale samples, more than %s updates old", rollout_id, stale, bound)
+
+
+def by_rollout(samples: list[Sample]) -> list[list[Sample]]:
+    """Return the samples of each rollout: one sample of a turn, or all of an episode."""
+    rollouts: dict[str | int, list[Sample]] = {}
+    for sample in samples:
+        rollouts.setdefault(rollout_of(sample), []).append(sample)
+    return list(rollouts.values())
 
 
 def compares_rewards(environment: Mapping[str, str] = os.environ) -> bool:
@@ -258,14 +269,23 @@ def is_stale(sample: Sample, live_version: str | None, bound: int | None) -> boo
     return bound is not None and staleness(sample, live_version) > bound
 
 
-def prepare(sample: Sample, live_version: str | None, compares: bool) -> Sample:
-    """Return a leased sample as the trainer reads it; every turn is its own group.
+def prepare(sample: Sample, live_version: str | None, compares: bool, first: Sample | None = None) -> Sample:
+    """Return a leased sample as the trainer reads it; every sample is its own advantage group.
 
-    ``compares``: subtract the baseline of earlier rewards (`openclaw.ledger.baseline`) from its reward.
+    The rewards of an episode were compared within its group already (`openclaw.ledger.episode_groups`). Its samples are one
+    rollout, so that all of its tokens share a denominator.
+
+    Args:
+        sample: as `Ledger.claim_samples` returned it; changed in place.
+        live_version: the weights that serve.
+        compares: subtract the baseline of earlier rewards (`openclaw.ledger.baseline`) from its reward.
+        first: the first sample of its rollout; default: itself.
     """
     if compares:
         sample.reward -= sample.metadata.get(BASELINE, 0.0)
     sample.index = sample.group_index = sample.metadata["ledger_id"]
+    if "episode" in sample.metadata:
+        sample.rollout_id = (first or sample).metadata["ledger_id"]
     sample.metadata["staleness"] = staleness(sample, live_version)
     return sample
 

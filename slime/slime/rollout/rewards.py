@@ -47,14 +47,19 @@ def post_process_rewards(args: Arguments, samples: Sequence[Sample]) -> tuple[li
     rewards = list(raw)
     for members in _groups(args, samples).values():
         values = [raw[pieces[0]] for pieces in members]
-        mean, divisor = 0.0, 1.0
-        if len(members) > 1:
-            mean = statistics.fmean(values)
-            divisor = statistics.stdev(values) + _EPSILON if scale else 1.0
-        for value, pieces in zip(values, members, strict=True):
+        for value, pieces in zip(compared(values, scale=bool(scale)), members, strict=True):
             for index in pieces:
-                rewards[index] = (value - mean) / divisor
+                rewards[index] = value
     return raw, rewards
+
+
+def compared(values: Sequence[float], *, scale: bool = True) -> list[float]:
+    """Return the rewards of one group with mean zero, and with unit deviation if ``scale``; one alone stays as it is."""
+    if len(values) < 2:
+        return list(values)
+    mean = statistics.fmean(values)
+    divisor = statistics.stdev(values) + _EPSILON if scale else 1.0
+    return [(value - mean) / divisor for value in values]
 
 
 def constant_groups(args: Arguments, samples: Sequence[Sample]) -> list[float]:

@@ -3,6 +3,7 @@
 The model of the state machine is a trainer whose weights are the list of samples it was trained on. A checkpoint copies
 that list; a crash goes back to the copy. The ledger must then hand out exactly the samples that are not in it. Sessions
 of one sample each are forgotten at any moment: their samples are never handed out again, and steps keep their count.
+Episodes of two samples each go the same way; both of their samples always have the same state.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from openclaw.ledger.samples import rollout_of
 from openclaw.ledger.store import Ledger
+from tests.helpers.episodes import RULES, create, three_turns
 from tests.helpers.ledger_records import judged_sample
 
 
@@ -27,6 +30,7 @@ class TrainingRun(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="ledger-"))
         self.ledger = Ledger(self.folder / "ledger.sqlite")
         self.created = 0
+        self.episodes: dict[int, str] = {}
         self.weights: list[int] = []
         self.next_rollout = 0
         self.next_step = 0
@@ -52,17 +56,39 @@ class TrainingRun(RuleBasedStateMachine):
             self.created += 1
             judged_sample(self.ledger, f"turn-{self.created}", session_id=f"session-{self.created}")
 
+    @rule(killed_before_its_samples=st.booleans())
+    def reward_an_episode(self, killed_before_its_samples: bool) -> None:
+        episode = create(self.ledger, f"{self.created:04}", ttl=1e9)
+        three_turns(self.ledger, episode)
+        self.ledger.close_episode(episode.id, "ok", 1.0 if self.created % 2 else -1.0)
+        if killed_before_its_samples:
+            self.ledger.close()
+            self.ledger = Ledger(self.folder / "ledger.sqlite")
+        for _ in range(2):
+            self.ledger.settle_episodes(RULES)
+        for _ in range(2):
+            self.created += 1
+            self.episodes[self.created] = episode.id
+
+    def whole(self, sample: int) -> set[int]:
+        """Return a sample with the others of its episode."""
+        name = self.episodes.get(sample)
+        return {sample} if name is None else {number for number, each in self.episodes.items() if each == name}
+
     @precondition(lambda self: self.created > len(self.forgotten))
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         sample = data.draw(st.sampled_from(sorted(set(range(1, self.created + 1)) - self.forgotten)))
-        self.ledger.forget_session(f"session-{sample}")
-        self.forgotten.add(sample)
+        name = self.episodes.get(sample)
+        self.ledger.forget_session(f"@alice/{name}:other" if name else f"session-{sample}")
+        self.forgotten |= self.whole(sample)
 
     @precondition(lambda self: self.next_rollout - self.next_step < 2 and self.ledger.ready_count() > 0)
     @rule(count=st.integers(1, 4))
     def claim(self, count: int) -> None:
+        wanted = min(count, self.ledger.ready_count())
         samples = self.ledger.claim_samples(self.next_rollout, count)
+        assert len({rollout_of(sample) for sample in samples}) == wanted
         self.batches[self.next_rollout] = [sample.metadata["ledger_id"] for sample in samples]
         self.next_rollout += 1
 
@@ -70,19 +96,22 @@ class TrainingRun(RuleBasedStateMachine):
     @rule()
     def claim_again_after_the_caller_died(self) -> None:
         rollout_id = self.next_rollout - 1
-        again = self.ledger.claim_samples(rollout_id, len(self.batches[rollout_id]))
+        rollouts = {min(self.whole(sample)) for sample in self.batches[rollout_id]}
+        again = self.ledger.claim_samples(rollout_id, len(rollouts))
         held = [sample for sample in self.batches[rollout_id] if sample not in self.forgotten]
         got = [sample.metadata["ledger_id"] for sample in again]
         assert set(held) <= set(got)
         self.batches[rollout_id] = sorted({*self.batches[rollout_id], *got})
 
-    @precondition(lambda self: self.next_rollout > self.next_step and len(self.batches[self.next_rollout - 1]) > 1)
+    @precondition(lambda self: self.next_rollout > self.next_step and len(self.batches[self.next_rollout - 1]) > 2)
     @rule()
     def drop(self) -> None:
         rollout_id = self.next_rollout - 1
-        sample_id = self.batches[rollout_id].pop()
+        sample_id = self.batches[rollout_id][-1]
         self.ledger.drop_sample(sample_id, "stale", rollout_id)
-        self.dropped[sample_id] = rollout_id
+        gone = self.whole(sample_id)
+        self.batches[rollout_id] = [sample for sample in self.batches[rollout_id] if sample not in gone]
+        self.dropped |= dict.fromkeys(gone, rollout_id)
 
     @precondition(lambda self: self.next_rollout > self.next_step)
     @rule()
@@ -113,7 +142,11 @@ class TrainingRun(RuleBasedStateMachine):
         self.dropped = {sample: rollout for sample, rollout in self.dropped.items() if rollout <= rollout_id}
         self.steps = {step: count for step, count in self.steps.items() if step <= rollout_id}
         self.next_rollout = self.next_step = rollout_id + 1
-        assert self.ledger.ready_count() == self.created - len({*self.weights, *self.dropped, *self.forgotten})
+        assert self.ready() == self.created - len({*self.weights, *self.dropped, *self.forgotten})
+
+    def ready(self) -> int:
+        """Return the number of ready samples."""
+        return self.ledger.counts()["samples"].get("ready", 0)
 
     @invariant()
     def nothing_is_trained_twice(self) -> None:
@@ -123,7 +156,15 @@ class TrainingRun(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         leased = {sample for batch in self.batches.values() for sample in batch}
         gone = {*leased, *self.weights, *self.dropped, *self.forgotten}
-        assert self.ledger.ready_count() + len(gone) == self.created
+        assert self.ready() + len(gone) == self.created
+
+    @invariant()
+    def the_samples_of_an_episode_share_their_state(self) -> None:
+        states: dict[str, set[object]] = {}
+        for record in self.ledger.sample_records():
+            if name := self.episodes.get(record.id):
+                states.setdefault(name, set()).add((record.state, record.rollout_id))
+        assert all(len(found) == 1 for found in states.values())
 
     @invariant()
     def steps_keep_their_count(self) -> None:

@@ -1,0 +1,41 @@
+"""The routes of episodes: ``POST /v1/episodes``, ``GET`` and ``DELETE /v1/episodes/{id}``, ``POST .../{id}/reward``.
+
+Guarantees: a client acts only on episodes that it reaches (`openclaw.gateway.auth`); any other id gets the 404 of an unknown
+one. The guard refuses the key of an episode on all of them. Stateless; `openclaw.gateway.episodes` does the work.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+
+from openclaw.gateway.access_log import client_of
+from openclaw.gateway.bodies import take_body
+from openclaw.gateway.chat import ChatService
+from openclaw.gateway.client_connection import json_response
+from openclaw.gateway.episode_requests import EPISODES_PATH, REWARD_PATH, parse_episode, parse_reward
+
+
+def add_episode_routes(app: FastAPI, service: ChatService) -> None:
+    """Add the routes for episodes."""
+
+    @app.post(EPISODES_PATH)
+    async def create_episode(request: Request) -> Response:
+        """Create an episode for one run of an agent; the answer has its key, which is shown once."""
+        wanted = parse_episode(take_body(request.scope))
+        return json_response(await service.episodes.create(wanted, client_of(request.scope), f"{request.base_url}v1"))
+
+    @app.post(REWARD_PATH)
+    async def reward_episode(episode_id: str, request: Request) -> Response:
+        """End an episode with its reward; the same reward again changes nothing."""
+        given = parse_reward(take_body(request.scope))
+        return json_response(await service.episodes.reward(episode_id, given, client_of(request.scope)))
+
+    @app.get("/v1/episodes/{episode_id}")
+    async def episode(episode_id: str, request: Request) -> Response:
+        """Return an episode's state, its counts of turns and tokens, and its samples."""
+        return json_response(await service.episodes.tell(episode_id, client_of(request.scope)))
+
+    @app.delete("/v1/episodes/{episode_id}")
+    async def forget_episode(episode_id: str, request: Request) -> Response:
+        """Delete all data of an episode; `erased` is false while another reader keeps old bytes on disk."""
+        return json_response(await service.episodes.forget(episode_id, client_of(request.scope)))

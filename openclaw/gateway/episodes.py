@@ -1,0 +1,231 @@
+"""Episodes at the gateway: an agent's key, its reward, and its samples; ``/v1/episodes``.
+
+An agent's requests go the way of everybody's: the same routes, sessions and capture. Only the owner of the turns differs.
+
+Guarantees: after a 200 the change is in the ledger. The key works until the episode is rewarded, is deleted or expires, also
+after a restart of the gateway. A reward waits for the replies under way, so that no reply of a rewarded episode is missing.
+What did not get a reward in time has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from openclaw.config.bounds import EPISODE_WAIT, OPEN_EPISODES
+from openclaw.gateway.auth import Client
+from openclaw.gateway.episode_keys import EpisodeKey, EpisodeKeys, key_digest, new_key
+from openclaw.gateway.episode_requests import EpisodeRequest, RewardRequest
+from openclaw.gateway.errors import ApiError
+from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.ledger.episode_records import Episode, EpisodeCounts, EpisodeRules, EpisodeStatus, Settled
+from openclaw.ledger.exceptions import EpisodeConflictError, LedgerFullError, UnknownRecordError
+from openclaw.ledger.forget import Forgotten
+from openclaw.owners import EPISODE, owns
+from openclaw.sessions import Sessions
+
+logger = logging.getLogger(__name__)
+
+ID_LENGTH = 12
+
+
+class EpisodeStore(Protocol):
+    """What the routes need from the ledger."""
+
+    def create_episode(self, episode: Episode, most_open: int) -> None: ...
+    def episode(self, episode_id: str, *, deleted: bool = False) -> Episode: ...
+    def open_episodes(self) -> list[Episode]: ...
+    def close_episode(self, episode_id: str, status: EpisodeStatus, reward: float | None) -> bool: ...
+    def expire_episodes(self) -> list[Settled]: ...
+    def settle_episodes(self, rules: EpisodeRules) -> list[Settled]: ...
+    def episode_counts(self, episode: Episode) -> EpisodeCounts: ...
+    def episode_sessions(self, episode: Episode) -> list[str]: ...
+    def delete_episode(self, episode_id: str) -> Episode: ...
+    def delete_quiet_episodes(self, since: float) -> int: ...
+
+
+class EpisodeDesk:
+    """Creates, rewards and deletes episodes; owns the keys of the open ones.
+
+    Attributes:
+        keys: of the open episodes.
+        quiet: waits for an owner's replies under way, see `openclaw.gateway.reply.Replies.quiet`; set by who has them.
+    """
+
+    quiet: Callable[[str, float], Awaitable[int]]
+
+    def __init__(
+        self,
+        store: EpisodeStore,
+        sessions: Sessions,
+        metrics: GatewayMetrics,
+        rules: EpisodeRules,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._metrics = metrics
+        self._rules = rules
+        self._clock = clock
+        self.keys = EpisodeKeys(clock)
+
+    def keep(self, keys: EpisodeKeys) -> None:
+        """Use ``keys`` from now on, with those of the episodes that an earlier process left open."""
+        keys.clock = self._clock
+        self.keys = keys
+        for episode in self._store.open_episodes():
+            self._accept(episode)
+
+    async def create(self, wanted: EpisodeRequest, client: Client, base_url: str) -> dict[str, Any]:
+        """Create an episode of the client, and return its key.
+
+        Raises:
+            ApiError: 409 if its group is full or different, 429 if too many episodes are open.
+        """
+        key, now = new_key(), self._clock()
+        episode = Episode(
+            id=f"{EPISODE}{secrets.token_hex(ID_LENGTH)}",
+            owner=client.owner,
+            key_name=client.name,
+            key_digest=key_digest(key),
+            task=wanted.task,
+            created_at=now,
+            expires_at=now + wanted.ttl_s,
+            group=wanted.group,
+            group_size=wanted.group_size,
+            metadata=wanted.metadata,
+        )
+        try:
+            await asyncio.to_thread(self._store.create_episode, episode, OPEN_EPISODES.most)
+        except EpisodeConflictError as error:
+            raise ApiError(409, str(error), code="episode_conflict") from error
+        self._accept(episode)
+        self._metrics.episodes.labels(event="created").inc()
+        told = {"id": episode.id, "object": "episode", "api_key": key, "base_url": base_url}
+        return {**told, "expires_at": episode.expires_at}
+
+    async def reward(self, episode_id: str, given: RewardRequest, client: Client) -> dict[str, Any]:
+        """End an episode, and return what `tell` does.
+
+        Raises:
+            ApiError: 404 for an episode that is unknown or not the client's, 409 if it has ended in another way or its
+                agent still waits for a reply.
+        """
+        episode = await self._find(episode_id, client)
+        if episode.state == "open":
+            await self._stop(episode)
+        try:
+            closed = await asyncio.to_thread(self._store.close_episode, episode_id, given.status, given.reward)
+        except EpisodeConflictError as error:
+            raise ApiError(409, str(error), code="episode_ended") from error
+        except UnknownRecordError as error:
+            raise _unknown(episode_id) from error
+        self.keys.end(episode_id)
+        if closed:
+            self._metrics.episodes.labels(event=f"closed_{given.status}").inc()
+            await self._settle()
+        return await self.tell(episode_id, client)
+
+    async def tell(self, episode_id: str, client: Client) -> dict[str, Any]:
+        """Return an episode's state and counts.
+
+        Raises:
+            ApiError: 404 for an episode that is unknown or not the client's.
+        """
+        episode = await self._find(episode_id, client)
+        counts = await asyncio.to_thread(self._store.episode_counts, episode)
+        names = ("id", "task", "group", "group_size", "metadata", "state", "status", "reward", "reason", "segments")
+        times = ("merged_turns", "created_at", "expires_at", "closed_at", "settled_at")
+        told = {name: getattr(episode, name) for name in (*names, *times)}
+        return {"object": "episode", **told, "counts": asdict(counts)}
+
+    async def forget(self, episode_id: str, client: Client) -> dict[str, Any]:
+        """Delete an episode with all its sessions.
+
+        Raises:
+            ApiError: 404 for an episode that is unknown or not the client's, 507 if the disk is full.
+        """
+        try:
+            await self._find(episode_id, client, deleted=True)
+            self.keys.end(episode_id)
+            episode = await asyncio.to_thread(self._store.delete_episode, episode_id)
+            gone = Forgotten(0, 0, 0)
+            for session in await asyncio.to_thread(self._store.episode_sessions, episode):
+                with suppress(UnknownRecordError):  # another request deletes it, too
+                    gone = _sum(gone, await self._sessions.forget(session))
+        except UnknownRecordError as error:
+            raise _unknown(episode_id) from error
+        except LedgerFullError as error:
+            logger.error("an episode could not be deleted: %s", error)
+            raise ApiError(
+                507,
+                "the server's disk is full, so the episode is not deleted; ask its operator to free some space, "
+                "then send the request again",
+                code="disk_full",
+            ) from error
+        erased = await self._sessions.erase()
+        self._metrics.episodes.labels(event="deleted").inc()
+        return {"id": episode_id, "object": "episode", "deleted": True, **asdict(gone), "erased": erased}
+
+    async def sweep(self) -> None:
+        """End the episodes whose time is over, and settle those that wait for nothing."""
+        expired = await asyncio.to_thread(self._store.expire_episodes)
+        for settled in expired:
+            self.keys.end(settled.id)
+        self._count(expired)
+        await self._settle()
+
+    async def forget_quiet(self, since: float) -> None:
+        """Delete settled episodes that ended before ``since`` and have no session left."""
+        await asyncio.to_thread(self._store.delete_quiet_episodes, since)
+
+    async def _settle(self) -> None:
+        self._count(await asyncio.to_thread(self._store.settle_episodes, self._rules))
+
+    def _count(self, settled: Sequence[Settled]) -> None:
+        for each in settled:
+            self._metrics.episodes.labels(event=f"settled_{each.reason or 'samples'}").inc()
+            self._metrics.episode_segments.inc(each.segments)
+            self._metrics.episode_merged_turns.inc(each.merged_turns)
+
+    async def _find(self, episode_id: str, client: Client, *, deleted: bool = False) -> Episode:
+        """Return an episode that the client reaches; ``deleted``: also one of which only sessions are left."""
+        try:
+            episode = await asyncio.to_thread(self._store.episode, episode_id, deleted=deleted)
+        except UnknownRecordError as error:
+            raise _unknown(episode_id) from error
+        if not (client.admin or owns(client.owner, episode.owner)):
+            raise _unknown(episode_id)
+        return episode
+
+    async def _stop(self, episode: Episode) -> None:
+        """End an episode's key and wait for its replies; raise ApiError, with the key valid again, if one takes long."""
+        self.keys.end(episode.id)
+        running = await self.quiet(episode.turn_owner, EPISODE_WAIT.most)
+        if running:
+            self._accept(episode)
+            raise ApiError(
+                409,
+                f"{running} replies of the episode are under way; end the agent, then send the request again",
+                code="replies_under_way",
+                limit=EPISODE_WAIT.name,
+            )
+
+    def _accept(self, episode: Episode) -> None:
+        if episode.key_digest is not None:
+            key = EpisodeKey(episode.id, episode.turn_owner, episode.key_name, episode.expires_at)
+            self.keys.add(episode.key_digest, key)
+
+
+def _sum(one: Forgotten, other: Forgotten) -> Forgotten:
+    return Forgotten(one.turns + other.turns, one.samples + other.samples, one.trained + other.trained)
+
+
+def _unknown(episode_id: str) -> ApiError:
+    return ApiError(404, f"there is no episode {episode_id!r}", code="episode_not_found", param="episode_id")

@@ -1,0 +1,83 @@
+"""What ``python -m openclaw.inspect RUN --episodes`` and ``--episode ID`` show. Read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from openclaw.ledger.counted import counted
+from openclaw.ledger.episode_records import Episode
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.store import Ledger
+from openclaw.messages.preview import preview
+from slime.utils.command_line import nearest
+
+PREVIEW = 40
+
+
+def episode_lines(ledger: Ledger) -> Iterable[str]:
+    """Yield one line per episode, oldest first."""
+    for episode in ledger.episodes():
+        yield episode_line(ledger, episode)
+
+
+def episode_line(ledger: Ledger, episode: Episode) -> str:
+    """Return one line about an episode: how it ended, and what became of its turns and samples."""
+    counts = ledger.episode_counts(episode)
+    reward = "-" if episode.reward is None else f"{episode.reward:+.2f}"
+    samples = "  ".join(f"{name} {count}" for name, count in counts.samples.items())
+    outcome = episode.reason or samples or "-"
+    return (
+        f"{_clock(episode.created_at)}  {episode.id}  {preview(episode.task, PREVIEW):{PREVIEW}}  "
+        f"group {preview(episode.group or '-', PREVIEW):10}  {episode.state:7} {episode.status or '-':11} reward {reward:>5}  "
+        f"{counted(counts.turns, 'turn')}  {counted(episode.segments, 'segment')}  "
+        f"{counts.prompt_tokens}+{counts.generated_tokens} tokens  "
+        f"weights {','.join(counts.weight_versions) or '-'}  {outcome}"
+    )
+
+
+def episode_text(ledger: Ledger, begin: str) -> Iterable[str]:
+    """Yield the story of one episode: its line, its counts, and where its sessions can be read.
+
+    Args:
+        ledger: of the run.
+        begin: its id, or the beginning of it.
+
+    Raises:
+        UnknownRecordError: if no episode, or more than one, begins like that.
+    """
+    episode = _meant(ledger, begin)
+    counts = ledger.episode_counts(episode)
+    yield episode_line(ledger, episode)
+    yield f"  time:       until {_clock(episode.expires_at)}, closed {_clock(episode.closed_at)}, settled {_clock(episode.settled_at)}"
+    if episode.metadata:
+        yield f"  metadata:   {preview(str(dict(episode.metadata)), 200)}"
+    merged = f"{counted(episode.merged_turns, 'turn')} merged into an earlier turn's sample"
+    yield f"  turns:      {counted(counts.turns, 'turn')}, {counts.aborted} aborted, {merged}"
+    for reason, count in counts.reasons.items():
+        yield f"  not trained: {counted(count, 'turn')} ({reason})"
+    for turn in ledger.episode_turns(episode):
+        samples = [f"sample {record.id} {record.state}" for record in ledger.sample_records(turn.id)]
+        outcome = "; ".join(samples) or turn.reason or turn.state
+        yield (
+            f"  {_clock(turn.created_at)}  {turn.session_id}  {turn.kind:4}  {len(turn.prompt_ids)}+{len(turn.response_ids)} "
+            f"tokens  {turn.finish_reason:10}  {outcome}"
+        )
+    for session in ledger.episode_sessions(episode):
+        yield f"  read it with: --session {session}"
+
+
+def _meant(ledger: Ledger, begin: str) -> Episode:
+    episodes = ledger.episodes()
+    found = [each for each in episodes if each.id == begin] or [each for each in episodes if each.id.startswith(begin)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownRecordError(f"{len(found)} episodes begin with {begin!r}, such as {found[0].id}; type more")
+    raise UnknownRecordError(
+        f"no episode {begin!r}{nearest(begin, [each.id for each in episodes])}; --episodes lists them"
+    )
+
+
+def _clock(seconds: float | None) -> str:
+    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%H:%M:%S")

@@ -1,0 +1,101 @@
+"""The turns of an episode as training samples: one per segment (`slime.rollout.segments`).
+
+Guarantees: ids, log-probabilities and weight spans are those of the turns. Every reply that the policy sampled for the
+agent is trained, side calls such as a title request included, because the agent's reward is the reward of all of them. Not
+trained are aborted replies, replies that were not sampled like the policy samples, turns without ids because they
+contained a secret, and what does not fit the trainer (`unusable`). As part of a later prompt, their tokens are context with
+loss mask 0. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from openclaw.ledger.episode_records import EPISODE, NO_TOKENS, Episode, EpisodeRules
+from openclaw.ledger.records import Turn
+from openclaw.messages.text import response_text
+from slime.rollout.segments import SampledTurn, Segment, merge
+from slime.utils.types import Sample
+
+TEMPERATURE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class EpisodeSample:
+    """A sample with the turns that it holds, in order."""
+
+    turns: tuple[str, ...]
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Made:
+    """The samples of an episode, and why turns are in none of them, by turn id."""
+
+    samples: Sequence[EpisodeSample] = ()
+    unused: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def episode_samples(episode: Episode, turns: Sequence[Turn], reward: float, rules: EpisodeRules) -> Made:
+    """Return the samples of an episode's turns, which come in the order in which they were recorded.
+
+    Args:
+        episode: the episode, closed.
+        turns: all of its turns; only those with the reason `EPISODE` are trained.
+        reward: what becomes the advantage of each trained token.
+        rules: what the trainer can use.
+    """
+    candidates = [turn for turn in turns if turn.reason == EPISODE]
+    unused = {turn.id: reason for turn in candidates if (reason := unusable(turn, rules))}
+    trained = [turn for turn in candidates if turn.id not in unused]
+    segments = merge([sampled(turn) for turn in trained])
+    samples = [
+        _sample(episode, segment, [trained[position] for position in segment.turns], number, len(segments), reward)
+        for number, segment in enumerate(segments)
+    ]
+    return Made(samples, unused)
+
+
+def unusable(turn: Turn, rules: EpisodeRules) -> str | None:
+    """Return why the trainer cannot use a reply that the policy sampled, or None."""
+    checks = {
+        NO_TOKENS: not turn.response_ids or not turn.prompt_ids,
+        "temperature": abs(turn.temperature - rules.temperature) > TEMPERATURE_TOLERANCE,
+        "too_long": len(turn.prompt_ids) + len(turn.response_ids) > rules.max_tokens,
+        "non_finite_logprob": not all(map(math.isfinite, turn.response_logprobs)),
+        "no_weight_version": not turn.weight_versions,
+    }
+    return next((reason for reason, found in checks.items() if found), None)
+
+
+def sampled(turn: Turn) -> SampledTurn:
+    """Return a turn as `slime.rollout.segments` reads it."""
+    spans = [(span.version, span.start, span.end) for span in turn.weight_versions]
+    return SampledTurn(turn.prompt_ids, turn.response_ids, turn.response_logprobs, spans)
+
+
+def _sample(
+    episode: Episode, segment: Segment, turns: Sequence[Turn], number: int, count: int, reward: float
+) -> EpisodeSample:
+    last = turns[-1]
+    ids = tuple(turn.id for turn in turns)
+    sample = segment.sample(
+        prompt=turns[0].messages,
+        response=response_text(last.response_message),
+        reward=float(reward),
+        session_id=turns[0].session_id,
+        status=Sample.Status.TRUNCATED if last.finish_reason == "length" else Sample.Status.COMPLETED,
+        metadata={
+            "episode": episode.id,
+            "group": episode.group,
+            "task": episode.task,
+            "segment": number,
+            "segments": count,
+            "turns": list(ids),
+            "turn_index": last.index,
+            "raw_reward": episode.reward,
+        },
+    )
+    return EpisodeSample(ids, sample)
