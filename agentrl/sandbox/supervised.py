@@ -58,7 +58,9 @@ class SupervisedSandbox:
             env: of every command, besides `ENVIRONMENT`.
             end: ends whatever is left, and removes it; called once, by `stop`, and again if it raised.
         """
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         self.process = process
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
         self._env = {**ENVIRONMENT, **env}
@@ -145,9 +147,10 @@ class SupervisedSandbox:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), END_S)
             await self._end()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks)
+            # The supervisor's pipes close when it is gone, and with it everything below it.
+            _, open_still = await asyncio.wait(self._tasks, timeout=END_S)
+            if open_still:
+                raise InfraError("a process of the sandbox survives SIGKILL; look at it", code="leftovers")
             self._stopped = True
 
     async def _ask(self, fields: dict[str, Any], body: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
