@@ -55,9 +55,7 @@ GONE = ("no such container", "no container with")
 BUSY = "already in progress"
 DOOR_PORT = 20_000
 DOOR_ANSWER = b"through the door\n"
-THROUGH_DOOR = (
-    f"import socket; c = socket.create_connection(('127.0.0.1', {DOOR_PORT}), 20); print(c.makefile().readline(), end='')"
-)
+THROUGH_DOOR = f"import socket; c = socket.create_connection(('127.0.0.1', {DOOR_PORT}), 20); print(c.makefile().readline(), end='')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +88,21 @@ class Container:
         name, image, runtime = self.name, self._settings.image, self._settings.runtime
         self._program()
         _check_name(IMAGE, image, "an image", "sandbox image")
-        asked = ("version", "--format", "{{.Server.Version}}") if name == "docker" else ("info", "--format", "{{.Host.Os}}")
+        asked = (
+            ("version", "--format", "{{.Server.Version}}") if name == "docker" else ("info", "--format", "{{.Host.Os}}")
+        )
         code, said = await self._engine(*asked)
         if code != 0:
-            raise InfraError(f"{name} does not serve: {_last(said)}; start it, or choose another provider", code="no_engine")
+            raise InfraError(
+                f"{name} does not serve: {_last(said)}; start it, or choose another provider", code="no_engine"
+            )
         if runtime is not None and name == "docker":
             _check_name(RUNTIME, runtime, "a runtime", "sandbox runtime")
             code, said = await self._engine("info", "--format", "{{json .Runtimes}}")
             if code != 0 or runtime not in json.loads(said):
                 raise InfraError(
-                    f"docker knows no runtime {runtime}; register it in its daemon.json and restart it", code="no_runtime"
+                    f"docker knows no runtime {runtime}; register it in its daemon.json and restart it",
+                    code="no_runtime",
                 )
         code, said = await self._engine("image", "inspect", "--format", "{{.Id}}", image)
         if code != 0:
@@ -175,7 +178,10 @@ class Container:
         mounts = [Mount(CODE, CODE_INSIDE), *spec.mounts]
         mounts += [Mount(_reachable(door), _door_inside(door.port)) for door in spec.doors]
         for mount in mounts:
-            argv += ["--mount", f"type=bind,source={_plain(mount.host.resolve())},target={_plain(mount.inside)},readonly"]
+            argv += [
+                "--mount",
+                f"type=bind,source={_plain(mount.host.resolve())},target={_plain(mount.inside)},readonly",
+            ]
         image = spec.image or self._settings.image
         _check_name(IMAGE, image, "an image", "image")
         supervisor = command(
@@ -210,9 +216,7 @@ class Container:
             async with asyncio.timeout(CONTROL_S):
                 output, errors = await process.communicate()
         except TimeoutError as error:
-            raise InfraError(
-                f"{self.name} {argv[0]} does not end; look at the engine", code="engine_failed"
-            ) from error
+            raise InfraError(f"{self.name} {argv[0]} does not end; look at the engine", code="engine_failed") from error
         finally:
             if process.returncode is None:
                 process.kill()

@@ -100,10 +100,10 @@ class E2BSettings:
     lifetime_s: int = 1800
     url: str | None = None
     inside_url: str | None = None
-    patience: Patience = Patience()
+    patience: Patience = field(default_factory=Patience)
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> E2BSettings:
+    def read(cls, environment: Mapping[str, str], template: str | None = None) -> E2BSettings:
         """Return the settings of the variables ``E2B_API_KEY`` and ``E2B_DOMAIN``.
 
         Raises:
@@ -111,7 +111,7 @@ class E2BSettings:
         """
         if not (key := environment.get(KEY_VARIABLE)):
             raise ConfigError(f"sandboxes of e2b need a key; set {KEY_VARIABLE}, or choose another provider")
-        return cls(key, environment.get(DOMAIN_VARIABLE) or cls.domain)
+        return cls(key, environment.get(DOMAIN_VARIABLE) or "e2b.app", template or "base")
 
 
 class E2BProvider:
@@ -202,9 +202,7 @@ class E2BProvider:
 class E2BSandbox:
     """A machine with a supervisor; implements `agentrl.sandbox.interface.Sandbox`."""
 
-    def __init__(
-        self, api: E2BApi, machine: Machine, env: Mapping[str, str], lifetime_s: int, began: float
-    ) -> None:
+    def __init__(self, api: E2BApi, machine: Machine, env: Mapping[str, str], lifetime_s: int, began: float) -> None:
         """Take over a machine that was created with ``lifetime_s`` at ``began`` (monotonic seconds)."""
         self._api = api
         self._machine = machine

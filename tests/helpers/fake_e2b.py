@@ -69,7 +69,15 @@ class FakeMachine:
 
     def python(self, *words: str) -> list[str]:
         """Return what starts Python with the programs that were uploaded, and without this machine's variables."""
-        return ["env", "-i", f"PYTHONPATH={self.local(remote.PROGRAMS)}", "PATH=/usr/bin:/bin", sys.executable, "-S", *words]
+        return [
+            "env",
+            "-i",
+            f"PYTHONPATH={self.local(remote.PROGRAMS)}",
+            "PATH=/usr/bin:/bin",
+            sys.executable,
+            "-S",
+            *words,
+        ]
 
     def local(self, path: str) -> str:
         return str(self.folder) + path if path.startswith(("/opt/", "/run/")) else path

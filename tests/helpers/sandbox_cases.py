@@ -175,7 +175,15 @@ async def a_program_sees_written_files_and_the_reverse(sandbox: Sandbox) -> None
 
 async def files_outside_are_not_written(sandbox: Sandbox) -> None:
     await text_of(sandbox, "ln -s /etc out; ln -s /proc/self/root root")
-    paths = ("/etc/new", f"{HOME}/../etc/new", "relative", f"{HOME}/out/new", f"{HOME}/root/etc/new", "", f"{HOME}/a\0b")
+    paths = (
+        "/etc/new",
+        f"{HOME}/../etc/new",
+        "relative",
+        f"{HOME}/out/new",
+        f"{HOME}/root/etc/new",
+        "",
+        f"{HOME}/a\0b",
+    )
     for path in paths:
         with pytest.raises(InvalidError):
             await sandbox.write_file(path, b"x")
@@ -217,7 +225,7 @@ async def a_cancelled_command_ends(sandbox: Sandbox) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    check = "while a=$(cat pulse); sleep 0.3; b=$(cat pulse); [ \"$a\" != \"$b\" ]; do :; done; echo still"
+    check = 'while a=$(cat pulse); sleep 0.3; b=$(cat pulse); [ "$a" != "$b" ]; do :; done; echo still'
     assert await text_of(sandbox, check) == "still\n"
 
 

@@ -86,12 +86,17 @@ async def test_every_wall_is_on_the_command_line(tmp_path: Path, processes: Proc
     assert f" {flag} " in f" {' '.join(options)} "
 
 
-async def test_the_rest_of_the_command_line(engine: FakeEngine, processes: Processes, door: Path, tmp_path: Path) -> None:
+async def test_the_rest_of_the_command_line(
+    engine: FakeEngine, processes: Processes, door: Path, tmp_path: Path
+) -> None:
     data = tmp_path / "data"
     data.mkdir()
     engine.change(images=["registry.example/team/tool:1.2@sha256:00"])
     spec = SandboxSpec(
-        LIMITS, mounts=[Mount(data, "/data")], doors=[Door(8080, door)], image="registry.example/team/tool:1.2@sha256:00"
+        LIMITS,
+        mounts=[Mount(data, "/data")],
+        doors=[Door(8080, door)],
+        image="registry.example/team/tool:1.2@sha256:00",
     )
     sandbox = await container(engine).start(spec, processes)
     await sandbox.stop()
@@ -141,7 +146,7 @@ async def test_paths_that_would_change_the_meaning_are_refused(
     odd = tmp_path / "a,readonly=false"
     odd.mkdir()
     for mount in (Mount(odd, "/data"), Mount(tmp_path, "/data,source=/")):
-        with pytest.raises(InvalidError, match="comma|no absolute path"):
+        with pytest.raises(InvalidError, match=r"comma|no absolute path"):
             await container(engine).start(SandboxSpec(mounts=[mount]), processes)
     door.chmod(0o660)
     with pytest.raises(InvalidError, match="give the socket mode 0666"):
@@ -149,9 +154,7 @@ async def test_paths_that_would_change_the_meaning_are_refused(
     assert engine.calls("run") == []
 
 
-async def test_a_container_outlives_its_command_line_but_not_its_stop(
-    engine: FakeEngine, processes: Processes
-) -> None:
+async def test_a_container_outlives_its_command_line_but_not_its_stop(engine: FakeEngine, processes: Processes) -> None:
     engine.change(keeps_stdin=True)
     sandbox = await container(engine).start(SPEC, processes)
     sandbox.process.kill()
@@ -221,7 +224,7 @@ async def test_a_container_that_vanishes_is_said(engine: FakeEngine, processes: 
 
 async def test_a_run_that_fails_is_told_in_the_engine_s_words(engine: FakeEngine, processes: Processes) -> None:
     engine.change(run_fails="docker: Error response from daemon: unknown or invalid runtime name: runsc.")
-    with pytest.raises(InfraError, match="did not start: .*invalid runtime name: runsc"):
+    with pytest.raises(InfraError, match=r"did not start: .*invalid runtime name: runsc"):
         await container(engine).start(SPEC, processes)
     with pytest.raises(InfraError, match="No such image: missing:1"):
         await container(engine).start(SandboxSpec(image="missing:1"), processes)
@@ -231,7 +234,7 @@ async def test_a_run_that_fails_is_told_in_the_engine_s_words(engine: FakeEngine
 async def test_a_daemon_that_dies(engine: FakeEngine, processes: Processes) -> None:
     sandbox = await container(engine).start(SPEC, processes)
     engine.change(dead=True)
-    with pytest.raises(InfraError, match="does not remove container .*Cannot connect"):
+    with pytest.raises(InfraError, match=r"does not remove container .*Cannot connect"):
         await sandbox.stop()
     with pytest.raises(InfraError, match="stopped"):
         await sandbox.execute(["true"], timeout_s=LONG_S)
@@ -284,7 +287,7 @@ async def test_the_check_says_in_one_line_what_is_missing(tmp_path: Path) -> Non
     with pytest.raises(InfraError, match="no docker on PATH; install it, or choose another provider"):
         await Container(nowhere).check()
     engine.change(dead=True)
-    with pytest.raises(InfraError, match="docker does not serve: Cannot connect to the Docker daemon.*; start it"):
+    with pytest.raises(InfraError, match=r"docker does not serve: Cannot connect to the Docker daemon.*; start it"):
         await container(engine).check()
     engine.change(runtimes={"runc": {}})
     with pytest.raises(InfraError, match="docker knows no runtime runsc; register it"):

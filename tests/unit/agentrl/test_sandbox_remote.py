@@ -94,9 +94,7 @@ async def test_a_stop_is_confirmed(provider: E2BProvider, processes: Processes, 
     assert len(host.heard) == heard
 
 
-async def test_a_stop_that_failed_can_be_repeated(
-    provider: E2BProvider, processes: Processes, host: FakeE2B
-) -> None:
+async def test_a_stop_that_failed_can_be_repeated(provider: E2BProvider, processes: Processes, host: FakeE2B) -> None:
     sandbox = await provider.start(SPEC, processes)
     host.faults = [Fault("", "500") for _ in range(QUICK.tries)]
     with pytest.raises(InfraError, match="cannot end a sandbox: 500"):
@@ -136,19 +134,15 @@ async def test_a_machine_that_is_gone_is_said_at_once(
     await sandbox.stop()
 
 
-async def test_a_supervisor_that_was_killed_is_said(
-    provider: E2BProvider, processes: Processes, host: FakeE2B
-) -> None:
+async def test_a_supervisor_that_was_killed_is_said(provider: E2BProvider, processes: Processes, host: FakeE2B) -> None:
     sandbox = await provider.start(SPEC, processes)
+    line = "p=$PPID; while [ $p -gt 1 ]; do q=$(awk '/^PPid/ {print $2}' /proc/$p/status);"
+    line += " grep -q local_supervisor /proc/$q/cmdline || break; p=$q; done; kill -9 $p; sleep 600"
     with pytest.raises(InfraError, match="supervisor of the e2b sandbox ended"):  # here it is not number 1
-        line = "p=$PPID; while [ $p -gt 1 ]; do q=$(awk '/^PPid/ {print $2}' /proc/$p/status);"
-        line += " grep -q local_supervisor /proc/$q/cmdline || break; p=$q; done; kill -9 $p; sleep 600"
         await sandbox.execute(["bash", "-c", line], timeout_s=LONG_S)
 
 
-async def test_walls_that_cannot_be_built_are_said(
-    provider: E2BProvider, processes: Processes, host: FakeE2B
-) -> None:
+async def test_walls_that_cannot_be_built_are_said(provider: E2BProvider, processes: Processes, host: FakeE2B) -> None:
     host.unshare_fails = "unshare: Operation not permitted"
     with pytest.raises(InfraError, match="Operation not permitted"):
         await provider.start(SPEC, processes)
@@ -262,7 +256,7 @@ async def test_the_check_attacks_a_machine(
     with pytest.raises(InfraError, match=r"e2b: sandboxes do not hold .*addresses outside answer: \['1.1.1.1'\]"):
         await provider.check()
     monkeypatch.setattr(probe, "SOURCE", "raise SystemExit('no python here')")
-    with pytest.raises(InfraError, match="did not finish.*no python here"):
+    with pytest.raises(InfraError, match=r"did not finish.*no python here"):
         await provider.check()
     assert not host.machines
 
