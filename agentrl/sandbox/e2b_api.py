@@ -16,7 +16,7 @@ import base64
 import json
 import random
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -261,7 +261,7 @@ class E2BApi:
                 return Ended(end.get("exitCode", 0), bytes(output["stdout"]), bytes(output["stderr"]))
         raise Lost("the events ended before the program did")
 
-    async def _events(self, machine: Machine, argv: list[str]) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, machine: Machine, argv: list[str]) -> AsyncGenerator[dict[str, Any], None]:
         """Start a program and yield what the service says of it; `Lost` or `_Again` if that breaks off."""
         message = json.dumps({"process": {"cmd": argv[0], "args": argv[1:]}, "stdin": False}).encode()
         headers = {

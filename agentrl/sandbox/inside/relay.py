@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import BinaryIO
+from typing import IO
 
 from agentrl.sandbox.inside.wire import LENGTHS
 
@@ -32,7 +32,7 @@ MOST_ERRORS = 2000
 class Relay:
     """What is known of the calls; shared by threads."""
 
-    def __init__(self, folder: str, supervisor: BinaryIO) -> None:
+    def __init__(self, folder: str, supervisor: IO[bytes]) -> None:
         self._folder = folder
         self._supervisor = supervisor
         self._seen = {0}
@@ -40,7 +40,7 @@ class Relay:
         self._changed = threading.Condition()
         self._writing = threading.Lock()
 
-    def read(self, answers: BinaryIO) -> None:
+    def read(self, answers: IO[bytes]) -> None:
         """Take the supervisor's answers until it ends."""
         while len(lengths := answers.read(LENGTHS.size)) == LENGTHS.size:
             header, body = LENGTHS.unpack(lengths)
