@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from slime.utils.private_files import private, private_folder
 
 T = TypeVar("T")
 TABLE = "CREATE TABLE IF NOT EXISTS groups (secret TEXT, pid INTEGER, ticks INTEGER, boot TEXT)"
+POOL = "CREATE TABLE IF NOT EXISTS pool (name TEXT)"
 
 
 class Group(NamedTuple):
@@ -32,7 +34,12 @@ class Group(NamedTuple):
 
 
 class ProcessLedger:
-    """The open file; `close` frees it."""
+    """The open file; `close` frees it.
+
+    Attributes:
+        path: of the file.
+        pool: a random name that stays the file's own, for what a server starts outside this machine's processes.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
@@ -51,7 +58,7 @@ class ProcessLedger:
         self._thread = ThreadPoolExecutor(1, "process-ledger")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._rows = self._thread.submit(self._open).result()
+            self._rows, self.pool = self._thread.submit(self._open).result()
         except OSError as error:
             self._give_up()
             raise ConfigError(f"--ledger {path} is in use by another server; name another file") from error
@@ -88,14 +95,16 @@ class ProcessLedger:
         self._thread.shutdown()
         os.close(self._lock)
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> tuple[sqlite3.Connection, str]:
         os.close(private(str(self.path), os.O_RDWR | os.O_CREAT))
         rows = sqlite3.connect(self.path)
         rows.execute("PRAGMA journal_mode=WAL")
         rows.execute("PRAGMA synchronous=FULL")
         rows.execute(TABLE)
+        rows.execute(POOL)
+        rows.execute("INSERT INTO pool SELECT ? WHERE NOT EXISTS (SELECT * FROM pool)", (secrets.token_hex(16),))
         rows.commit()
-        return rows
+        return rows, rows.execute("SELECT name FROM pool").fetchone()[0]
 
     async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def committed() -> T:

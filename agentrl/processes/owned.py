@@ -32,6 +32,11 @@ class Processes:
         self._groups: list[Group] = []
         self._closed = False
 
+    @property
+    def pool(self) -> str:
+        """Return the name of the pool that they belong to, the same after a crash; see `ProcessLedger`."""
+        return self._ledger.pool
+
     async def spawn(
         self,
         argv: Sequence[str | Path],

@@ -107,6 +107,10 @@ class Bubblewrap:
                 raise InfraError(f"sandboxes do not hold on this machine: {found}", code="sandbox_leaks")
             self._checked = True
 
+    async def sweep(self, pool: str) -> int:
+        """Return 0: all that a sandbox is made of is in the ledger of processes; see the interface."""
+        return 0
+
     async def start(self, spec: SandboxSpec, processes: Processes) -> SupervisedSandbox:
         """Start a sandbox, after `check`; see `agentrl.sandbox.interface.Provider.start`."""
         refuse_nonsense(spec)

@@ -158,6 +158,17 @@ class Provider(Protocol):
         """
         ...
 
+    async def sweep(self, pool: str) -> int:
+        """End what an earlier server of a pool left outside this machine's processes; return how many sandboxes.
+
+        Args:
+            pool: its name, `ProcessLedger.pool`; no two servers use it at a time.
+
+        Raises:
+            InfraError: some of it does not end.
+        """
+        ...
+
     async def start(self, spec: SandboxSpec, processes: Processes) -> Sandbox:
         """Start a sandbox whose processes belong to a lease.
 

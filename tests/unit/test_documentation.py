@@ -12,6 +12,8 @@ from pathlib import Path
 import reference_pages
 
 from agentrl.rollout.settings import Settings
+from agentrl.sandbox.remote import DOMAIN_VARIABLE as E2B_DOMAIN_VARIABLE
+from agentrl.sandbox.remote import KEY_VARIABLE as E2B_KEY_VARIABLE
 from agentrl.web.options import KEY_VARIABLE
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.config.runtime_variables import VARIABLES
@@ -185,6 +187,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         FORWARD_VARIABLE,
         *("CUDA_HOME", "CXX", "PATH", NOSET),
         ADDRESS_VARIABLE,
+        *(E2B_KEY_VARIABLE, E2B_DOMAIN_VARIABLE),
         "RAY_JOB_STOP_WAIT_TIME_S",
         TOKEN_VARIABLE,
         KEY_VARIABLE,
