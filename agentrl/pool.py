@@ -28,7 +28,7 @@ from agentrl.web.app import create_app
 from agentrl.web.options import above_zero, add_server_options, count, listen, read_key
 from agentrl.web.serve import leave_soon, serve
 from slime.utils.command_line import CommandLine
-from slime.utils.machine import usable_cores
+from slime.utils.machine import usable_cores, usable_memory_mib
 from slime.utils.process import watch_lifeline
 
 PROG = "python -m agentrl.pool"
@@ -50,7 +50,12 @@ def build_parser() -> CommandLine:
         help="environment to offer, a subclass of agentrl.environment.Environment; repeat it for more",
     )
     add("--slots", type=count, required=True, metavar="N", help="most environments at a time")
-    add("--memory-mib", type=count, metavar="N", help="memory of all environments, in MiB (default: this machine's)")
+    add(
+        "--memory-mib",
+        type=count,
+        metavar="N",
+        help="memory of all environments, in MiB (default: that of this process)",
+    )
     add("--cpu", type=above_zero, metavar="N", help="cores of all environments (default: those of this process)")
     add(
         "--ledger",
@@ -95,8 +100,8 @@ async def run(options: argparse.Namespace) -> int:
     """
     key = read_key(options.host, os.environ)
     tasks = Registry(load_environment(name) for name in dict.fromkeys(options.env))
-    memory = options.memory_mib or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
-    capacity = Capacity(options.slots, Weight(memory, options.cpu or usable_cores()))
+    size = Weight(options.memory_mib or usable_memory_mib(), options.cpu or usable_cores())
+    capacity = Capacity(options.slots, size)
     patience = Patience(close_s=options.close_seconds)
     registry = CollectorRegistry()
     listening = listen(options.host, options.port)
