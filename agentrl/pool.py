@@ -16,7 +16,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from agentrl.environment import Weight
+from agentrl.bridges.verifiers import PREFIX, verifiers_environment
+from agentrl.environment import Environment, Weight
 from agentrl.exceptions import AgentError, ConfigError
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.closing import PATIENCE, Patience
@@ -47,7 +48,7 @@ def build_parser() -> CommandLine:
         action="append",
         required=True,
         metavar="MODULE.CLASS",
-        help="environment to offer, a subclass of agentrl.environment.Environment; repeat it for more",
+        help="environment to offer, a subclass of agentrl.environment.Environment, or verifiers:NAME; repeat it for more",
     )
     add("--slots", type=count, required=True, metavar="N", help="most environments at a time")
     add(
@@ -99,7 +100,7 @@ async def run(options: argparse.Namespace) -> int:
         InfraError: an earlier server's processes do not end.
     """
     key = read_key(options.host, os.environ)
-    tasks = Registry(load_environment(name) for name in dict.fromkeys(options.env))
+    tasks = Registry(_environment(name) for name in dict.fromkeys(options.env))
     size = Weight(options.memory_mib or usable_memory_mib(), options.cpu or usable_cores())
     capacity = Capacity(options.slots, size)
     patience = Patience(close_s=options.close_seconds)
@@ -123,6 +124,11 @@ async def run(options: argparse.Namespace) -> int:
         listening.close()
     leave_soon(FAILED_EXIT)
     return FAILED_EXIT if unclosed else 0
+
+
+def _environment(name: str) -> type[Environment]:
+    """Return the class of an environment; see `load_environment` and `verifiers_environment`."""
+    return verifiers_environment(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else load_environment(name)
 
 
 if __name__ == "__main__":
