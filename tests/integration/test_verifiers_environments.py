@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from agentrl.bridges import verifiers
-from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE, VerifiersEnvironment, verifiers_environment
+from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE, verifiers_environment
 from agentrl.exceptions import ConfigError
-from agentrl.processes.ledger import ProcessLedger
-from agentrl.processes.owned import Processes
+from tests.helpers.lone_environments import lent
 
 PYTHON = Path(os.environ.get(PYTHON_VARIABLE) or verifiers.PYTHON)
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(not PYTHON.is_file(), reason="needs verifiers: bash scripts/setup_verifiers.sh"),
 ]
-
-
-@asynccontextmanager
-async def lent(kind: type[VerifiersEnvironment], tmp_path: Path) -> AsyncIterator[VerifiersEnvironment]:
-    """Make an environment that ends with the block."""
-    ledger = ProcessLedger(tmp_path / "ledger.sqlite")
-    processes = Processes(ledger)
-    try:
-        yield kind(processes)
-    finally:
-        assert await processes.end() == 0
-        ledger.close()
 
 
 @pytest.fixture

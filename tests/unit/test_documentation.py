@@ -11,6 +11,7 @@ from pathlib import Path
 
 import reference_pages
 
+from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
 from agentrl.web.options import KEY_VARIABLE
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.config.runtime_variables import VARIABLES
@@ -182,6 +183,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         *FORWARDED,
         FORWARD_VARIABLE,
         *("CUDA_HOME", "CXX", "PATH", NOSET),
+        *(PYTHON_VARIABLE, PATH_VARIABLE),
         ADDRESS_VARIABLE,
         "RAY_JOB_STOP_WAIT_TIME_S",
         TOKEN_VARIABLE,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ import pytest
 from agentrl.bridges import verifiers
 from agentrl.bridges.verifiers import PYTHON_VARIABLE, VerifiersEnvironment, verifiers_environment
 from agentrl.exceptions import ConfigError, InfraError, InvalidError
-from agentrl.processes.ledger import ProcessLedger
 from agentrl.processes.marks import mark_of
-from agentrl.processes.owned import Processes
+from tests.helpers.lone_environments import lent
 
 WORKER = """#!/bin/bash
 case "$4" in tasks) {tasks};; play) {play};; esac
@@ -35,18 +33,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
         return verifiers_environment("stand-in")
 
     return make
-
-
-@asynccontextmanager
-async def lent(kind: type[VerifiersEnvironment], tmp_path: Path) -> AsyncIterator[VerifiersEnvironment]:
-    """Make an environment that ends with the block."""
-    ledger = ProcessLedger(tmp_path / "ledger.sqlite")
-    processes = Processes(ledger)
-    try:
-        yield kind(processes)
-    finally:
-        assert await processes.end() == 0
-        ledger.close()
 
 
 ONE = """echo '{"tasks": [{"idx": 7, "name": "x"}]}'"""
