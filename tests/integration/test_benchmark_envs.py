@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.integration
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: bash scripts/setup_bubblewrap.sh")
 def test_the_quick_run_measures_every_part(tmp_path: Path, repository: Path) -> None:
     file = tmp_path / "envs.json"
     words = ["--quick", "--simulate", "--soak", "0.05", "--soak-parallel", "2", "--json", str(file)]
@@ -20,6 +25,7 @@ def test_the_quick_run_measures_every_part(tmp_path: Path, repository: Path) -> 
     assert orphans["before"]["processes"] >= 3 * orphans["environments"]
     assert orphans["after"] == {"processes": 0, "groups": 0}
     assert found["calls"]["call_ms"]["count"] == found["calls"]["calls"] == 10
+    assert found["sandbox"]["start_ms"]["count"] == found["sandbox"]["call_ms"]["count"] == 3
     assert found["tokens"]["ratio"] > 3
     for kind in ("Trivial", "Program"):
         rows = found["episodes"][kind]["parallel"]
