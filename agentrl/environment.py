@@ -2,17 +2,24 @@
 
 A pool makes one `Environment` per lease and calls `reset`, `step` and `evaluate` one at a time. Raise `InvalidError` for
 an action that makes no sense: the episode goes on. Any other exception makes the episode worthless, and its verdict an
-``infra_error``. Nothing here may block the event loop.
+``infra_error``. Nothing here may block the event loop: hand code that blocks to `Environment.blocking`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
 
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,33 @@ class Environment(ABC):
     def __init__(self, processes: Processes) -> None:
         """Prepare without starting anything; start processes in `reset`, through ``processes``."""
         self.processes = processes
+        self._threads: Executor | None = None
+        self._blocking: set[Future[Any]] = set()
+
+    def lend_threads(self, threads: Executor) -> None:
+        """Take the threads for `blocking`; the pool calls this before anything else."""
+        self._threads = threads
+
+    async def blocking(self, function: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
+        """Run code that blocks in a thread, and return its result.
+
+        The pool has as many threads as slots. A call that is cancelled runs on, and the lease keeps its slot until it
+        ends, so give the code a time limit of its own.
+
+        Raises:
+            RuntimeError: no pool made this environment.
+        """
+        if self._threads is None:
+            raise RuntimeError("no pool made this environment; call lend_threads first")
+        running = self._threads.submit(functools.partial(function, *values, **named))
+        self._blocking.add(running)
+        running.add_done_callback(self._blocking.discard)
+        return await asyncio.wrap_future(running)
+
+    @property
+    def blocked(self) -> int:
+        """Return the number of calls of `blocking` that have not ended."""
+        return len(self._blocking)
 
     @classmethod
     @abstractmethod

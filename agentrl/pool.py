@@ -16,7 +16,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from agentrl.environment import Weight
+from agentrl.bridges.verifiers import PREFIX, verifiers_environment
+from agentrl.environment import Environment, Weight
 from agentrl.exceptions import AgentError, ConfigError
 from agentrl.leases.capacity import Capacity
 from agentrl.leases.closing import PATIENCE, Patience
@@ -28,7 +29,7 @@ from agentrl.web.app import create_app
 from agentrl.web.options import above_zero, add_server_options, count, listen, read_key
 from agentrl.web.serve import leave_soon, serve
 from slime.utils.command_line import CommandLine
-from slime.utils.machine import usable_cores
+from slime.utils.machine import usable_cores, usable_memory_mib
 from slime.utils.process import watch_lifeline
 
 PROG = "python -m agentrl.pool"
@@ -47,10 +48,15 @@ def build_parser() -> CommandLine:
         action="append",
         required=True,
         metavar="MODULE.CLASS",
-        help="environment to offer, a subclass of agentrl.environment.Environment; repeat it for more",
+        help="environment to offer, a subclass of agentrl.environment.Environment, or verifiers:NAME; repeat it for more",
     )
     add("--slots", type=count, required=True, metavar="N", help="most environments at a time")
-    add("--memory-mib", type=count, metavar="N", help="memory of all environments, in MiB (default: this machine's)")
+    add(
+        "--memory-mib",
+        type=count,
+        metavar="N",
+        help="memory of all environments, in MiB (default: that of this process)",
+    )
     add("--cpu", type=above_zero, metavar="N", help="cores of all environments (default: those of this process)")
     add(
         "--ledger",
@@ -94,9 +100,9 @@ async def run(options: argparse.Namespace) -> int:
         InfraError: an earlier server's processes do not end.
     """
     key = read_key(options.host, os.environ)
-    tasks = Registry(load_environment(name) for name in dict.fromkeys(options.env))
-    memory = options.memory_mib or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
-    capacity = Capacity(options.slots, Weight(memory, options.cpu or usable_cores()))
+    tasks = Registry(_environment(name) for name in dict.fromkeys(options.env))
+    size = Weight(options.memory_mib or usable_memory_mib(), options.cpu or usable_cores())
+    capacity = Capacity(options.slots, size)
     patience = Patience(close_s=options.close_seconds)
     registry = CollectorRegistry()
     listening = listen(options.host, options.port)
@@ -118,6 +124,11 @@ async def run(options: argparse.Namespace) -> int:
         listening.close()
     leave_soon(FAILED_EXIT)
     return FAILED_EXIT if unclosed else 0
+
+
+def _environment(name: str) -> type[Environment]:
+    """Return the class of an environment; see `load_environment` and `verifiers_environment`."""
+    return verifiers_environment(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else load_environment(name)
 
 
 if __name__ == "__main__":

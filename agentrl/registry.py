@@ -54,6 +54,8 @@ class Registry:
 def _tasks_of(environment: type[Environment]) -> list[Task]:
     try:
         return list(environment.tasks())
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"{environment.__name__}.tasks raised {type(error).__name__}: {error}; correct it, or its files"

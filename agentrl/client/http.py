@@ -2,7 +2,8 @@
 
 Guarantees: a call whose connection is cut is sent again with the same ``request_id``, so nothing runs twice. A call ends
 at its own deadline at the latest, which is longer than the server's. Errors are those that the server raised; a server
-that cannot be reached for `UNREACHABLE_S` is an `InfraError`.
+that cannot be reached for `UNREACHABLE_S` is an `InfraError`. The cost of a call does not grow with the number of calls
+under way.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Self, TypeVar
 from urllib.parse import quote
 
@@ -41,6 +44,8 @@ A = TypeVar("A", bound=Answer)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 UNREACHABLE_S = 30.0
+MOST_IDLE = 100
+"""Connections that are kept for later calls."""
 TIMEOUT = httpx.Timeout(None, connect=5.0)
 """The deadline of a call bounds the rest."""
 HEADERS = {"content-type": "application/json"}
@@ -67,14 +72,12 @@ class HttpLeases:
             unreachable_s: seconds after which a server that accepts no connection is given up.
             transport: instead of the network.
         """
-        headers = HEADERS | ({"authorization": f"Bearer {key}"} if key else {})
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            headers=headers,
-            transport=transport,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
-        )
+        self._url = url
+        self._headers = HEADERS | ({"authorization": f"Bearer {key}"} if key else {})
+        self._transport = transport
+        self._tls = httpx.create_ssl_context(trust_env=False)
+        self._idle: list[httpx.AsyncClient] = []
+        self._closed = False
         self._margin_s = margin_s
         self._unreachable_s = unreachable_s
         self._withdrawing: set[asyncio.Task[None]] = set()
@@ -88,7 +91,9 @@ class HttpLeases:
     async def close(self) -> None:
         """Close the connections, once requests that were given up are withdrawn."""
         await asyncio.gather(*self._withdrawing)
-        await self._http.aclose()
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().aclose()
 
     async def lease(self, request: LeaseRequest) -> Leased:
         """See `agentrl.service.LeaseService.lease`."""
@@ -143,8 +148,8 @@ class HttpLeases:
         again: AgentError
         while True:
             try:
-                async with asyncio.timeout_at(deadline):
-                    answer = await self._http.request(method, path, content=body, timeout=TIMEOUT)
+                async with asyncio.timeout_at(deadline), self._connection() as http:
+                    answer = await http.request(method, path, content=body, timeout=TIMEOUT)
                 return _read(answer, kind)
             except TimeoutError as error:
                 raise DeadlineError(f"{method} {path}: no answer within {seconds:g} s", code="no_answer") from error
@@ -163,10 +168,37 @@ class HttpLeases:
             await asyncio.sleep(random.uniform(pause / 2, pause))
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Lend a client to one call at a time; one for all would look at every connection for every call.
+
+        Raises:
+            RuntimeError: after `close`.
+        """
+        if self._closed:
+            raise RuntimeError(f"the client of {self._url} is closed")
+        http = self._idle.pop() if self._idle else self._make()
+        try:
+            yield http
+        finally:
+            if self._closed or len(self._idle) >= MOST_IDLE:
+                await http.aclose()
+            else:
+                self._idle.append(http)
+
+    def _make(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self._url,
+            headers=self._headers,
+            transport=self._transport,
+            verify=self._tls,
+            trust_env=False,
+        )
+
     def _away(self, error: httpx.TransportError) -> InfraError:
         reason = str(error) or type(error).__name__
         return InfraError(
-            f"{self._http.base_url} does not answer ({reason}); is the server running?",
+            f"{self._url} does not answer ({reason}); is the server running?",
             code="unreachable",
             retryable=True,
         )

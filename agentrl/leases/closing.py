@@ -1,7 +1,7 @@
 """Close an environment until it is closed.
 
-Guarantees: returns only when `Environment.close` has returned and all processes of the lease are gone. Until then every
-attempt that raises, hangs or leaves processes is counted and logged, and closing is tried again, at growing intervals. A
+Guarantees: returns only when `Environment.close` has returned, and all processes and blocking calls of the lease are gone.
+Until then every attempt that raises, hangs or leaves some is counted and logged, and closing is tried again, at growing intervals. A
 `close` that hangs and ignores its cancellation is waited for, never called a second time beside itself.
 """
 
@@ -75,6 +75,9 @@ async def close(
                 closing = None
         if not await _ended(name, processes):
             reason = reason or "processes_left"
+        if environment.blocked:
+            logger.error("a blocking call of lease %s has not ended; its slot stays taken", name)
+            reason = reason or "blocked"
         if reason is None:
             return
         metrics.close_failures.labels(reason=reason).inc()

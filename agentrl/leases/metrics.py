@@ -45,7 +45,7 @@ class PoolMetrics:
         )
         self.close_failures = Counter(
             "agentrl_close_failures",
-            "Attempts to close an environment that failed: it raised, hung, or left processes",
+            "Attempts to close an environment that failed: it raised, hung, left processes, or blocked a thread",
             ["reason"],
             registry=registry,
         )

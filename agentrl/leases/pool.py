@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agentrl.deadlines import WORKER_MARGIN_S
@@ -69,6 +70,7 @@ class Pool:
         self._requests: dict[str, asyncio.Task[Outcome[Leased]]] = {}
         self._closing: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
         self._stuck: set[str] = set()
+        self._threads = ThreadPoolExecutor(capacity.slots, "blocking")
         self._stopping = False
         self._reaper: asyncio.Task[None] | None = None
         metrics.show_load(
@@ -109,6 +111,7 @@ class Pool:
         for lease, task in left:
             task.cancel()
             await lease.processes.end()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         return len(left)
 
     async def lease(self, request: LeaseRequest) -> Leased:
@@ -195,6 +198,7 @@ class Pool:
         processes = Processes(self._ledger)
         try:
             made = environment(processes)
+            made.lend_threads(self._threads)
         except Exception as error:
             logger.exception("%s cannot be made", environment.__name__)
             self._capacity.release(task.weight)

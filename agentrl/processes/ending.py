@@ -1,8 +1,8 @@
 """End recorded process groups, and nothing else.
 
 A group is ended as a whole while its leader is the recorded process. Beyond that, every process ends that carries the
-lease's secret in its environment: one that left the group, or outlived the leader. The search of ``/proc`` runs in
-threads of its own.
+lease's secret in its environment: one that left the group, or outlived the leader. One search of ``/proc`` serves all
+groups of a call, and runs in threads of its own.
 """
 
 from __future__ import annotations
@@ -32,23 +32,28 @@ async def end(groups: Sequence[Group]) -> list[Group]:
 
 
 def _end(groups: Sequence[Group], patience_s: float) -> list[Group]:
-    left = {group: _kill(group) for group in groups}
+    left = _kill(groups)
     deadline = time.monotonic() + patience_s
-    while left := {group: alive for group in left if (alive := _kill(group))}:
-        if time.monotonic() > deadline:
-            break
+    while (left := _kill(left)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    return list(left)
+    return left
 
 
-def _kill(group: Group) -> bool:
-    """Send SIGKILL to what belongs to a group; return whether there was anything."""
-    found: set[int] = set(carriers(group.secret)) - {os.getpid()}
-    if is_alive(group.leader):
-        found.update(group_members(group.leader.pid))
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group.leader.pid, signal.SIGKILL)
-    for pid in found:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    return bool(found)
+def _kill(groups: Sequence[Group]) -> list[Group]:
+    """Send SIGKILL to what belongs to groups, after one search for all of them; return those that had anything."""
+    carrying: dict[str, set[int]] = {group.secret: set() for group in groups}
+    for pid, secret in carriers(carrying):
+        carrying[secret].add(pid)
+    left: list[Group] = []
+    for group in groups:
+        found = carrying[group.secret] - {os.getpid()}
+        if is_alive(group.leader):
+            found |= set(group_members(group.leader.pid))
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group.leader.pid, signal.SIGKILL)
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if found:
+            left.append(group)
+    return left

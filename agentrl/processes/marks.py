@@ -6,7 +6,7 @@ start of the machine. Reads ``/proc``; stateless.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,15 +49,16 @@ def group_members(group: int) -> Iterator[int]:
             yield pid
 
 
-def carriers(secret: str) -> Iterator[int]:
-    """Yield the ids of the processes whose environment holds this owner's secret, zombies excepted."""
-    wanted = f"{OWNER_VARIABLE}={secret}".encode()
+def carriers(secrets: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield the processes whose environment holds the secret of one of these owners, with it; zombies excepted."""
+    owned = {f"{OWNER_VARIABLE}={secret}".encode(): secret for secret in secrets}
     for pid in _all():
         try:
-            if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-                yield pid
+            variables = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
         except OSError:
             continue  # it ended, or belongs to another user
+        for variable in owned.keys() & variables:
+            yield pid, owned[variable]
 
 
 def _all() -> Iterator[int]:

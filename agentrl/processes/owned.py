@@ -21,6 +21,7 @@ from agentrl.processes.marks import OWNER_VARIABLE, mark_of
 
 GATE = 'gate=$1; shift; read -r -N1 -u "$gate" || exit 75; exec {gate}<&-; exec "$@"'
 Stream = int | IO[bytes] | None
+LINE_BYTES = 1 << 16
 
 
 class Processes:
@@ -46,6 +47,7 @@ class Processes:
         stdin: Stream = asyncio.subprocess.DEVNULL,
         stdout: Stream = asyncio.subprocess.DEVNULL,
         stderr: Stream = asyncio.subprocess.DEVNULL,
+        limit: int = LINE_BYTES,
     ) -> Process:
         """Start a program; a program that does not exist exits with status 127.
 
@@ -54,6 +56,7 @@ class Processes:
             env: its whole environment; the server's own, which holds its key, is not inherited.
             cwd: folder that it runs in.
             stdin: as in `asyncio.create_subprocess_exec`, and so are ``stdout`` and ``stderr``.
+            limit: most bytes of a line that `readline` of a pipe returns.
 
         Raises:
             InfraError: the lease is closing, or the process did not start.
@@ -68,6 +71,7 @@ class Processes:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
+                limit=limit,
                 start_new_session=True,
                 pass_fds=(read_end,),
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ class Script:
     Attributes:
         calls: operations in the order in which they began, with the action of a step.
         gate: operations with the action ``wait`` and evaluations wait for it.
+        thread_gate: threads of the action ``block`` wait for it.
         closing: closes wait for it.
         failing_closes: how many more closes raise.
         deaf_closes: whether closes ignore their cancellation.
@@ -33,6 +35,7 @@ class Script:
 
     calls: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    thread_gate: threading.Event = field(default_factory=threading.Event)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     failing_closes: int = 0
     deaf_closes: bool = False
@@ -96,6 +99,8 @@ class ScriptedEnvironment(Environment):
                     await asyncio.sleep(0)
                 self.script.calls.append("cancelled")
                 raise
+        elif do == "block":
+            await self.blocking(self.script.thread_gate.wait)
         elif do == "ignore cancellation":
             while not self.script.gate.is_set():
                 with suppress(asyncio.CancelledError):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import reference_pages
 
+from agentrl.bridges.verifiers import PATH_VARIABLE, PYTHON_VARIABLE
 from agentrl.rollout.settings import Settings
 from agentrl.sandbox.remote import DOMAIN_VARIABLE as E2B_DOMAIN_VARIABLE
 from agentrl.sandbox.remote import KEY_VARIABLE as E2B_KEY_VARIABLE
@@ -186,6 +187,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         *FORWARDED,
         FORWARD_VARIABLE,
         *("CUDA_HOME", "CXX", "PATH", NOSET),
+        *(PYTHON_VARIABLE, PATH_VARIABLE),
         ADDRESS_VARIABLE,
         *(E2B_KEY_VARIABLE, E2B_DOMAIN_VARIABLE),
         "RAY_JOB_STOP_WAIT_TIME_S",

@@ -1,4 +1,4 @@
-"""What this machine offers a process: CPU cores, the NVIDIA driver, the CUDA version of the installed torch.
+"""What this machine offers a process: CPU cores, memory, the NVIDIA driver, the CUDA version of the installed torch.
 
 Guarantees: imports neither torch nor Ray, leaves this process without a CUDA context, and answers within
 ``PROBE_SECONDS`` plus the time of `nvidia-smi`.
@@ -23,6 +23,8 @@ PROBE_SECONDS = 60.0
 """The first initialisation of a machine's GPUs takes seconds per GPU."""
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of a container, by version 2 and 1 of control groups."""
 _DRIVER_LIBRARY = "libcuda.so.1"
 # What torch's runtime does first, without torch. Runs in a fresh process, because a CUDA context does not survive a fork.
 _PROBE = """
@@ -127,6 +129,15 @@ def usable_cores() -> int:
         if quota != "max":
             cores = min(cores, math.ceil(int(quota) / int(period)))
     return max(1, cores)
+
+
+def usable_memory_mib() -> int:
+    """Return the memory that this process may use, in MiB: the machine's, bounded by its container's limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in _MEMORY_LIMITS:
+        if file.is_file() and (text := file.read_text().strip()) != "max":
+            limits.append(int(text))
+    return min(limits) // 2**20
 
 
 def with_programs(path: str) -> str:

@@ -51,6 +51,7 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
     for world in worlds:
         world.script.closing.set()
         world.script.gate.set()
+        world.script.thread_gate.set()
         world.script.failing_closes = 0
         world.script.deaf_closes = False
         assert await world.pool.stop(PATIENT_S) == 0

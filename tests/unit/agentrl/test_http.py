@@ -232,3 +232,28 @@ async def test_fifty_leases_at_work_do_not_block_the_others(build: Build) -> Non
     await asyncio.gather(*(world.client.release(lease) for lease in leases))
     await waiting
     assert world.script.most_alive <= 50
+
+
+async def test_calls_under_way_have_connections_of_their_own_and_later_calls_reuse_them() -> None:
+    arrived, gate = [], asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        arrived.append(request)
+        await gate.wait()
+        return httpx.Response(200, json={"ok": True})
+
+    client = HttpLeases(ADDRESS, transport=httpx.MockTransport(answer))
+    for _ in range(2):
+        calls = [asyncio.create_task(client.status()) for _ in range(5)]
+        await until(lambda: len(arrived) == 5)
+        assert client._idle == []
+        gate.set()
+        await asyncio.gather(*calls)
+        assert len(client._idle) == 5
+        arrived.clear()
+        gate.clear()
+    kept = list(client._idle)
+    await client.close()
+    assert all(each.is_closed for each in kept)
+    with pytest.raises(RuntimeError, match="is closed"):
+        await client.status()

@@ -198,3 +198,13 @@ def test_cores_are_bounded_by_the_container(monkeypatch: pytest.MonkeyPatch, tmp
         if text is not None:
             quota.write_text(text)
         assert machine.usable_cores() == cores
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max", None), (str(512 * 2**20), 512), (str(2**62), None)])
+def test_memory_is_that_of_the_container(
+    limit: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(machine, "_MEMORY_LIMITS", (tmp_path / "memory.max", tmp_path / "missing"))
+    assert machine.usable_memory_mib() == (expected or whole)

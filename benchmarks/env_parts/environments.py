@@ -1,0 +1,105 @@
+"""What the measured pools lend out: nothing but the protocol, a program per step, and a look into the server itself.
+
+`Watch` runs inside the pool's process, so it sees the gaps of the event loop that all environments share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from agentrl.environment import Environment, Task
+from agentrl.exceptions import InfraError
+from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
+
+PASSED = Verdict(status="ok", score=1.0)
+MINIMAL = {"PATH": os.defpath}
+TICK_S = 0.001
+
+
+class Trivial(Environment):
+    """Answers at once: what is left is the cost of lending."""
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """Return one task."""
+        return [Task("trivial")]
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Say that it is ready."""
+        return Observation(text="ready")
+
+    async def step(self, action: JsonObject) -> StepResult:
+        """Say what was done."""
+        return StepResult(observation=Observation(text=f"did {action}"))
+
+    async def evaluate(self) -> Verdict:
+        """Pass."""
+        return PASSED
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+class Program(Trivial):
+    """Runs a shell line per step in a process of its own, without a sandbox, and keeps a program in the background."""
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """Return a task with a background program, and one without."""
+        return [Task("program"), Task("background", {"background": True})]
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the background program, if the task has one, with a child that leaves its process group."""
+        if task.data.get("background"):
+            line = "setsid sleep 3600 & exec sleep 3601"
+            await self.processes.spawn(["sh", "-c", line], env=MINIMAL)
+        return Observation(text="ready")
+
+    async def step(self, action: JsonObject) -> StepResult:
+        """Run the action's ``line`` to its end, and return its output."""
+        line = str(action["line"])
+        process = await self.processes.spawn(["sh", "-c", line], env=MINIMAL, stdout=asyncio.subprocess.PIPE)
+        output, _ = await process.communicate()
+        if process.returncode:
+            raise InfraError(f"{line!r} ended with status {process.returncode}", code="program_failed")
+        return StepResult(observation=Observation(text=output.decode()))
+
+
+class Watch(Trivial):
+    """Notes the longest gap between two ticks of the server's event loop, from `reset` to the step that reads it."""
+
+    @classmethod
+    def tasks(cls) -> Iterable[Task]:
+        """Return one task."""
+        return [Task("watch")]
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Begin to tick."""
+        self.gaps: list[float] = []
+        self.ticking = asyncio.create_task(self._tick())
+        return Observation(data={"pid": os.getpid()})
+
+    async def step(self, action: JsonObject) -> StepResult:
+        """Return the gaps since the last look: the longest, in milliseconds, and the number of ticks."""
+        gaps, self.gaps = self.gaps, []
+        longest = max(gaps, default=0.0)
+        open_files = len(list(Path("/proc/self/fd").iterdir()))
+        found: JsonObject = {"longest_gap_ms": longest * 1e3, "ticks": len(gaps), "open_files": open_files}
+        return StepResult(observation=Observation(data=found))
+
+    async def close(self) -> None:
+        """Stop to tick."""
+        if (ticking := getattr(self, "ticking", None)) is not None:
+            ticking.cancel()
+
+    async def _tick(self) -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.perf_counter()
+            self.gaps.append(now - last - TICK_S)
+            last = now

@@ -1,0 +1,109 @@
+"""Episodes in parallel: how many a second, and how long each operation took."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agentrl.client.episode import Episode, new_request_id
+from agentrl.protocol import JsonObject, LeaseRequest
+from agentrl.service import LeaseService
+from benchmarks.env_parts.servers import Server
+
+T = TypeVar("T")
+DRAIN_S = 300.0
+OPERATIONS = ("lease", "reset", "step", "evaluate", "release")
+
+
+@dataclass
+class Record:
+    """What a run of load took.
+
+    Attributes:
+        seconds: of the run, warm-up excepted.
+        episodes: that ended within it.
+        latencies: seconds of each call, by operation.
+        server_s: processor time of each server, in the order given.
+        client_s: processor time of this process.
+    """
+
+    seconds: float = 0.0
+    episodes: int = 0
+    latencies: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in OPERATIONS})
+    server_s: list[float] = field(default_factory=list)
+    client_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Return the episodes per second."""
+        return self.episodes / self.seconds
+
+
+async def run(
+    service: LeaseService,
+    task: str,
+    actions: Sequence[JsonObject],
+    *,
+    parallel: int,
+    seconds: float,
+    warm_up: float,
+    servers: Sequence[Server] = (),
+) -> Record:
+    """Play ``parallel`` episodes of ``task`` at a time, each with all ``actions``, again and again.
+
+    Args:
+        service: that lends them.
+        task: by its id.
+        actions: of every episode.
+        parallel: number of episodes at a time.
+        seconds: that are recorded.
+        warm_up: seconds before them.
+        servers: whose processor time is recorded.
+    """
+    clock, record = time.perf_counter, Record()
+    opened = clock() + warm_up
+    closed = opened + seconds
+
+    async def timed(name: str, call: Awaitable[T]) -> T:
+        begun = clock()
+        answer = await call
+        if opened <= (now := clock()) <= closed:
+            record.latencies[name].append(now - begun)
+        return answer
+
+    async def play() -> None:
+        while clock() < closed:
+            request = LeaseRequest(request_id=new_request_id(), task_id=task)
+            lease_id = (await timed("lease", service.lease(request))).lease_id
+            episode = Episode(service, lease_id)
+            await timed("reset", episode.reset())
+            for action in actions:
+                await timed("step", episode.step(action))
+            await timed("evaluate", episode.evaluate())
+            await timed("release", service.release(lease_id))
+            record.episodes += opened <= clock() <= closed
+
+    async def watch() -> None:
+        await asyncio.sleep(warm_up)
+        begun = [server.cpu_seconds() for server in servers], time.process_time(), clock()
+        await asyncio.sleep(closed - clock())
+        record.server_s = [server.cpu_seconds() - was for server, was in zip(servers, begun[0], strict=True)]
+        record.client_s = time.process_time() - begun[1]
+        record.seconds = clock() - begun[2]
+
+    await asyncio.gather(watch(), *(play() for _ in range(parallel)))
+    return record
+
+
+async def drained(service: LeaseService) -> None:
+    """Wait until all slots are free, so that what a run left behind does not disturb the next one.
+
+    Raises:
+        TimeoutError: not within `DRAIN_S`.
+    """
+    async with asyncio.timeout(DRAIN_S):
+        while (await service.status()).used:
+            await asyncio.sleep(0.05)
