@@ -4,7 +4,7 @@
 * ``web``: the HTTP side of both.
 * ``routing``: picks a pool for a lease.
 * ``client``, ``leases``: an episode, over HTTP or in this process; the core of a pool.
-* ``registry``: the tasks of a server, by id.
+* ``registry``, ``tasks``: the tasks of a server, by id; task folders, and the tasks that come with the project.
 * ``environment``, ``sandbox``: the interface that environments implement; where code that a model wrote runs.
 * ``processes``: the processes that environments own.
 * ``service``: what pool, router and clients have in common.

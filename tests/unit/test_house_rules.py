@@ -104,11 +104,18 @@ def test_import_contracts_name_every_plugin_file(repository: Path) -> None:
         assert plugins == ban - {"openclaw", "openclaw_combine"}
 
 
+def built(layer: str, package: Path) -> str:
+    """Return a layer without its optional rooms, in parentheses, that are not there yet."""
+    rooms = [room.strip() for room in layer.split("|")]
+    return " | ".join(room.strip("()") for room in rooms if room[0] != "(" or (package / room.strip("()")).exists())
+
+
 @pytest.mark.parametrize("package", ["agentrl", "openclaw"])
 def test_the_list_of_rooms_is_the_contract_of_layers(repository: Path, package: str) -> None:
     listed = re.findall(r"^\* (.*?): ", (repository / package / "__init__.py").read_text(), re.MULTILINE)
     settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]
     (layers,) = [contract["layers"] for contract in settings["contracts"] if contract.get("containers") == [package]]
+    layers = [layer for each in layers if (layer := built(each, repository / package))]
     assert [line.replace("`", "").replace(", ", " | ") for line in listed] == layers
 
 

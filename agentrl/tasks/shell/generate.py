@@ -71,13 +71,13 @@ def parse_name(name: str) -> tuple[str, Split, int]:
         ConfigError: there is no such task.
     """
     match = re.fullmatch(r"shell/(\w+)/(\w+)/(0|[1-9][0-9]{0,5})", name)
-    splits = [each for each in SPLITS if match is not None and each == match[2]]
-    if match is None or match[1] not in FAMILIES or not splits:
+    splits: dict[str, Split] = {split: split for split in SPLITS}
+    if match is None or match[1] not in FAMILIES or match[2] not in splits:
         raise ConfigError(
             f"there is no task {name!r}; write shell/FAMILY/SPLIT/NUMBER with a split of {', '.join(SPLITS)}, a number "
             f"below {SEEDS_PER_SPLIT} and a family of {', '.join(FAMILIES)}"
         )
-    return match[1], splits[0], int(match[3])
+    return match[1], splits[match[2]], int(match[3])
 
 
 def generate(name: str) -> HarborTask:

@@ -12,7 +12,7 @@ import io
 import tarfile
 from pathlib import PurePosixPath
 
-from agentrl.exceptions import InfraError
+from agentrl.exceptions import InfraError, InvalidError
 from agentrl.sandbox.interface import Sandbox
 
 MOST_BYTES = 8 << 20
@@ -34,7 +34,10 @@ async def take(sandbox: Sandbox) -> bytes:
         InfraError: the sandbox is gone.
     """
     line = f"{' '.join(PACK)} 2> /dev/null | head -c {MOST_BYTES + 1}"
-    result = await sandbox.execute(["bash", "-p", "-c", line], timeout_s=SECONDS, most_output=MOST_BYTES + 1)
+    try:
+        result = await sandbox.execute(["bash", "-p", "-c", line], timeout_s=SECONDS, most_output=MOST_BYTES + 1)
+    except InvalidError as error:
+        raise UnusableError(f"the working directory could not be read: {error}") from error
     if result.timed_out:
         raise UnusableError(f"the working directory could not be read within {SECONDS:g} s")
     if result.cut_bytes or len(result.output) > MOST_BYTES:
