@@ -20,13 +20,16 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: run scripts/setup_bubblewrap.sh"),
 ]
 
+PROVIDER = Bubblewrap()
+"""It proves what it promises once."""
+
 
 @pytest.fixture
 async def environment(tmp_path: Path) -> AsyncIterator[ShellEnvironment]:
     """Return an environment whose processes end with the test."""
 
     class Real(ShellEnvironment):
-        provider = Bubblewrap()
+        provider = PROVIDER
 
     ledger = ProcessLedger(tmp_path / "ledger.sqlite")
     processes = Processes(ledger)
