@@ -1,5 +1,10 @@
 """Sandboxes: where code that a model wrote runs.
 
-`interface` says what a sandbox offers; each provider implements it. Guarantees: a provider that cannot isolate refuses to
-start. May import `agentrl.processes`, protocol and exceptions.
+Guarantees: a provider that cannot isolate refuses to start. May import `agentrl.processes`, protocol and exceptions.
+
+* ``interface``: what a sandbox offers; each provider implements it.
+* ``bubblewrap``: the provider that needs no daemon; ``cgroups`` bounds it, and ``self_test`` proves it.
+* ``model_door``: the host's half of the way to the model, for one episode.
+* ``supervised``: the host's half of a sandbox that runs ``inside``.
+* ``inside``: what runs in the sandbox: the supervisor and its parts, standard library only.
 """

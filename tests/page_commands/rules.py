@@ -79,6 +79,7 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"python (scripts/reference_pages\.py|-m slime\.arguments\.generate)$", "writes files of the repository; the fast tests compare them with the code"),
     Rule(Kind.ELSEWHERE, r"python -m pytest tests/gpu/", "needs a GPU"),
     Rule(Kind.ELSEWHERE, r"rm -rf \.venv && ", "replaces the environment that the tests run in; needs a GPU"),
+    Rule(Kind.ELSEWHERE, r"python -m agentrl\.sandbox$", "needs bubblewrap; tests/integration/test_sandbox_containment.py runs it where there is one"),
     Rule(Kind.ELSEWHERE, r"cp gpu\.json ", "needs a GPU's measurements, and writes a file of the repository"),
     Rule(Kind.ELSEWHERE, r"docker (build|run) ", "needs Docker and a network"),
     Rule(Kind.ELSEWHERE, r"npm (ci|test|run check)$", "needs Node; tests/integration runs the extension's own tests where there is one"),

@@ -17,6 +17,7 @@ from agentrl.environment import Environment, Task, Weight
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
+from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import HOME, Provider, Sandbox, SandboxSpec
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.families import FAMILIES, NEEDS
@@ -55,8 +56,8 @@ class Writing(_Action):
 class ShellEnvironment(Environment):
     """Generated shell tasks; a subclass names other tasks."""
 
-    provider: ClassVar[Provider]
-    """Starts the sandboxes."""
+    provider: ClassVar[Provider] = Bubblewrap()
+    """Starts the sandboxes; a subclass may name another."""
 
     def __init__(self, processes: Processes) -> None:
         super().__init__(processes)
