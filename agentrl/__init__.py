@@ -5,7 +5,8 @@
 * ``routing``: picks a pool for a lease.
 * ``rollout``: an agent loop that gives slime samples, for environments without a harness.
 * ``client``, ``leases``: an episode, over HTTP or in this process; the core of a pool.
-* ``registry``, ``bridges``: the tasks of a server, by id; environments of other projects.
+* ``registry``, ``tasks``, ``bridges``: the tasks of a server, by id; task folders, and the tasks that come with the
+  project; environments of other projects.
 * ``environment``, ``sandbox``: the interface that environments implement; where code that a model wrote runs.
 * ``processes``: the processes that environments own.
 * ``service``: what pool, router and clients have in common.

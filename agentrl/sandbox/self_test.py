@@ -74,6 +74,8 @@ try:
 except OSError:
     pass
 os.close(write)
+for child in children:
+    os.waitpid(child, 0)
 print(len(children))
 """
 DISK = """

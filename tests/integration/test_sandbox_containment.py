@@ -18,6 +18,7 @@ import pytest
 
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.sandbox import bubblewrap
+from agentrl.sandbox.__main__ import main as command_line
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.inside.wire import MOST_BODY
 from agentrl.sandbox.interface import Door, Mount, SandboxSpec
@@ -55,6 +56,13 @@ async def test_every_promise_of_the_self_test_holds(provider: Bubblewrap) -> Non
     promises = await prove(provider)
     assert len(promises) >= 12
     assert [promise for promise in promises if not promise.holds] == []
+
+
+def test_the_command_says_what_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "holds   no network" in lines
+    assert [each for each in lines if not each.startswith(("holds ", "weaker "))] == []
 
 
 async def test_the_self_test_fails_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +176,13 @@ async def test_what_loses_its_keeper_is_ended(box: SupervisedSandbox, mark: str)
     await line(box, f"setsid bash -c 'exec -a {mark} sleep 1000' & exec -a {mark} bash -c 'kill -9 $PPID; sleep 1000'")
     await eventually(lambda: running(mark), [])
     assert (await line(box, "echo on")).output == b"on\n"
+
+
+async def test_the_background_is_ended_when_its_keeper_is(box: SupervisedSandbox, mark: str) -> None:
+    keeper = (await line(box, f"setsid bash -c 'exec -a {mark} sleep 1000' & echo $PPID")).output.decode()
+    await eventually(lambda: len(running(mark)), 1)
+    await line(box, f"kill -9 {keeper}")
+    await eventually(lambda: running(mark), [])
 
 
 async def test_a_cancelled_call_ends_its_command(box: SupervisedSandbox, mark: str) -> None:

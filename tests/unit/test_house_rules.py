@@ -109,14 +109,7 @@ def test_the_list_of_rooms_is_the_contract_of_layers(repository: Path, package: 
     listed = re.findall(r"^\* (.*?): ", (repository / package / "__init__.py").read_text(), re.MULTILINE)
     settings = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]
     (layers,) = [contract["layers"] for contract in settings["contracts"] if contract.get("containers") == [package]]
-    layers = [there for layer in layers if (there := rooms_there(repository / package, layer))]
     assert [line.replace("`", "").replace(", ", " | ") for line in listed] == layers
-
-
-def rooms_there(package: Path, layer: str) -> str:
-    """Return a layer without the optional rooms, in brackets, that do not exist yet."""
-    rooms = [(room.strip("()"), room.startswith("(")) for room in layer.split(" | ")]
-    return " | ".join(name for name, optional in rooms if not optional or (package / name / "__init__.py").exists())
 
 
 def rooms_of(layer: str, container: str) -> set[str]:

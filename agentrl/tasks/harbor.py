@@ -1,0 +1,180 @@
+"""Task folders in the Harbor layout: read, check and write them.
+
+A folder has ``instruction.md``, ``task.toml``, ``environment/``, ``tests/test.sh`` and, for an oracle,
+``solution/solve.sh``. Without an image, ``environment/`` holds the files that the agent finds in its working directory. A
+task with an image needs a container provider. Guarantee: a `HarborTask` from `read_task` can run; a folder that cannot
+raises an error that says what to mend.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentrl.exceptions import ConfigError
+from agentrl.sandbox.interface import Limits
+
+TEST = "test.sh"
+SOLUTION = "solve.sh"
+TASK_TOML = "task.toml"
+INSTRUCTION = "instruction.md"
+MOST_BYTES = 8 << 20
+"""Most bytes of all files of a task together."""
+Files = Mapping[str, "File"]
+Seconds = Annotated[float, Field(gt=0, le=7200)]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Content and mode of a file; its path is the key that leads to it."""
+
+    data: bytes
+    mode: int = 0o644
+
+
+class Stage(BaseModel):
+    """The ``[agent]`` or ``[verifier]`` table: how long it may take."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    timeout_sec: Seconds = 600.0
+
+
+class Machine(BaseModel):
+    """The ``[environment]`` table: image and resources."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    docker_image: Annotated[str, Field(min_length=1)] | None = None
+    cpus: Annotated[float, Field(gt=0)] = 1.0
+    memory_mb: Annotated[int, Field(gt=0)] = 512
+    storage_mb: Annotated[int, Field(gt=0)] = 256
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of a sandbox for this task."""
+        return Limits(memory_mib=self.memory_mb, cpus=self.cpus, disk_mib=self.storage_mb)
+
+
+class Settings(BaseModel):
+    """What ``task.toml`` says; keys of other programs are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    agent: Stage = Stage()
+    verifier: Stage = Stage()
+    environment: Machine = Machine()
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """A task, in memory.
+
+    Attributes:
+        name: of the folder.
+        instruction: what the agent is told.
+        environment: files of the agent's working directory, by path.
+        tests: the verifier's files, by path; `TEST` is among them.
+        solution: the oracle's files, by path; empty if there is none.
+    """
+
+    name: str
+    instruction: str
+    environment: Files
+    tests: Files
+    solution: Files = field(default_factory=lambda: MappingProxyType[str, File]({}))
+    settings: Settings = field(default_factory=Settings)
+
+
+def read_task(folder: Path) -> HarborTask:
+    """Return the task in a folder.
+
+    Raises:
+        ConfigError: something is missing, unreadable or unusable.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name one with {INSTRUCTION} and {TASK_TOML}")
+    instruction = _text(folder / INSTRUCTION)
+    if not instruction.strip():
+        raise ConfigError(f"{folder / INSTRUCTION} is empty; say there what the agent has to do")
+    settings = _settings(folder / TASK_TOML)
+    parts = [_files(folder / name) for name in ("environment", "tests", "solution")]
+    if (size := sum(len(file.data) for part in parts for file in part.values())) > MOST_BYTES:
+        raise ConfigError(
+            f"{folder} has {size} bytes of files; at most {MOST_BYTES} are possible, put more in an image"
+        )
+    environment, tests, solution = parts
+    if TEST not in tests:
+        raise ConfigError(f"{folder / 'tests' / TEST} is missing; add a verifier that writes the reward")
+    if solution and SOLUTION not in solution:
+        raise ConfigError(f"{folder / 'solution'} has no {SOLUTION}; add it, or remove the folder")
+    if settings.environment.docker_image is None and "Dockerfile" in environment:
+        raise ConfigError(
+            f"{folder / 'environment'} has a Dockerfile; build it, write the image's name to docker_image in "
+            f"[environment] of {TASK_TOML}, and use a container provider"
+        )
+    return HarborTask(folder.name, instruction, environment, tests, solution, settings)
+
+
+def write_task(task: HarborTask, task_toml: str, folder: Path) -> None:
+    """Write a task's folder; `read_task` returns the same task.
+
+    Args:
+        task: what to write.
+        task_toml: the text of its settings, which a parsed `Settings` no longer has.
+        folder: that does not exist yet.
+
+    Raises:
+        ConfigError: the folder exists.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder} exists; remove it or export to another folder")
+    folder.mkdir(parents=True)
+    (folder / INSTRUCTION).write_text(task.instruction)
+    (folder / TASK_TOML).write_text(task_toml)
+    for part, files in (("environment", task.environment), ("tests", task.tests), ("solution", task.solution)):
+        for name, file in files.items():
+            path = folder / part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.data)
+            path.chmod(file.mode)
+
+
+def _settings(path: Path) -> Settings:
+    try:
+        return Settings.model_validate(tomllib.loads(_text(path)))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}; correct that place") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ConfigError(f"{path}: {problems}; correct these values") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing; a task folder needs it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; it has to be a file with UTF-8 text") from error
+
+
+def _files(folder: Path) -> Files:
+    """Return the files below a folder; none if there is no such folder."""
+    found: dict[str, File] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a symbolic link; put the file itself there")
+        if path.is_dir():
+            continue
+        if not path.is_file():
+            raise ConfigError(f"{path} is no plain file; remove it")
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}; mend its permissions") from error
+        found[path.relative_to(folder).as_posix()] = File(data, path.stat().st_mode & 0o777)
+    return MappingProxyType(found)

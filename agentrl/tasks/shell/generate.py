@@ -1,0 +1,130 @@
+"""A generated task from its name: family, split and number.
+
+Guarantees: a name always gives the same task, byte for byte. Numbers of the two splits become seeds of ranges that do not
+overlap, so no task for training is one for evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from agentrl.exceptions import ConfigError
+from agentrl.tasks.harbor import SOLUTION, TEST, File, HarborTask, Machine, Settings, Stage
+from agentrl.tasks.shell.draft import Content
+from agentrl.tasks.shell.families import FAMILIES
+
+Split = Literal["train", "heldout"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+SEEDS_PER_SPLIT = 1_000_000
+TRIAL = "trial.sh"
+SETTINGS = Settings(
+    agent=Stage(timeout_sec=600.0),
+    verifier=Stage(timeout_sec=60.0),
+    environment=Machine(cpus=1.0, memory_mb=256, storage_mb=64),
+)
+TEST_SH = """#!/bin/bash
+# Writes 1 or 0 to $REWARD_FILE. The agent's working directory is $TASK_HOME.
+set -eu
+cd "$(dirname "${BASH_SOURCE[0]}")"
+home=${TASK_HOME:-/work}
+reward=${REWARD_FILE:-/logs/verifier/reward.txt}
+"""
+TRIAL_SH = """\
+# Who grades in several sandboxes has tried the agent's program in another one, without the answers beside it.
+if [ -z "${TRIED:-}" ]; then cp -r trial "$home" && (cd "$home" && bash) < trial.sh || true; fi
+"""
+TASK_TOML = """\
+version = "1.0"
+
+[metadata]
+category = {category}
+
+[agent]
+timeout_sec = {settings.agent.timeout_sec}
+
+[verifier]
+timeout_sec = {settings.verifier.timeout_sec}
+
+[environment]
+cpus = {settings.environment.cpus}
+memory_mb = {settings.environment.memory_mb}
+storage_mb = {settings.environment.storage_mb}
+"""
+
+
+def task_name(family: str, split: Split, number: int) -> str:
+    """Return the name of a task, such as ``shell/sum_column/train/7``."""
+    return f"shell/{family}/{split}/{number}"
+
+
+def parse_name(name: str) -> tuple[str, Split, int]:
+    """Return family, split and number of a name.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    match = re.fullmatch(r"shell/(\w+)/(\w+)/(0|[1-9][0-9]{0,5})", name)
+    splits: dict[str, Split] = {split: split for split in SPLITS}
+    if match is None or match[1] not in FAMILIES or match[2] not in splits:
+        raise ConfigError(
+            f"there is no task {name!r}; write shell/FAMILY/SPLIT/NUMBER with a split of {', '.join(SPLITS)}, a number "
+            f"below {SEEDS_PER_SPLIT} and a family of {', '.join(FAMILIES)}"
+        )
+    return match[1], splits[match[2]], int(match[3])
+
+
+def generate(name: str) -> HarborTask:
+    """Return the task of a name.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    family, split, number = parse_name(name)
+    seed = SPLITS.index(split) * SEEDS_PER_SPLIT + number
+    draft = FAMILIES[family](Random(f"{family} {seed}"))
+    tests = {
+        TEST: _script(
+            TEST_SH + TRIAL_SH * bool(draft.trial) + 'exec python3 -I check.py expected.json "$home" "$reward"\n'
+        ),
+        "check.py": File(_check_program()),
+        "expected.json": File((json.dumps([*map(dict, draft.checks)], indent=1) + "\n").encode()),
+    }
+    if draft.trial:
+        tests[TRIAL] = _script(f"{draft.trial}\n")
+        tests |= _files(draft.trial_files, {})
+    return HarborTask(
+        name=name.replace("/", "-"),
+        instruction=f"{draft.instruction}\n",
+        environment=MappingProxyType(_files(draft.files, draft.modes)),
+        tests=MappingProxyType(tests),
+        solution=MappingProxyType({SOLUTION: _script(f"#!/bin/bash\nset -eu\n{draft.solution}\n")}),
+        settings=SETTINGS,
+    )
+
+
+def task_toml(family: str) -> str:
+    """Return the text of the settings of a family's tasks."""
+    return TASK_TOML.format(category=json.dumps(family), settings=SETTINGS)
+
+
+@cache
+def _check_program() -> bytes:
+    return (Path(__file__).parent / "check.py").read_bytes()
+
+
+def _script(text: str) -> File:
+    return File(text.encode(), 0o755)
+
+
+def _files(contents: Mapping[str, Content], modes: Mapping[str, int]) -> dict[str, File]:
+    return {
+        path: File(content.encode() if isinstance(content, str) else content, modes.get(path, 0o644))
+        for path, content in contents.items()
+    }

@@ -1,0 +1,98 @@
+"""Task folders: what is read is what was written, and a bad folder's error says what to mend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.exceptions import ConfigError
+from agentrl.tasks.harbor import MOST_BYTES, File, HarborTask, read_task, write_task
+
+TOML = """
+version = "1.0"
+[metadata]
+tags = ["x"]
+[agent]
+timeout_sec = 30
+[environment]
+cpus = 2
+memory_mb = 1024
+allow_internet = false
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a good task folder."""
+    task = HarborTask(
+        "good",
+        "Do it.\n",
+        {"a/b.txt": File(b"\xff\0"), "run.sh": File(b"true\n", 0o755)},
+        {"test.sh": File(b"exit 0\n", 0o755)},
+        {"solve.sh": File(b"true\n")},
+    )
+    write_task(task, TOML, tmp_path / "good")
+    return tmp_path / "good"
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    task = read_task(folder)
+    assert (task.name, task.instruction) == ("good", "Do it.\n")
+    assert task.environment == {"a/b.txt": File(b"\xff\0"), "run.sh": File(b"true\n", 0o755)}
+    assert task.tests == {"test.sh": File(b"exit 0\n", 0o755)}
+    assert task.solution == {"solve.sh": File(b"true\n")}
+    assert (task.settings.agent.timeout_sec, task.settings.verifier.timeout_sec) == (30, 600)
+    limits = task.settings.environment.limits
+    assert (limits.cpus, limits.memory_mib, limits.disk_mib) == (2, 1024, 256)
+
+
+def test_an_image_comes_by_name(folder: Path) -> None:
+    (folder / "environment/Dockerfile").write_text("FROM x")
+    with pytest.raises(ConfigError, match="docker_image"):
+        read_task(folder)
+    (folder / "task.toml").write_text(TOML + 'docker_image = "some/image:1"\n')
+    assert read_task(folder).settings.environment.docker_image == "some/image:1"
+
+
+def test_a_folder_is_not_written_over(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="exists"):
+        write_task(read_task(folder), TOML, folder)
+
+
+def _link(folder: Path) -> None:
+    (folder / "tests/key").symlink_to("/etc/passwd")
+
+
+def _pipe(folder: Path) -> None:
+    os.mkfifo(folder / "environment/pipe")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda f: (f / "instruction.md").unlink(), "instruction.md is missing"),
+        (lambda f: (f / "instruction.md").write_text(" \n"), "instruction.md is empty"),
+        (lambda f: (f / "instruction.md").write_bytes(b"\xff"), "UTF-8"),
+        (lambda f: (f / "task.toml").unlink(), "task.toml is missing"),
+        (lambda f: (f / "task.toml").write_text("x = "), "no TOML"),
+        (lambda f: (f / "task.toml").write_text("[agent]\ntimeout_sec = -1"), "agent.timeout_sec"),
+        (lambda f: (f / "task.toml").write_text("[environment]\nmemory_mb = 'lots'"), "environment.memory_mb"),
+        (lambda f: (f / "tests/test.sh").unlink(), "test.sh is missing"),
+        (lambda f: (f / "solution/solve.sh").rename(f / "solution/x.sh"), "no solve.sh"),
+        (lambda f: (f / "environment/big").write_bytes(bytes(MOST_BYTES)), "bytes of files"),
+        (_link, "symbolic link"),
+        (_pipe, "no plain file"),
+    ],
+)
+def test_a_bad_folder(folder: Path, spoil: Callable[[Path], object], says: str) -> None:
+    spoil(folder)
+    with pytest.raises(ConfigError, match=says):
+        read_task(folder)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder"):
+        read_task(tmp_path / "none")
