@@ -44,6 +44,7 @@ WORDS_OF_OTHER_PROGRAMS = {
     "--force",
     "--accept-capabilities",
     "--local-dir",
+    *("--user", "--scope", "--security-opt"),
 }
 
 
