@@ -7,7 +7,8 @@
 * ``client``, ``leases``: an episode, over HTTP or in this process; the core of a pool.
 * ``registry``, ``tasks``, ``bridges``: the tasks of a server, by id; task folders, and the tasks that come with the
   project; environments of other projects.
-* ``environment``, ``sandbox``: the interface that environments implement; where code that a model wrote runs.
+* ``environment``: the interface that environments implement.
+* ``sandbox``: where code that a model wrote runs.
 * ``processes``: the processes that environments own.
 * ``service``: what pool, router and clients have in common.
 * ``protocol``: requests and answers.

@@ -13,10 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
+from agentrl.sandbox.interface import Provider
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,6 +52,10 @@ class Task:
 
 class Environment(ABC):
     """One environment, for one lease."""
+
+    provider: ClassVar[Provider | None] = None
+    """Starts the sandboxes of an environment that runs programs of agents. The pool's command replaces it by the provider
+    that it was told, once that is proved to hold. None: it runs no such program."""
 
     def __init__(self, processes: Processes) -> None:
         """Prepare without starting anything; start processes in `reset`, through ``processes``."""

@@ -1,7 +1,7 @@
 """``python -m agentrl.pool``: lends out the environments of this machine.
 
 Guarantees: errors are one line, with exit status 2 for bad input. Before it listens, it ends what a crashed server with the
-same ledger left. On SIGTERM it closes all environments. It ends with its parent if a launcher started it.
+same ledger left, and it has proved that its sandboxes hold. On SIGTERM it closes all environments. It ends with its parent if a launcher started it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Pool
 from agentrl.processes.ledger import ProcessLedger
 from agentrl.registry import Registry, load_environment
+from agentrl.sandbox.providers import NAMES, SandboxSettings, provider
 from agentrl.web.app import create_app
 from agentrl.web.options import above_zero, add_server_options, count, listen, read_key
 from agentrl.web.serve import leave_soon, serve
@@ -32,6 +33,7 @@ from slime.utils.command_line import CommandLine
 from slime.utils.machine import usable_cores, usable_memory_mib
 from slime.utils.process import watch_lifeline
 
+logger = logging.getLogger(__name__)
 PROG = "python -m agentrl.pool"
 PORT = 30200
 LEDGER = Path("runs/agentrl/pool.sqlite")
@@ -72,6 +74,15 @@ def build_parser() -> CommandLine:
         metavar="S",
         help="time to close an environment; then its processes are killed, and closing is tried again (%(default)g)",
     )
+    sandbox = SandboxSettings()
+    add(
+        "--sandbox",
+        choices=NAMES,
+        default=sandbox.provider,
+        help="what runs the programs of agents, for environments that run any (%(default)s)",
+    )
+    add("--sandbox-image", metavar="NAME", help="image of docker and podman where a task names none, template of e2b")
+    add("--sandbox-runtime", metavar="NAME", help="runtime of docker and podman, for example runsc")
     add_server_options(parser, PORT)
     return parser
 
@@ -97,10 +108,11 @@ async def run(options: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: an option is wrong.
-        InfraError: an earlier server's processes do not end.
+        InfraError: an earlier server's processes do not end, or sandboxes do not hold here.
     """
     key = read_key(options.host, os.environ)
-    tasks = Registry(_environment(name) for name in dict.fromkeys(options.env))
+    environments = [_environment(name) for name in dict.fromkeys(options.env)]
+    tasks = Registry(environments)
     size = Weight(options.memory_mib or usable_memory_mib(), options.cpu or usable_cores())
     capacity = Capacity(options.slots, size)
     patience = Patience(close_s=options.close_seconds)
@@ -116,7 +128,9 @@ async def run(options: argparse.Namespace) -> int:
             unclosed = await pool.stop(patience.close_s + 2 * patience.cancel_grace_s)
 
         if left := await pool.start():
-            logging.getLogger(__name__).warning("ended %d process groups that an earlier server left", left)
+            logger.warning("ended %d process groups that an earlier server left", left)
+        settings = SandboxSettings(options.sandbox, options.sandbox_image, options.sandbox_runtime)
+        await prepare_sandboxes(environments, settings, ledger.pool)
         app = create_app(pool, registry, key=key, most_body_bytes=options.max_body_bytes)
         await serve(app, listening, PROG.removeprefix("python -m "), end)
     finally:
@@ -124,6 +138,29 @@ async def run(options: argparse.Namespace) -> int:
         listening.close()
     leave_soon(FAILED_EXIT)
     return FAILED_EXIT if unclosed else 0
+
+
+async def prepare_sandboxes(environments: Sequence[type[Environment]], settings: SandboxSettings, pool: str) -> None:
+    """Give the environments that run programs of agents their sandboxes, once these are proved to hold.
+
+    Args:
+        environments: of the pool; those without a provider run no such program.
+        settings: which sandboxes.
+        pool: name of the pool, whose leftovers are ended.
+
+    Raises:
+        ConfigError: the settings do not fit each other.
+        InfraError: a promise of the sandbox does not hold on this machine, or a leftover does not end.
+    """
+    sandboxed = [environment for environment in environments if environment.provider is not None]
+    if not sandboxed:
+        return
+    chosen = provider(settings)
+    await chosen.check()
+    if left := await chosen.sweep(pool):
+        logger.warning("ended %d sandboxes that an earlier server left", left)
+    for environment in sandboxed:
+        environment.provider = chosen
 
 
 def _environment(name: str) -> type[Environment]:

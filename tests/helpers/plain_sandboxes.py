@@ -103,6 +103,9 @@ class PlainProvider:
     async def check(self) -> None:
         return None
 
+    async def sweep(self, pool: str) -> int:
+        return 0
+
     async def start(self, spec: SandboxSpec, processes: Processes) -> PlainSandbox:
         sandbox = PlainSandbox(Path(tempfile.mkdtemp(dir=self.folder)))
         for name in ("work", "tmp"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,7 +18,7 @@ from agentrl.exceptions import InfraError, InvalidError
 from agentrl.processes.owned import Processes
 from agentrl.protocol import JsonObject, Observation, StepResult, Verdict
 from agentrl.sandbox.bubblewrap import Bubblewrap
-from agentrl.sandbox.interface import HOME, Provider, Sandbox, SandboxSpec
+from agentrl.sandbox.interface import HOME, Sandbox, SandboxSpec
 from agentrl.tasks.harbor import HarborTask
 from agentrl.tasks.shell.families import FAMILIES, NEEDS
 from agentrl.tasks.shell.generate import SETTINGS, SPLITS, generate, task_name
@@ -56,8 +56,7 @@ class Writing(_Action):
 class ShellEnvironment(Environment):
     """Generated shell tasks; a subclass names other tasks."""
 
-    provider: ClassVar[Provider] = Bubblewrap()
-    """Starts the sandboxes; a subclass may name another."""
+    provider = Bubblewrap()
 
     def __init__(self, processes: Processes) -> None:
         super().__init__(processes)
@@ -68,7 +67,7 @@ class ShellEnvironment(Environment):
     def tasks(cls) -> Iterable[Task]:
         """Return the tasks of all families whose programs this machine has."""
         limits = SETTINGS.environment.limits
-        weight = Weight(limits.memory_mib, limits.cpus)
+        weight = Weight(limits.memory_mib + limits.disk_mib, limits.cpus)
         return [
             Task(task_name(family, split, number), weight=weight)
             for family in FAMILIES
@@ -140,6 +139,7 @@ class ShellEnvironment(Environment):
 
     async def _start(self) -> Sandbox:
         assert self._task is not None
+        assert self.provider is not None
         machine = self._task.settings.environment
         spec = SandboxSpec(limits=machine.limits, image=machine.docker_image)
         sandbox = await self.provider.start(spec, self.processes)
