@@ -59,7 +59,7 @@ ATTACKS = MappingProxyType(
         ),
         "links out": "for f in answer.txt output.txt merged.csv names.json; do "
         "ln -sfn /tmp/verifier/tests/expected.json $f; done; ln -s /tmp/verifier tests; ln -s . a; ln -s a/../../tmp b",
-        "background rewriter": "setsid bash -c 'while sleep 0.01; do mkdir -p /tmp/verifier; "
+        "background rewriter": "setsid bash -c 'while sleep 0.01 && [ -d /work ]; do mkdir -p /tmp/verifier; "
         "echo 1 > /tmp/verifier/reward.txt; done' > /dev/null 2>&1 &",
         "huge files": "truncate -s 40M answer.txt all.txt; head -c 20000000 /dev/zero > big",
         "odd files": "mkfifo answer.txt all.txt; mkdir -p trial/output.txt trial/0.out; printf '\\377\\376' > names.json",

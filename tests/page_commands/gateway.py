@@ -30,22 +30,25 @@ CHAT = "openclaw-rl chat"
 """Talks to the first of them unless it is told otherwise."""
 REPLY_ID = "chatcmpl-..."
 """Where a page leaves out the id of a reply."""
+EPISODE_ID = "episode-..."
+"""Where a page leaves out the id of an episode."""
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """Address of a running gateway, and the id of a reply that it gave."""
+    """Address of a running gateway, the id of a reply that it gave, and that of an open episode."""
 
     url: str
     reply_id: str
+    episode_id: str
 
     def addressed(self, text: str) -> str:
-        """Return a command or program that asks this gateway, about its reply."""
+        """Return a command or program that asks this gateway, about its reply or episode."""
         for address in ADDRESSES:
             text = text.replace(address, self.url.removeprefix("http://"))
         if "--base-url" not in text:
             text = text.replace(CHAT, f"{CHAT} --base-url {self.url}/v1")
-        return text.replace(REPLY_ID, self.reply_id)
+        return text.replace(REPLY_ID, self.reply_id).replace(EPISODE_ID, self.episode_id)
 
 
 @contextmanager
@@ -60,7 +63,8 @@ def running_gateway(folder: Path) -> Iterator[Gateway]:
         url = asyncio.run_coroutine_threadsafe(_serve(exits, folder, ledger), loop).result(SECONDS)
         question = {"model": "any", "messages": [{"role": "user", "content": "Hello?"}]}
         reply = httpx.post(f"{url}/v1/chat/completions", json=question, trust_env=False, timeout=SECONDS)
-        yield Gateway(url, reply.json()["id"])
+        episode = httpx.post(f"{url}/v1/episodes", json={"task": "any", "ttl_s": 600}, trust_env=False, timeout=SECONDS)
+        yield Gateway(url, reply.json()["id"], episode.json()["id"])
     finally:
         asyncio.run_coroutine_threadsafe(exits.aclose(), loop).result(SECONDS)
         loop.call_soon_threadsafe(loop.stop)
