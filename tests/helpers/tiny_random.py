@@ -1,13 +1,15 @@
 """Builds a Qwen3 model with random weights and its own byte-level tokenizer, in about a second.
 
-The tokenizer is trained on the text of this repository's Python files, has ChatML's special tokens and Qwen3's thinking
-and tool-call markers as ordinary added tokens, and a chat template in Qwen3's format. Same seed, same bytes.
+The tokenizer has ChatML's special tokens, Qwen3's thinking and tool-call markers as ordinary added tokens, and a chat
+template in Qwen3's format. It is a file, so that no change of the tests changes ids and with them a random model's numbers.
+Same seed, same bytes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+TOKENIZER = Path(__file__).parents[1] / "data" / "tiny_tokenizer.json"
 CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKER_TOKENS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 
@@ -38,21 +40,12 @@ CHAT_TEMPLATE = """{%- if tools %}<|im_start|>system
 {% endif %}{% endif %}"""
 
 
-def build_tokenizer(vocab_size: int = 640):
-    """Return a byte-level BPE ``PreTrainedTokenizerFast`` of about ``vocab_size`` tokens with ``CHAT_TEMPLATE``."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+def build_tokenizer():
+    """Return the byte-level BPE ``PreTrainedTokenizerFast`` of 647 tokens that tests share, with ``CHAT_TEMPLATE``."""
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    tokenizer.train_from_iterator([source.read_text() for source in sources], trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in CHATML_TOKENS])
-    tokenizer.add_tokens([AddedToken(token, special=False) for token in MARKER_TOKENS])
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.chat_template = CHAT_TEMPLATE
     return fast
