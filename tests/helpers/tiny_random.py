@@ -10,8 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 TOKENIZER = Path(__file__).parents[1] / "data" / "tiny_tokenizer.json"
-CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKER_TOKENS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 
 CHAT_TEMPLATE = """{%- if tools %}<|im_start|>system
 {% if messages[0].role == 'system' %}{{ messages[0].content }}
