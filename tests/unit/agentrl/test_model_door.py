@@ -21,7 +21,7 @@ from agentrl.sandbox.model_door import model_door
 
 KEY = "episode-key-1234"
 CHAT = "/v1/chat/completions"
-PATIENT_S = 20.0
+PATIENT_S = 60.0
 
 
 @dataclass
