@@ -54,11 +54,11 @@ async def python(box: SupervisedSandbox, text: str, **settings: Any) -> ExecResu
     return await box.execute(["/usr/bin/python3", "-I", "-c", text], **{"timeout_s": PATIENT_S, **settings})
 
 
-def groups_of(provider: Bubblewrap) -> set[str]:
-    """Return the names of the control groups that exist."""
+def groups_of(provider: Bubblewrap, server: int) -> set[str]:
+    """Return the names of the control groups of a server's sandboxes, given its process id; other servers may have theirs."""
     found: set[str] = set()
     for parent in provider.places.parents.values():
-        found |= {each.name for each in parent.glob("agentrl-*")}
+        found |= {each.name for each in parent.glob(f"agentrl-*-{server}-*")}
     return found
 
 
