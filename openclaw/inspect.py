@@ -10,12 +10,11 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 
 from openclaw.exceptions import ConfigError
-from openclaw.inspect_episodes import episode_lines, episode_text
+from openclaw.inspect_episodes import clock, episode_lines, episode_text
 from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.reports import OwnerSamples, SampleRecord, TurnRecord
@@ -23,7 +22,7 @@ from openclaw.ledger.store import Ledger
 from openclaw.messages.preview import preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runtime.where import LEDGER_NAME, find_ledger
-from slime.utils.command_line import CommandLine, nearest, nearest_path
+from slime.utils.command_line import CommandLine, named_by_beginning, nearest_path
 from slime.utils.private_files import private_folder
 
 PREVIEW = 60
@@ -31,11 +30,6 @@ SHOWN_LOCAL = "local"
 EPISODE_VIEWER = "agentrl.rollout.inspect"
 """Named, because nothing imports `agentrl`."""
 SCORED_BY = {"judge": "score", "feedback": "user ", "rule": "rule "}
-
-
-def clock(seconds: float | None) -> str:
-    """Return a time of day, or ``-``."""
-    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
 
 
 def step_text(sample: SampleRecord) -> str:
@@ -132,14 +126,10 @@ def whole_id(begin: str, sessions: list[str]) -> str:
     Raises:
         UnknownRecordError: if there is none, or more than one.
     """
-    found = [begin] if begin in sessions else [each for each in sessions if each.startswith(begin)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UnknownRecordError(
-            f"{len(found)} sessions begin with {begin!r}, such as {found[0]} and {found[1]}; type more"
-        )
-    raise UnknownRecordError(f"no session {begin!r}{nearest(begin, sessions)}; --turns lists them")
+    try:
+        return named_by_beginning(begin, sessions, "session", "--turns lists them")
+    except LookupError as error:
+        raise UnknownRecordError(str(error)) from error
 
 
 def view(ledger: Ledger, options: argparse.Namespace) -> Iterable[str]:

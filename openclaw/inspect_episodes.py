@@ -10,9 +10,14 @@ from openclaw.ledger.episode_records import Episode
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.store import Ledger
 from openclaw.messages.preview import preview
-from slime.utils.command_line import nearest
+from slime.utils.command_line import named_by_beginning
 
 PREVIEW = 40
+
+
+def clock(seconds: float | None) -> str:
+    """Return a time of day, or ``-``."""
+    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
 
 
 def episode_lines(ledger: Ledger) -> Iterable[str]:
@@ -28,7 +33,7 @@ def episode_line(ledger: Ledger, episode: Episode) -> str:
     samples = "  ".join(f"{name} {count}" for name, count in counts.samples.items())
     outcome = episode.reason or samples or "-"
     return (
-        f"{_clock(episode.created_at)}  {episode.id}  {preview(episode.task, PREVIEW):{PREVIEW}}  "
+        f"{clock(episode.created_at)}  {episode.id}  {preview(episode.task, PREVIEW):{PREVIEW}}  "
         f"group {preview(episode.group or '-', PREVIEW):10}  {episode.state:7} {episode.status or '-':11} reward {reward:>5}  "
         f"{counted(counts.turns, 'turn')}  {counted(episode.segments, 'segment')}  "
         f"{counts.prompt_tokens}+{counts.generated_tokens} tokens  "
@@ -49,7 +54,7 @@ def episode_text(ledger: Ledger, begin: str) -> Iterable[str]:
     episode = _meant(ledger, begin)
     counts = ledger.episode_counts(episode)
     yield episode_line(ledger, episode)
-    yield f"  time:       until {_clock(episode.expires_at)}, closed {_clock(episode.closed_at)}, settled {_clock(episode.settled_at)}"
+    yield f"  time:       until {clock(episode.expires_at)}, closed {clock(episode.closed_at)}, settled {clock(episode.settled_at)}"
     if episode.metadata:
         yield f"  metadata:   {preview(str(dict(episode.metadata)), 200)}"
     merged = f"{counted(episode.merged_turns, 'turn')} merged into an earlier turn's sample"
@@ -60,7 +65,7 @@ def episode_text(ledger: Ledger, begin: str) -> Iterable[str]:
         samples = [f"sample {record.id} {record.state}" for record in ledger.sample_records(turn.id)]
         outcome = "; ".join(samples) or turn.reason or turn.state
         yield (
-            f"  {_clock(turn.created_at)}  {turn.session_id}  {turn.kind:4}  {len(turn.prompt_ids)}+{len(turn.response_ids)} "
+            f"  {clock(turn.created_at)}  {turn.session_id}  {turn.kind:4}  {len(turn.prompt_ids)}+{len(turn.response_ids)} "
             f"tokens  {turn.finish_reason:10}  {outcome}"
         )
     for session in ledger.episode_sessions(episode):
@@ -68,16 +73,8 @@ def episode_text(ledger: Ledger, begin: str) -> Iterable[str]:
 
 
 def _meant(ledger: Ledger, begin: str) -> Episode:
-    episodes = ledger.episodes()
-    found = [each for each in episodes if each.id == begin] or [each for each in episodes if each.id.startswith(begin)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UnknownRecordError(f"{len(found)} episodes begin with {begin!r}, such as {found[0].id}; type more")
-    raise UnknownRecordError(
-        f"no episode {begin!r}{nearest(begin, [each.id for each in episodes])}; --episodes lists them"
-    )
-
-
-def _clock(seconds: float | None) -> str:
-    return "-" if seconds is None else datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
+    episodes = {each.id: each for each in ledger.episodes()}
+    try:
+        return episodes[named_by_beginning(begin, list(episodes), "episode", "--episodes lists them")]
+    except LookupError as error:
+        raise UnknownRecordError(str(error)) from error

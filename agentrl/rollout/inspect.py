@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.rollout.records import Episode, RecordError, names, read
 from openclaw.messages.text import content_text, response_text
-from slime.utils.command_line import CommandLine, nearest
+from slime.utils.command_line import CommandLine, named_by_beginning
 
 PROG = "python -m agentrl.rollout.inspect"
 BAD_INPUT = 2
@@ -128,13 +128,10 @@ def _all(run: Path) -> list[str]:
 
 
 def _whole(run: Path, begin: str) -> str:
-    known = _all(run)
-    found = [begin] if begin in known else [name for name in known if name.startswith(begin)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise RecordError(f"{len(found)} episodes begin with {begin!r}, such as {found[0]} and {found[1]}; type more")
-    raise RecordError(f"no episode {begin!r}{nearest(begin, known)}; leave out --episode for the list")
+    try:
+        return named_by_beginning(begin, _all(run), "episode", "leave out --episode for the list")
+    except LookupError as error:
+        raise RecordError(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from agentrl.sandbox.inside.relay import GONE
 from agentrl.sandbox.inside.wire import MOST_BODY, Frames, frame
 from agentrl.sandbox.interface import HOME, ExecResult, Limits, SandboxSpec
 from agentrl.sandbox.probe import CHECKED, prove
+from agentrl.sandbox.requests import exec_result, execute_request
 
 logger = logging.getLogger(__name__)
 KEY_VARIABLE = "E2B_API_KEY"
@@ -233,23 +234,14 @@ class E2BSandbox:
         most_output: int = 65_536,
     ) -> ExecResult:
         """See `agentrl.sandbox.interface.Sandbox.execute`."""
-        if not argv or timeout_s <= 0:
-            raise InvalidError("a command needs a program and a time limit above 0", code="bad_command")
-        fields = {
-            "do": "execute",
-            "argv": list(argv),
-            "env": {**self._env, **(env or {})},
-            "cwd": cwd,
-            "timeout_s": timeout_s,
-            "most_output": most_output,
-        }
+        environment = {**self._env, **(env or {})}
+        fields = execute_request(argv, environment, timeout_s=timeout_s, cwd=cwd, most_output=most_output)
         number = next(self._numbers)
         try:
-            did, output = await self._call(number, fields, stdin, timeout_s)
+            return exec_result(*await self._call(number, fields, stdin, timeout_s))
         except asyncio.CancelledError:
             await asyncio.shield(self._cancel(number))
             raise
-        return ExecResult(did["exit_code"], output, did["cut_bytes"], did["timed_out"], did["seconds"])
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """See `agentrl.sandbox.interface.Sandbox.write_file`."""

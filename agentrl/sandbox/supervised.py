@@ -18,6 +18,7 @@ from typing import Any
 from agentrl.exceptions import InfraError, InvalidError
 from agentrl.sandbox.inside.wire import CHUNK, MOST_BODY, MOST_HEADER, Frames, frame
 from agentrl.sandbox.interface import HOME, ExecResult
+from agentrl.sandbox.requests import exec_result, execute_request
 
 CODE = Path(__file__).resolve().parent / "inside"
 ROOT_INSIDE = "/run/agentrl"
@@ -102,29 +103,9 @@ class SupervisedSandbox:
         most_output: int = 65_536,
     ) -> ExecResult:
         """Run a program; see `agentrl.sandbox.interface.Sandbox.execute`."""
-        if not argv or not argv[0]:
-            raise InvalidError("there is no program to run; argv is empty", code="bad_command")
-        if not 0 <= most_output <= MOST_BODY or timeout_s <= 0:
-            raise InvalidError(
-                f"most_output must be 0 to {MOST_BODY} and timeout_s above 0, not {most_output} and {timeout_s}",
-                code="bad_command",
-            )
         environment = {**self._env, **(env or {})}
-        words = [*argv, *environment, *environment.values(), cwd]
-        if any("\0" in each for each in words) or any("=" in name or not name for name in environment):
-            raise InvalidError("arguments and variables hold no NUL, and names of variables no '='", code="bad_command")
-        request = {
-            "do": "execute",
-            "argv": list(argv),
-            "env": environment,
-            "cwd": cwd,
-            "timeout_s": timeout_s,
-            "most_output": most_output,
-        }
-        answer, output = await self._ask(request, stdin, timeout_s + ANSWER_S)
-        return ExecResult(
-            answer["exit_code"], output, answer["cut_bytes"], answer["timed_out"], float(answer["seconds"])
-        )
+        request = execute_request(argv, environment, timeout_s=timeout_s, cwd=cwd, most_output=most_output)
+        return exec_result(*await self._ask(request, stdin, timeout_s + ANSWER_S))
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file; see `agentrl.sandbox.interface.Sandbox.write_file`."""

@@ -1,8 +1,9 @@
 """ASGI middleware in front of every route: page, key, body and limits before it, counters and access log after it.
 
 Guarantees: no route serves a page of another origin (`openclaw.gateway.origin`). Every route except `OPEN_PATHS` needs
-a key, including routes added later; the key of an episode opens `EPISODE_ROUTES` only. Without one, the body is not read. A request counts as under way once its body has
-arrived (`openclaw.gateway.bodies`), so clients that send slowly take no place from others. Every answer has ``X-Request-Id``: the client's own if usable, otherwise the turn's, otherwise a new one.
+a key, including routes added later; the key of an episode opens `EPISODE_ROUTES` only. Without one, the body is not read.
+A request counts as under way once its body has arrived (`openclaw.gateway.bodies`), so clients that send slowly take no
+place from others. Every answer has ``X-Request-Id``: the client's own if usable, otherwise the turn's, otherwise a new one.
 """
 
 from __future__ import annotations

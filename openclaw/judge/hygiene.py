@@ -22,7 +22,6 @@ Rules:
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -33,7 +32,6 @@ from openclaw.ledger.records import Message, Turn
 from openclaw.messages.classify import user_words
 from openclaw.messages.text import content_text, next_state_role
 
-TEMPERATURE_TOLERANCE = 1e-6
 TRUNCATED, REPETITION, DUPLICATE = "truncated", "repetition", "duplicate"
 OFF_LANGUAGE, MALFORMED_CALL, ASKS_BACK = "off_language", "malformed_call", "asks_back"
 SENTENCE = re.compile(r"[^.!?。！？؟\n]*[.!?。！？؟]*")
@@ -65,15 +63,14 @@ class Limits:
 
 def defect(turn: Turn, limits: Limits) -> str | None:
     """Return why ``turn`` must not be trained, or None."""
+    misfits = turn.misfits(limits.temperature, limits.max_tokens)
     checks = {
         "no_next_state": not turn.next_state,
         "empty": not turn.response_ids or not turn.prompt_ids,
         "length_mismatch": len(turn.response_ids) != len(turn.response_logprobs),
-        "temperature": abs(turn.temperature - limits.temperature) > TEMPERATURE_TOLERANCE,
+        "temperature": misfits["temperature"],  # before too_short, the others after it
         "too_short": len(turn.response_ids) < limits.min_response_tokens,
-        "too_long": len(turn.prompt_ids) + len(turn.response_ids) > limits.max_tokens,
-        "non_finite_logprob": not all(math.isfinite(value) for value in turn.response_logprobs),
-        "no_weight_version": not turn.weight_versions,
+        **misfits,
         TRUNCATED: TRUNCATED in limits.rules and turn.finish_reason == "length",
         REPETITION: REPETITION in limits.rules and is_repetitive(turn.response_ids),
         OFF_LANGUAGE: OFF_LANGUAGE in limits.rules and other_script(turn),

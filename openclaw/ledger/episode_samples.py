@@ -9,7 +9,6 @@ loss mask 0. Pure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +17,6 @@ from openclaw.ledger.records import Turn
 from openclaw.messages.text import response_text
 from slime.rollout.segments import SampledTurn, Segment, merge
 from slime.utils.types import Sample
-
-TEMPERATURE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -60,13 +57,8 @@ def episode_samples(episode: Episode, turns: Sequence[Turn], reward: float, rule
 
 def unusable(turn: Turn, rules: EpisodeRules) -> str | None:
     """Return why the trainer cannot use a reply that the policy sampled, or None."""
-    checks = {
-        NO_TOKENS: not turn.response_ids or not turn.prompt_ids,
-        "temperature": abs(turn.temperature - rules.temperature) > TEMPERATURE_TOLERANCE,
-        "too_long": len(turn.prompt_ids) + len(turn.response_ids) > rules.max_tokens,
-        "non_finite_logprob": not all(map(math.isfinite, turn.response_logprobs)),
-        "no_weight_version": not turn.weight_versions,
-    }
+    empty = not turn.response_ids or not turn.prompt_ids
+    checks = {NO_TOKENS: empty, **turn.misfits(rules.temperature, rules.max_tokens)}
     return next((reason for reason, found in checks.items() if found), None)
 
 

@@ -19,6 +19,7 @@ InvalidVote = Literal["no_box", "other_box", "cut_off", "endless_thought"]
 Signal = Literal["next_state", "regenerated", "feedback"]
 Thumbs = Literal["up", "down"]
 Message = dict[str, Any]
+TEMPERATURE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,21 @@ class Turn:
         if self.kind == "side":
             return "side"
         return "aborted" if self.finish_reason == "abort" else None
+
+    def misfits(self, temperature: float, max_tokens: int) -> dict[str, bool]:
+        """Return what keeps the trainer from using the numbers of this reply: each reason, and whether it holds.
+
+        Args:
+            temperature: by which the trainer divides logits; log-probabilities at another temperature would not match.
+            max_tokens: limit on prompt plus response tokens.
+        """
+        checks = {
+            "temperature": abs(self.temperature - temperature) > TEMPERATURE_TOLERANCE,
+            "too_long": len(self.prompt_ids) + len(self.response_ids) > max_tokens,
+            "non_finite_logprob": not all(map(math.isfinite, self.response_logprobs)),
+            "no_weight_version": not self.weight_versions,
+        }
+        return checks
 
     def validate(self) -> None:
         """Raise ValueError naming the first inconsistent length or value."""

@@ -27,6 +27,26 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def named_by_beginning(begin: str, known: Sequence[str], kind: str, listed: str) -> str:
+    """Return the name that ``begin`` is, or the only one that begins like that.
+
+    Args:
+        begin: what a person typed.
+        known: all names.
+        kind: what they name, such as ``session``.
+        listed: how to see them all, the end of the message.
+
+    Raises:
+        LookupError: there is none, or more than one.
+    """
+    found = [begin] if begin in known else [name for name in known if name.startswith(begin)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise LookupError(f"{len(found)} {kind}s begin with {begin!r}, such as {found[0]} and {found[1]}; type more")
+    raise LookupError(f"no {kind} {begin!r}{nearest(begin, known)}; {listed}")
+
+
 def nearest_flag(word: str, flags: Iterable[str]) -> str:
     """Return ``; did you mean --x?`` for a mistyped flag, with any number of dashes before it, or nothing."""
     long = [flag for flag in flags if flag.startswith("--")] if word.startswith("-") else []
