@@ -98,7 +98,7 @@ class ScriptedPolicy:
     """A policy engine behind slime's HTTP client: ``script`` gives the reply to a prompt.
 
     ``cuts`` are lengths at which the next requests end as aborted; a request for the rest of a reply gets the rest. While
-    ``held``, a request waits for an abort. ``version`` is that of the weights.
+    ``held``, a request waits for an abort, after the first ``held_after``. ``version`` is that of the weights.
     """
 
     def __init__(self, script: Callable[[list[int]], Sequence[int]]) -> None:
@@ -106,6 +106,7 @@ class ScriptedPolicy:
         self.version = "1"
         self.cuts: list[int] = []
         self.held = False
+        self.held_after = 0
         self.requests: list[dict[str, Any]] = []
         self.headers: list[httpx.Headers] = []
         self.running = 0
@@ -142,7 +143,7 @@ class ScriptedPolicy:
         ids, finish = reply[done:], "stop"
         self.running += 1
         try:
-            if self.held:
+            if self.held and len(self.requests) > self.held_after:
                 await self._abort.wait()
                 ids, finish = ids[:1], "abort"
             elif self.cuts and self.cuts[0] < len(ids):

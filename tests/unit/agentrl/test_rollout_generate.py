@@ -162,9 +162,8 @@ async def abort(on: Stage, task: asyncio.Task[Any]) -> Any:
 
 async def test_an_aborted_episode_keeps_its_lease_and_goes_on(stage: Raise) -> None:
     async with stage([f"one{END}", f"two and more{END}", f"three{END}"]) as on:
+        on.policy.held, on.policy.held_after = True, 1
         first = asyncio.create_task(on.play(partial_rollout=True))
-        await until(lambda: len(on.environment.seen) == 1)
-        on.policy.held = True
         await until(lambda: on.policy.running)
         sample = await abort(on, first)
         assert (sample.status, sample.reward, sample.response_length) == (Sample.Status.ABORTED, None, 0)
