@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,13 @@ def _no_gpu_counts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Compute memory budgets as on a machine without GPUs, except in tests of GPUs."""
     if request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr("slime.arguments.memory_budget.machine.smallest_gpu", lambda _: None)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A temporary folder for Unix sockets: an address has at most 107 bytes, and `tmp_path` may have more."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

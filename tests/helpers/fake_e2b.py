@@ -17,6 +17,7 @@ import shutil
 import signal
 import struct
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -284,12 +285,14 @@ async def taken(events: asyncio.Queue[bytes | None]) -> AsyncIterator[bytes]:
 
 
 @contextlib.asynccontextmanager
-async def fake_e2b(folder: Path) -> AsyncIterator[FakeE2B]:
+async def fake_e2b() -> AsyncIterator[FakeE2B]:
     """Serve a host without machines on loopback."""
-    host = FakeE2B(folder)
-    async with serve(host) as url:
-        host.url = url
-        try:
-            yield host
-        finally:
-            await host.close()
+    # The relay's socket lies in a machine's folder, and an address has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="e2b-", dir="/tmp") as folder:
+        host = FakeE2B(Path(folder))
+        async with serve(host) as url:
+            host.url = url
+            try:
+                yield host
+            finally:
+                await host.close()

@@ -33,8 +33,8 @@ def container(engine: FakeEngine, runtime: str | None = None) -> Container:
 
 
 @asynccontextmanager
-async def e2b(folder: Path) -> AsyncIterator[tuple[Provider, Left]]:
-    async with fake_e2b(folder) as host:
+async def e2b(_folder: Path) -> AsyncIterator[tuple[Provider, Left]]:
+    async with fake_e2b() as host:
         provider = E2BProvider(e2b_settings(host))
         yield provider, lambda: list(host.machines)
         await provider.close()

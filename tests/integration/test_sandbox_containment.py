@@ -408,8 +408,8 @@ async def test_a_spec_that_makes_no_sense_is_refused(provider: Bubblewrap, tmp_p
             bubblewrap.refuse_nonsense(spec)
 
 
-async def test_a_door_is_the_only_way_out(provider: Bubblewrap, tmp_path: Path) -> None:
-    async with model_door("http://127.0.0.1:9", "the-key", tmp_path / "door") as path:
+async def test_a_door_is_the_only_way_out(provider: Bubblewrap, tmp_path: Path, short_path: Path) -> None:
+    async with model_door("http://127.0.0.1:9", "the-key", short_path / "door") as path:
         async with sandbox(provider, tmp_path, SandboxSpec(limits=SMALL, doors=[Door(8000, path)])) as box:
             program = """
 import json, sys, urllib.request, urllib.error

@@ -87,8 +87,8 @@ async def client_of(socket: Path, key: str | None = KEY) -> AsyncIterator[httpx.
 
 
 @pytest.fixture
-async def door(gateway: Gateway, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with model_door(gateway.url, KEY, tmp_path / "door") as socket, client_of(socket) as client:
+async def door(gateway: Gateway, short_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with model_door(gateway.url, KEY, short_path / "door") as socket, client_of(socket) as client:
         yield client
 
 
@@ -138,8 +138,8 @@ async def test_other_routes_are_refused(
 
 
 @pytest.mark.parametrize("key", [None, "other", KEY[:-1], KEY + "x"])
-async def test_another_key_is_refused(gateway: Gateway, tmp_path: Path, key: str | None) -> None:
-    async with model_door(gateway.url, KEY, tmp_path / "door") as socket, client_of(socket, key) as client:
+async def test_another_key_is_refused(gateway: Gateway, short_path: Path, key: str | None) -> None:
+    async with model_door(gateway.url, KEY, short_path / "door") as socket, client_of(socket, key) as client:
         answer = await client.post(CHAT, json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert gateway.seen == []
@@ -162,11 +162,11 @@ async def test_bad_bodies_are_refused(
 
 
 async def test_requests_under_way_are_bounded(
-    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_REQUESTS", 1)
     async with AsyncExitStack() as stack:
-        socket = await stack.enter_async_context(model_door(gateway.url, KEY, tmp_path / "door"))
+        socket = await stack.enter_async_context(model_door(gateway.url, KEY, short_path / "door"))
         client = await stack.enter_async_context(client_of(socket))
         held = await stack.enter_async_context(client.stream("POST", CHAT, json={}))
         refused = await client.post(CHAT, json={})
@@ -178,9 +178,9 @@ async def test_requests_under_way_are_bounded(
                 pass
 
 
-async def test_connections_are_bounded(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_bounded(gateway: Gateway, short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
-    async with model_door(gateway.url, KEY, tmp_path / "door") as socket:
+    async with model_door(gateway.url, KEY, short_path / "door") as socket:
         kept = [await asyncio.open_unix_connection(socket) for _ in range(2)]
         async with asyncio.timeout(PATIENT_S):
             reader, writer = await asyncio.open_unix_connection(socket)
@@ -191,11 +191,11 @@ async def test_connections_are_bounded(gateway: Gateway, tmp_path: Path, monkeyp
             each.close()
 
 
-async def test_a_gateway_that_is_not_there_is_a_bad_gateway(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_gateway_that_is_not_there_is_a_bad_gateway(short_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with serving(None) as url:
         pass
-    async with model_door(url, KEY, tmp_path / "door") as socket, client_of(socket) as client:
+    async with model_door(url, KEY, short_path / "door") as socket, client_of(socket) as client:
         answer = await client.post(CHAT, json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "gateway_failed")
     assert KEY not in caplog.text
@@ -209,10 +209,10 @@ async def test_the_socket_is_private_and_goes_with_the_door(gateway: Gateway, tm
     assert not socket.exists()
 
 
-async def test_a_door_closes_while_a_call_is_under_way(gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_door_closes_while_a_call_is_under_way(gateway: Gateway, short_path: Path) -> None:
     async with AsyncExitStack() as stack:
         client = None
-        async with model_door(gateway.url, KEY, tmp_path / "door") as socket:
+        async with model_door(gateway.url, KEY, short_path / "door") as socket:
             client = await stack.enter_async_context(client_of(socket))
             answer = await stack.enter_async_context(client.stream("POST", CHAT, json={}))
             await gateway.first.wait()

@@ -67,9 +67,9 @@ async def processes(tmp_path: Path) -> AsyncIterator[Processes]:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Path]:
+def door(short_path: Path) -> Iterator[Path]:
     """A socket of the host that anybody may connect to."""
-    path = tmp_path / "door"
+    path = short_path / "door"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         path.chmod(0o666)

@@ -27,8 +27,8 @@ FAULTS = ["429", "500", "502", "503", "drop before", "drop after"]
 
 
 @pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[FakeE2B]:
-    async with fake_e2b(tmp_path) as host:
+async def host() -> AsyncIterator[FakeE2B]:
+    async with fake_e2b() as host:
         yield host
 
 
