@@ -3,7 +3,8 @@
 * ``pool``, ``router``: the commands: a pool of this machine's environments; one address for several pools.
 * ``web``: the HTTP side of both.
 * ``routing``: picks a pool for a lease.
-* ``rollout``: an agent loop that gives slime samples, for environments without a harness.
+* ``rollout``, ``harness``: an agent loop that gives slime samples, for environments without a harness; agent programs of
+  others that run in a task's sandbox, behind the gateway.
 * ``client``, ``leases``: an episode, over HTTP or in this process; the core of a pool.
 * ``registry``, ``tasks``, ``bridges``: the tasks of a server, by id; task folders, and the tasks that come with the
   project; environments of other projects.
