@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from slime.backends.sglang_utils.engine import SGLangEngine
 from tests.helpers.engine_streams import model_of
+from tests.helpers.live_gateway import gateway
 from tests.helpers.mock_engine import serve
 from tests.helpers.tolerance import MODEL, tolerance
 from tests.helpers.weight_sender import WeightSender
@@ -77,21 +76,6 @@ def forward(model: Any, turn: Turn) -> list[float]:
         logits = model(ids[None]).logits[0] / turn.temperature
     scores = torch.log_softmax(logits[:-1], dim=-1).gather(1, ids[1:, None])[:, 0]
     return scores[len(turn.prompt_ids) - 1 :].tolist()
-
-
-@asynccontextmanager
-async def gateway(
-    engine_url: str, model: Path, tmp_path: Path, **changes: Any
-) -> AsyncIterator[tuple[AsyncOpenAI, Ledger, CollectorRegistry]]:
-    """Serve a gateway before the engine; yield a client of it, its ledger and its metrics."""
-    config = RuntimeConfig(
-        policy_url=engine_url, tokenizer=str(model), context_length=2048, prm_max_new_tokens=512, **changes
-    )
-    ledger, registry = Ledger(tmp_path / "ledger.sqlite"), CollectorRegistry()
-    service = build_service(config, AutoTokenizer.from_pretrained(model), ledger, registry)
-    async with serve(create_app(service, registry)) as url:
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
-            yield client, ledger, registry
 
 
 async def test_two_hundred_turns_are_exact(
