@@ -64,9 +64,10 @@ def episode_text(ledger: Ledger, begin: str) -> Iterable[str]:
     for turn in ledger.episode_turns(episode):
         samples = [f"sample {record.id} {record.state}" for record in ledger.sample_records(turn.id)]
         outcome = "; ".join(samples) or turn.reason or turn.state
+        score = f"  score {episode.scores[turn.id]:+.2f}" if turn.id in episode.scores else ""
         yield (
             f"  {clock(turn.created_at)}  {turn.session_id}  {turn.kind:4}  {len(turn.prompt_ids)}+{len(turn.response_ids)} "
-            f"tokens  {turn.finish_reason:10}  {outcome}"
+            f"tokens  {turn.finish_reason:10}  {outcome}{score}"
         )
     for session in ledger.episode_sessions(episode):
         yield f"  read it with: --session {session}"

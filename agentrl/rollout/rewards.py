@@ -1,7 +1,7 @@
 """From a verdict and the scores of steps to rewards. Pure.
 
 With the outcome ``o``, the scores ``s_t`` of the scored steps and the coefficient ``c``: a trajectory's reward is
-``R = o + c * mean(s_t)``, a step's ``r_t = o * gamma^(T-1-t) + c * s_t``.
+``R = o + c * mean(s_t)`` (`slime.rollout.rewards.trajectory_reward`), a step's ``r_t = o * gamma^(T-1-t) + c * s_t``.
 
 Guarantees: a step without a valid vote has no score, and its term is missing rather than 0. A verdict without a score has no
 outcome, so it cannot be rewarded.
@@ -42,12 +42,6 @@ def step_score(votes: Sequence[int | None]) -> float | None:
     """Return the mean of the valid votes, -1 and 1; None without one."""
     valid = [vote for vote in votes if vote in VALID_VOTES]
     return statistics.fmean(vote for vote in valid if vote is not None) if valid else None
-
-
-def trajectory_reward(result: float, scores: Sequence[float | None], coefficient: float) -> float:
-    """Return a trajectory's reward from its outcome and the scores of its steps."""
-    known = [score for score in scores if score is not None]
-    return result + coefficient * statistics.fmean(known) if known else result
 
 
 def step_rewards(result: float, scores: Sequence[float | None], coefficient: float, gamma: float) -> list[float]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.rollout.episode import DONE, Result
-from agentrl.rollout.rewards import step_rewards, trajectory_reward
+from agentrl.rollout.rewards import step_rewards
 from slime.args import Arguments
 from slime.rollout.generation import mask_older_weights
+from slime.rollout.rewards import trajectory_reward
 from slime.rollout.segments import Segment, merge
 from slime.utils.types import Sample
 

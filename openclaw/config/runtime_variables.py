@@ -189,6 +189,9 @@ class RuntimeVariables(EnvironmentConfig):
     )
     prm_temperature: float = variable("PRM_TEMPERATURE", 0.6, "temperature of the judge", minimum=0.0)
     prm_max_new_tokens: int = variable("PRM_MAX_NEW_TOKENS", 4096, "longest answer of the judge in tokens", minimum=1)
+    prm_step_coef: float = variable(
+        "PRM_STEP_COEF", 1.0, "weight of the mean score of an episode's replies in its reward"
+    )
     majority_vote_threshold: float = variable(
         "MAJORITY_VOTE_THRESHOLD", 0.6, "least share of valid votes for a majority", maximum=1.0, above=0.0
     )

@@ -75,7 +75,7 @@ def build_service(
         on_event=on_session_event,
         on_pending=on_pending,
     )
-    rules = EpisodeRules(config.temperature, config.train_token_limit, trains_rewards)
+    rules = EpisodeRules(config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef)
     tags = (form.reasoning.open, form.reasoning.close) if form.reasoning else ()
     return ChatService(
         config,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,6 +14,7 @@ from openclaw.gateway.errors import bad_request
 EPISODES_PATH = "/v1/episodes"
 REWARD_PATH = "/v1/episodes/{episode_id}/reward"
 Body = TypeVar("Body", bound=BaseModel)
+Score = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 
 
 class EpisodeRequest(BaseModel):
@@ -29,12 +30,16 @@ class EpisodeRequest(BaseModel):
 
 
 class RewardRequest(BaseModel):
-    """Ends an episode; ``infra_error`` takes no reward, and no status without a reward gives samples."""
+    """Ends an episode; ``infra_error`` takes no reward, and no status without a reward gives samples.
+
+    ``scores`` are those of single replies, by the ids of their chat completions.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     reward: float | None = Field(None, ge=-1, le=1, allow_inf_nan=False)
     status: Literal["ok", "task_failed", "infra_error", "timeout"]
+    scores: dict[str, Score] = Field(default_factory=dict[str, float])
 
 
 def parse_episode(body: bytes) -> EpisodeRequest:
@@ -61,6 +66,8 @@ def parse_reward(body: bytes) -> RewardRequest:
             "an episode that ended by an infra_error has no reward; leave reward out and create another episode",
             param="reward",
         )
+    if request.scores and request.reward is None:
+        raise bad_request("scores add to a reward; send both, or leave scores out", param="scores")
     return request
 
 

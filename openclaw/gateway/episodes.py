@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -21,10 +21,10 @@ from openclaw.config.bounds import EPISODE_WAIT, OPEN_EPISODES
 from openclaw.gateway.auth import Client
 from openclaw.gateway.episode_keys import EpisodeKey, EpisodeKeys, key_digest, new_key
 from openclaw.gateway.episode_requests import EpisodeRequest, RewardRequest
-from openclaw.gateway.errors import ApiError
+from openclaw.gateway.errors import ApiError, bad_request
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.ledger.episode_records import Episode, EpisodeCounts, EpisodeRules, EpisodeStatus, Settled
-from openclaw.ledger.exceptions import EpisodeConflictError, LedgerFullError, UnknownRecordError
+from openclaw.ledger.exceptions import EpisodeConflictError, LedgerFullError, UnknownRecordError, UnknownTurnError
 from openclaw.ledger.forget import Forgotten
 from openclaw.owners import EPISODE, owns
 from openclaw.sessions import Sessions
@@ -40,7 +40,9 @@ class EpisodeStore(Protocol):
     def create_episode(self, episode: Episode, most_open: int) -> None: ...
     def episode(self, episode_id: str, *, deleted: bool = False) -> Episode: ...
     def open_episodes(self) -> list[Episode]: ...
-    def close_episode(self, episode_id: str, status: EpisodeStatus, reward: float | None) -> bool: ...
+    def close_episode(
+        self, episode_id: str, status: EpisodeStatus, reward: float | None, scores: Mapping[str, float]
+    ) -> bool: ...
     def expire_episodes(self) -> list[Settled]: ...
     def settle_episodes(self, rules: EpisodeRules) -> list[Settled]: ...
     def episode_counts(self, episode: Episode) -> EpisodeCounts: ...
@@ -115,13 +117,18 @@ class EpisodeDesk:
 
         Raises:
             ApiError: 404 for an episode that is unknown or not the client's, 409 if it has ended in another way or its
-                agent still waits for a reply.
+                agent still waits for a reply, 400 for a score of a reply that it does not have.
         """
         episode = await self._find(episode_id, client)
         if episode.state == "open":
             await self._stop(episode)
         try:
-            closed = await asyncio.to_thread(self._store.close_episode, episode_id, given.status, given.reward)
+            closed = await asyncio.to_thread(
+                self._store.close_episode, episode_id, given.status, given.reward, given.scores
+            )
+        except UnknownTurnError as error:
+            await self._go_on(episode_id)
+            raise bad_request(str(error), param="scores", code="unknown_turn") from error
         except EpisodeConflictError as error:
             raise ApiError(409, str(error), code="episode_ended") from error
         except UnknownRecordError as error:
@@ -140,8 +147,8 @@ class EpisodeDesk:
         """
         episode = await self._find(episode_id, client)
         counts = await asyncio.to_thread(self._store.episode_counts, episode)
-        names = ("id", "task", "group", "group_size", "metadata", "state", "status", "reward", "reason", "segments")
-        times = ("merged_turns", "created_at", "expires_at", "closed_at", "settled_at")
+        names = ("id", "task", "group", "group_size", "metadata", "state", "status", "reward", "scores", "reason")
+        times = ("segments", "merged_turns", "created_at", "expires_at", "closed_at", "settled_at")
         told = {name: getattr(episode, name) for name in (*names, *times)}
         return {"object": "episode", **told, "counts": asdict(counts)}
 
@@ -216,6 +223,13 @@ class EpisodeDesk:
                 code="replies_under_way",
                 limit=EPISODE_WAIT.name,
             )
+
+    async def _go_on(self, episode_id: str) -> None:
+        """Accept an episode's key again, unless the episode has ended meanwhile."""
+        with suppress(UnknownRecordError):
+            episode = await asyncio.to_thread(self._store.episode, episode_id)
+            if episode.state == "open":
+                self._accept(episode)
 
     def _accept(self, episode: Episode) -> None:
         if episode.key_digest is not None:

@@ -1,5 +1,7 @@
 """Settles closed episodes: advantages within a group, or against earlier rewards, and the samples.
 
+The reward of an episode is what its driver gave, plus the run's coefficient times the mean score of its turns.
+
 A group is settled when it has as many closed episodes as it was announced with. It is given up when none of its episodes is
 open and the time of all of them is over: two or more are then compared without the missing ones, a single one gives no
 samples. Episodes that ended by an error of the infrastructure, without a reward or by time are missing.
@@ -25,10 +27,11 @@ from openclaw.ledger.episode_records import (
     Episode,
     EpisodeRules,
     Settled,
+    scores_of,
 )
 from openclaw.ledger.episode_samples import EpisodeSample, Made, episode_samples
 from openclaw.ledger.episodes import EpisodeQueries, members, settle
-from slime.rollout.rewards import CONSTANT, compared
+from slime.rollout.rewards import CONSTANT, compared, trajectory_reward
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class EpisodeGroupQueries(EpisodeQueries):
         return due
 
     def _settle(self, due: Due, rules: EpisodeRules) -> list[Settled]:
-        rewards = [episode.reward or 0.0 for episode in due.episodes]
+        rewards = [episode.whole_reward(rules.step_coefficient) for episode in due.episodes]
         reason, advantages = due.reason, rewards
         if reason is None and len(rewards) > 1:
             advantages = compared(rewards)
@@ -82,15 +85,17 @@ class EpisodeGroupQueries(EpisodeQueries):
             if not _as_read(connection, due.episodes, made):
                 return []  # deleted or settled meanwhile; the next call looks again
             return [
-                self._settle_one(connection, episode, each, reason)
+                self._settle_one(connection, episode, each, reason, rules.step_coefficient)
                 for episode, each in zip(due.episodes, made, strict=True)
             ]
 
-    def _settle_one(self, connection: sqlite3.Connection, episode: Episode, made: Made, reason: str | None) -> Settled:
+    def _settle_one(
+        self, connection: sqlite3.Connection, episode: Episode, made: Made, reason: str | None, coefficient: float
+    ) -> Settled:
         baseline = None
         if episode.group is None:
-            baseline = mean_of(_earlier_rewards(connection, episode.owner))
-            reason = reason or (NO_SIGNAL if abs((episode.reward or 0.0) - baseline) <= CONSTANT else None)
+            baseline = mean_of(_earlier_rewards(connection, episode.owner, coefficient))
+            reason = reason or (NO_SIGNAL if abs(episode.whole_reward(coefficient) - baseline) <= CONSTANT else None)
         if reason is None and not made.samples:
             reason = NO_TURNS
         kept = made.samples if reason is None else ()
@@ -122,14 +127,14 @@ class EpisodeGroupQueries(EpisodeQueries):
         )
 
 
-def _earlier_rewards(connection: sqlite3.Connection, owner: str) -> list[float]:
+def _earlier_rewards(connection: sqlite3.Connection, owner: str, coefficient: float) -> list[float]:
     """Return the last `WINDOW` rewards of an owner's settled episodes without a group, newest first."""
     found = connection.execute(
-        "SELECT reward FROM episodes WHERE owner = ? AND state = 'settled' AND group_name IS NULL AND reward IS NOT NULL"
+        "SELECT reward, scores FROM episodes WHERE owner = ? AND state = 'settled' AND group_name IS NULL AND reward IS NOT NULL"
         " ORDER BY settled_at DESC, number DESC LIMIT ?",
         (owner, WINDOW),
     )
-    return [row["reward"] for row in found]
+    return [trajectory_reward(row["reward"], list(scores_of(row).values()), coefficient) for row in found]
 
 
 def _as_read(connection: sqlite3.Connection, episodes: Sequence[Episode], made: Sequence[Made]) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from openclaw.owners import MARK, episode_owner
+from slime.rollout.rewards import trajectory_reward
 
 EpisodeState = Literal["open", "closed", "settled", "deleted"]
 EpisodeStatus = Literal["ok", "task_failed", "timeout", "infra_error", "expired"]
@@ -57,6 +58,7 @@ class Episode:
         state: ``open``; ``closed``: it has its reward and waits for its group; ``settled``; ``deleted``.
         status: how it ended, None while it is open.
         reward: from -1 to 1, or None.
+        scores: of some of its turns, by turn id, from -1 to 1.
         closed_at: when it ended.
         settled_at: when its samples were made, or it was decided that there are none.
         reason: why it gave no samples, or None.
@@ -77,6 +79,7 @@ class Episode:
     state: EpisodeState = "open"
     status: EpisodeStatus | None = None
     reward: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
     closed_at: float | None = None
     settled_at: float | None = None
     reason: str | None = None
@@ -92,6 +95,10 @@ class Episode:
     def session_range(self) -> tuple[str, str]:
         """Bounds of the stored ids of its sessions: from the first, included, to the second, excluded."""
         return f"{MARK}{self.turn_owner}:", f"{MARK}{self.turn_owner};"
+
+    def whole_reward(self, coefficient: float) -> float:
+        """Return the reward plus ``coefficient`` times the mean score; an episode without a reward has 0."""
+        return trajectory_reward(self.reward or 0.0, list(self.scores.values()), coefficient)
 
     @staticmethod
     def of(row: Row) -> Episode:
@@ -110,12 +117,18 @@ class Episode:
             state=row["state"],
             status=row["status"],
             reward=row["reward"],
+            scores=scores_of(row),
             closed_at=row["closed_at"],
             settled_at=row["settled_at"],
             reason=row["reason"],
             segments=row["segments"],
             merged_turns=row["merged_turns"],
         )
+
+
+def scores_of(row: Row) -> dict[str, float]:
+    """Return the scores of turns in a row of ``episodes``."""
+    return json.loads(row["scores"] or "{}")
 
 
 @dataclass(frozen=True)
@@ -148,12 +161,14 @@ class EpisodeRules:
     Attributes:
         temperature: by which it divides logits; log-probabilities at another temperature would not match.
         max_tokens: limit on prompt plus response tokens.
+        step_coefficient: weight of the mean score of an episode's turns in its reward.
         trains_rewards: whether the run's method learns from rewards; otherwise no episode gives samples.
     """
 
     temperature: float
     max_tokens: int
     trains_rewards: bool = True
+    step_coefficient: float = 1.0
 
 
 @dataclass(frozen=True)

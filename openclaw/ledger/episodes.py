@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from openclaw.ledger.codec import decode_turn
@@ -28,7 +29,7 @@ from openclaw.ledger.episode_records import (
     EpisodeStatus,
     Settled,
 )
-from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError
+from openclaw.ledger.exceptions import EpisodeConflictError, UnknownRecordError, UnknownTurnError
 from openclaw.ledger.records import Turn
 
 
@@ -94,25 +95,37 @@ class EpisodeQueries(Database):
         """Return the open episodes, oldest first."""
         return [Episode.of(row) for row in self.rows("SELECT * FROM episodes WHERE state = 'open' ORDER BY number")]
 
-    def close_episode(self, episode_id: str, status: EpisodeStatus, reward: float | None) -> bool:
+    def close_episode(
+        self, episode_id: str, status: EpisodeStatus, reward: float | None, scores: Mapping[str, float] | None = None
+    ) -> bool:
         """Commit how an episode ended; return False if this is known already.
+
+        Args:
+            episode_id: the episode.
+            status: how it ended.
+            reward: from -1 to 1, or None.
+            scores: of some of its turns, by turn id, from -1 to 1.
 
         Raises:
             UnknownRecordError: if there is no such episode.
+            UnknownTurnError: if it is open and has no turn with one of the ids in ``scores``.
             EpisodeConflictError: if it has ended in another way.
         """
+        given = dict(scores or {})
         with self.transaction() as connection:
             episode = self.episode(episode_id)
             if episode.state != "open":
-                if (episode.status, episode.reward) == (status, reward):
+                if (episode.status, episode.reward, episode.scores) == (status, reward, given):
                     return False
                 raise EpisodeConflictError(
-                    f"the episode has ended with status {episode.status!r} and reward {episode.reward}; an episode gets one "
-                    "reward, so create another episode"
+                    f"the episode has ended with status {episode.status!r}, reward {episode.reward} and "
+                    f"{len(episode.scores)} scores; an episode gets one reward, so create another episode"
                 )
+            _check_scored(connection, episode, given)
             connection.execute(
-                "UPDATE episodes SET state = 'closed', status = ?, reward = ?, closed_at = ?, key_digest = NULL WHERE id = ?",
-                (status, reward, self.clock(), episode_id),
+                "UPDATE episodes SET state = 'closed', status = ?, reward = ?, scores = ?, closed_at = ?, key_digest = NULL"
+                " WHERE id = ?",
+                (status, reward, json.dumps(given) if given else None, self.clock(), episode_id),
             )
             unusable = {INFRA_ERROR: INFRA_ERROR, EXPIRED: EXPIRED}.get(status, NO_REWARD if reward is None else None)
             if unusable is not None:
@@ -179,7 +192,7 @@ class EpisodeQueries(Database):
                 raise UnknownRecordError(f"{self.path} holds no episode {episode_id!r}")
             connection.execute(
                 "UPDATE episodes SET state = 'deleted', task = '', metadata = '{}', group_name = NULL, key_digest = NULL,"
-                " status = NULL, reward = NULL, reason = NULL WHERE id = ?",
+                " status = NULL, reward = NULL, scores = NULL, reason = NULL WHERE id = ?",
                 (episode_id,),
             )
         return Episode.of(row)
@@ -213,6 +226,18 @@ def settle(connection: sqlite3.Connection, episode: Episode, settled: Settled, a
             "UPDATE turns SET reason = ? WHERE session_id >= ? AND session_id < ? AND reason = ?",
             (settled.reason, *episode.session_range, EPISODE),
         )
+
+
+def _check_scored(connection: sqlite3.Connection, episode: Episode, scores: Mapping[str, float]) -> None:
+    """Raise UnknownTurnError unless the episode has all turns of ``scores``."""
+    for turn_id in scores:
+        known = connection.execute(
+            "SELECT 1 FROM turns WHERE id = ? AND session_id >= ? AND session_id < ?", (turn_id, *episode.session_range)
+        ).fetchone()
+        if known is None:
+            raise UnknownTurnError(
+                f"the episode has no turn {turn_id!r}; name turns by the ids of the agent's chat completions"
+            )
 
 
 def _check_group(episode: Episode, others: list[Episode]) -> None:

@@ -42,6 +42,10 @@ class EpisodeConflictError(LedgerError):
     """A request that contradicts the state of an episode or of its group; the message says what to do."""
 
 
+class UnknownTurnError(LedgerError):
+    """Scores of an episode name a turn that it does not have; the message says which."""
+
+
 class FeedbackArrivedError(LedgerError):
     """New feedback arrived while its turn was judged, so the verdict is outdated."""
 

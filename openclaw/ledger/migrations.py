@@ -168,6 +168,10 @@ ALTER TABLE turns ADD COLUMN segment INTEGER;  -- the sample that holds the turn
 CREATE INDEX turns_by_segment ON turns(segment) WHERE segment IS NOT NULL;
 """
 
+_VERSION_10 = """
+ALTER TABLE episodes ADD COLUMN scores TEXT;  -- the driver's scores of turns, by turn id
+"""
+
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
     """Set the digest of main turns that were recorded before its column existed."""
@@ -214,5 +218,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(7, "the earlier rewards that a reward is compared with", _VERSION_7),
     Migration(8, "the policy's own top K at sampling, with a turn and a sample", _VERSION_8),
     Migration(9, "episodes of agents, and their samples of several turns", _VERSION_9),
+    Migration(10, "scores of an episode's turns", _VERSION_10),
 )
 VERSION = MIGRATIONS[-1].version

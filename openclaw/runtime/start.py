@@ -32,6 +32,7 @@ PROPOSED_BY_ARGUMENTS = {
     "PRM_M": ("prm_m",),
     "PRM_TEMPERATURE": ("prm_temperature",),
     "PRM_MAX_NEW_TOKENS": ("prm_max_new_tokens",),
+    "PRM_STEP_COEF": ("prm_step_coef",),
 }
 
 

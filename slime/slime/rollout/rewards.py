@@ -62,6 +62,12 @@ def compared(values: Sequence[float], *, scale: bool = True) -> list[float]:
     return [(value - mean) / divisor for value in values]
 
 
+def trajectory_reward(outcome: float, scores: Sequence[float | None], coefficient: float) -> float:
+    """Return a trajectory's reward ``o + c * mean(s)`` from its outcome and the scores of its steps; None: not scored."""
+    known = [score for score in scores if score is not None]
+    return outcome + coefficient * statistics.fmean(known) if known else outcome
+
+
 def constant_groups(args: Arguments, samples: Sequence[Sample]) -> list[float]:
     """Return the reward of each group of two or more equal rewards, which gives a group-relative estimator no gradient."""
     found = []

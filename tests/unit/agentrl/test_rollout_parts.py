@@ -11,9 +11,10 @@ from agentrl.rollout.actions import FORMS, Malformed, opening, text_of
 from agentrl.rollout.context import Kept, cut, exchanges
 from agentrl.rollout.exceptions import EpisodeLost
 from agentrl.rollout.prompts import Message, Reply
-from agentrl.rollout.rewards import outcome, step_rewards, step_score, trajectory_reward
+from agentrl.rollout.rewards import outcome, step_rewards, step_score
 from agentrl.rollout.settings import Settings
 from openclaw.exceptions import ConfigError
+from slime.rollout.rewards import trajectory_reward
 from tests.helpers.agent_rollouts import GUESS
 
 

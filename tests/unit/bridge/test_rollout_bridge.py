@@ -399,6 +399,7 @@ def test_runtime_environment_is_what_the_run_decides_over_what_the_caller_set(ar
         ("prm_m", 5, "prm_m"),
         ("prm_temperature", 0.1, "prm_temperature"),
         ("prm_max_new_tokens", 77, "prm_max_new_tokens"),
+        ("prm_step_coef", 0.4, "prm_step_coef"),
         ("hf_checkpoint", "/models/other", "tokenizer"),
         ("prm_model_path", "/models/other", "judge_tokenizer"),
     ],

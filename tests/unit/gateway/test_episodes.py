@@ -145,6 +145,12 @@ async def test_a_reward_is_given_once(stack: Stack, http: httpx.AsyncClient) -> 
         ({"status": "ok", "reward": float("nan")}, "reward"),
         ({"reward": 1.0}, "status"),
         ({"status": "ok", "reward": 1.0, "more": 1}, "more"),
+        ({"status": "ok", "reward": 1.0, "scores": {"chatcmpl-1": 1.5}}, "scores"),
+        ({"status": "ok", "reward": 1.0, "scores": {"chatcmpl-1": float("nan")}}, "scores"),
+        ({"status": "ok", "reward": 1.0, "scores": {"chatcmpl-1": "1"}}, "scores"),
+        ({"status": "ok", "reward": 1.0, "scores": [1.0]}, "scores"),
+        ({"status": "ok", "reward": 1.0, "scores": {"chatcmpl-1": 1.0}}, "scores"),
+        ({"status": "timeout", "scores": {"chatcmpl-1": 1.0}}, "scores"),
     ],
 )
 async def test_a_reward_that_cannot_be_is_refused(
@@ -158,6 +164,48 @@ async def test_a_reward_that_cannot_be_is_refused(
     if "NaN" not in text:
         assert answer.json()["error"]["param"] == param
     assert stack.ledger.episode(episode["id"]).state == "open"
+
+
+async def test_scores_of_replies_join_the_reward(stack: Stack, http: httpx.AsyncClient) -> None:
+    episode, other = await create(http), await create(http)
+    for each in (episode, other):
+        await ask(stack, each, TASK, "I look.")
+    first, stranger = (turn.id for turn in stack.turns())
+    path, body = f"/v1/episodes/{episode['id']}/reward", {"status": "ok", "reward": 0.5}
+
+    async def give(**scores: float) -> httpx.Response:
+        return await http.post(path, json={**body, "scores": {first: -0.25, **scores}})
+
+    refused = await give(**{stranger: 1.0})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unknown_turn")
+    assert stranger in refused.json()["error"]["message"]
+    await ask(stack, episode, TASK, "The key works on.")
+    last = stack.turns()[-1].id
+    told = (await give(**{last: 1.0})).json()
+    assert (told["state"], told["reward"], told["scores"]) == ("settled", 0.5, {first: -0.25, last: 1.0})
+    assert (await give(**{last: 1.0})).json() == told
+    assert (await give()).json()["error"]["code"] == "episode_ended"
+    assert {sample.reward for sample in samples(stack)} == {0.5 + 0.375}
+
+
+async def test_a_key_stays_ended_if_another_request_rewards_meanwhile(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episode = await create(http)
+    await ask(stack, episode, TASK, "Done.")
+    close = stack.ledger.close_episode
+
+    def second(episode_id: str, *given: Any) -> bool:
+        try:
+            return close(episode_id, *given)
+        finally:
+            monkeypatch.setattr(stack.ledger, "close_episode", close)
+            close(episode_id, "ok", 1.0)
+
+    monkeypatch.setattr(stack.ledger, "close_episode", second)
+    body = {"status": "ok", "reward": 1.0, "scores": {"chatcmpl-1": 1.0}}
+    assert (await http.post(f"/v1/episodes/{episode['id']}/reward", json=body)).status_code == 400
+    assert not len(stack.service.episodes.keys)
 
 
 @pytest.mark.parametrize(
