@@ -116,19 +116,20 @@ def without_latencies(value: Any) -> Any:
 
 
 async def episodes(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return the figures of one environment by number of parallel ones, and the latencies of a single one."""
+    """Return the figures of one environment by number of parallel ones, and the latencies of a single one.
+
+    A pool has twice as many slots, because an environment keeps its slot until it is closed.
+    """
     task, environment = KINDS[kind].task, KINDS[kind].environment
     runs = {"parallel": 1, "seconds": options.seconds, "warm_up": options.seconds / 5}
     actions, most = [KINDS[kind].action] * STEPS, max(options.parallel)
     rows: list[dict[str, Any]] = []
-    with started("agentrl.pool", *pool_words(folder / f"{kind}.sqlite", most, [environment])) as server:
+    with started("agentrl.pool", *pool_words(folder / f"{kind}.sqlite", 2 * most, [environment])) as server:
         async with (
-            in_process(folder / f"{kind} beside.sqlite", most, [environment]) as limit,
+            in_process(folder / f"{kind} beside.sqlite", 2 * most, [environment]) as limit,
             HttpLeases(server.url) as service,
         ):
-            programs = server.children_cpu_seconds()
-            alone = await run(service, task, actions, servers=[server], **runs)
-            programs = (server.children_cpu_seconds() - programs) * 5 / 6  # the warm-up's share left out
+            alone = await run(service, task, actions, servers=[server], settles=True, **runs)
             for parallel in options.parallel:
                 runs["parallel"] = parallel
                 ours = await run(service, task, actions, servers=[server], **runs)
@@ -142,7 +143,7 @@ async def episodes(kind: str, options: argparse.Namespace, folder: Path) -> dict
                 routed = await run(service, task, actions, servers=[router, server], **runs)
     calls = sum(map(len, routed.latencies.values()))
     cores = len(os.sched_getaffinity(0))
-    recorded = Recorded.of(alone, STEPS, programs_s=programs, router_s=routed.server_s[0] / calls, cores=cores)
+    recorded = Recorded.of(alone, STEPS, router_s=routed.server_s[0] / calls, cores=cores)
     through = {
         "parallel": most,
         "episodes_per_s": round(routed.rate, 2),
