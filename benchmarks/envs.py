@@ -52,6 +52,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.envs", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of `episodes`; default: all")
     parser.add_argument("--parallel", type=int, nargs="+", default=[1, 8, 32], help="environments (%(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: %(default)s)")
     parser.add_argument("--simulate", action="store_true", help="also forecast more hosts; needs `episodes`")
@@ -99,7 +100,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         left = {kind: await orphans(folder, KINDS[kind], 3 if few else 16) for kind in WITH_PROGRAMS}
         note("orphans", {**left, "met": all(each["met"] for each in left.values())})
     if "episodes" in options.only:
-        note("episodes", {kind: await episodes(kind, options, folder) for kind in KINDS})
+        note("episodes", {kind: await episodes(kind, options, folder) for kind in options.kinds})
     if options.simulate:
         source = json.loads(options.recorded.read_text()) if options.recorded else found
         note("forecast", forecast(source["episodes"], options))
@@ -129,7 +130,9 @@ async def episodes(kind: str, options: argparse.Namespace, folder: Path) -> dict
             in_process(folder / f"{kind} beside.sqlite", 2 * most, [environment]) as limit,
             HttpLeases(server.url) as service,
         ):
-            alone = await run(service, task, actions, servers=[server], settles=True, **runs)
+            alone = await run(service, task, actions, servers=[server], **runs)
+            await drained(service)
+            settled = await run(service, task, actions, servers=[server], settles=True, **runs)
             for parallel in options.parallel:
                 runs["parallel"] = parallel
                 ours = await run(service, task, actions, servers=[server], **runs)
@@ -143,7 +146,7 @@ async def episodes(kind: str, options: argparse.Namespace, folder: Path) -> dict
                 routed = await run(service, task, actions, servers=[router, server], **runs)
     calls = sum(map(len, routed.latencies.values()))
     cores = len(os.sched_getaffinity(0))
-    recorded = Recorded.of(alone, STEPS, router_s=routed.server_s[0] / calls, cores=cores)
+    recorded = Recorded.of(alone, settled, STEPS, router_s=routed.server_s[0] / calls, cores=cores)
     through = {
         "parallel": most,
         "episodes_per_s": round(routed.rate, 2),

@@ -56,25 +56,31 @@ class Recorded:
     cores: int
 
     @classmethod
-    def of(cls, record: Record, steps: int, *, router_s: float, cores: int) -> Self:
-        """Return what a run recorded that settles, with one environment and one server, the pool.
+    def of(cls, alone: Record, settled: Record, steps: int, *, router_s: float, cores: int) -> Self:
+        """Return what two runs with one environment and one server, the pool, recorded; the second one settles.
 
         Raises:
             ValueError: an operation was not recorded.
         """
-        if missing := [name for name in OPERATIONS if not record.latencies[name]]:
+        if missing := [name for name in OPERATIONS if not alone.latencies[name] or not settled.latencies[name]]:
             raise ValueError(f"no {', '.join(missing)} was recorded; measure for longer")
-        total = sum(map(sum, record.latencies.values()))
-        in_programs = sum(sum(record.latencies[name]) for name in WITH_PROGRAMS)
-        shares = [record.client_s / total, record.server_s[0] / total, record.programs_s / in_programs]
-        scale = max(1.0, sum(shares))  # clocks of the kernel count in ticks
+        closing = [seconds / len(settled.latencies["release"]) for seconds in settled.closing_s]
+        episodes = len(alone.latencies["release"])
+        total = sum(map(sum, alone.latencies.values()))
+        in_programs = sum(sum(alone.latencies[name]) for name in WITH_PROGRAMS)
+        spent = (
+            alone.client_s / total,
+            (alone.server_s[0] - episodes * closing[0]) / total,
+            (alone.programs_s - episodes * closing[1]) / in_programs,
+        )
+        shares = [max(0.0, each) for each in spent]  # clocks of the kernel count in ticks
+        scale = max(1.0, sum(shares))
         client, pool, programs = (round(share / scale, 4) for share in shares)
         points = {
             name: [round(quantile(values, (point + 0.5) / POINTS), 6) for point in range(POINTS)]
-            for name, values in record.latencies.items()
+            for name, values in alone.latencies.items()
         }
-        closing_s = record.closing_s / len(record.latencies["release"])
-        return cls(points, steps, client, pool, programs, round(closing_s, 6), round(router_s, 6), cores)
+        return cls(points, steps, client, pool, programs, round(sum(closing), 6), round(router_s, 6), cores)
 
 
 @dataclass(frozen=True)

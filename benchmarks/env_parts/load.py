@@ -29,8 +29,8 @@ class Record:
         server_s: processor time of each server, in the order given.
         programs_s: processor time of programs that servers ran and that have ended.
         client_s: processor time of this process.
-        closing_s: processor time of servers and programs from the last answer of an episode until its environment was
-            closed; only of runs that settle, whose other figures lack it.
+        closing_s: processor time of each server while environments were closed after the last answers of their episodes,
+            and after it that of programs; only of runs that settle, and beside ``server_s`` and ``programs_s``.
     """
 
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class Record:
     server_s: list[float] = field(default_factory=list)
     programs_s: float = 0.0
     client_s: float = 0.0
-    closing_s: float = 0.0
+    closing_s: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -116,7 +116,8 @@ async def run(
         await asyncio.sleep(closed - clock())
         found = [total - aside for total, aside in zip(since(before), closing, strict=True)]
         record.client_s, record.programs_s, *record.server_s = found
-        record.closing_s = sum(closing[1:])
+        _, programs_s, *servers_s = closing
+        record.closing_s = [*servers_s, programs_s]
         record.seconds = clock() - begun
 
     await asyncio.gather(watch(), *(play() for _ in range(parallel)))

@@ -171,8 +171,8 @@ async def test_a_cursor_ends_in_the_thread_that_uses_the_file(tmp_path: Path, mo
                 left_open.append(threading.get_ident())
 
     class Connection(sqlite3.Connection):
-        def cursor(self, factory: type[sqlite3.Cursor] | None = None) -> Any:
-            return super().cursor(Cursor)
+        def cursor(self, factory: Any = Cursor) -> Any:
+            return super().cursor(factory)
 
     connect = functools.partial(sqlite3.connect, factory=Connection)
     monkeypatch.setattr("agentrl.processes.ledger.sqlite3.connect", connect)

@@ -141,13 +141,15 @@ def test_hosts_add_up_until_something_they_share_is_busy() -> None:
 def test_recorded_shares_come_from_processor_time() -> None:
     latencies = {name: [0.1] * 10 for name in ("lease", "reset", "step", "evaluate", "release")}
     record = Record(seconds=5.0, episodes=10, latencies=latencies, server_s=[2.0], client_s=1.0)
-    record.programs_s, record.closing_s = 0.75, 0.3
-    found = Recorded.of(record, 1, router_s=0.001, cores=2)
-    assert (found.client, found.pool, found.programs, found.closing_s) == (0.2, 0.4, 0.25, 0.03)
+    record.programs_s = 0.75
+    settled = Record(latencies={name: [0.2] * 5 for name in latencies}, closing_s=[0.1, 0.05])
+    found = Recorded.of(record, settled, 1, router_s=0.001, cores=2)
+    assert (found.client, found.pool, found.programs) == (0.2, (2.0 - 10 * 0.02) / 5, round((0.75 - 10 * 0.01) / 3, 4))
+    assert found.closing_s == 0.03
     assert set(found.latencies["step"]) == {0.1}
     record.latencies["reset"] = []
     with pytest.raises(ValueError, match="no reset was recorded"):
-        Recorded.of(record, 1, router_s=0.0, cores=2)
+        Recorded.of(record, settled, 1, router_s=0.0, cores=2)
 
 
 def test_turns_have_the_recorded_median_and_99th_percentile() -> None:
